@@ -1,0 +1,180 @@
+"""The settings of the synchronisation: one frozen dataclass that the syncer owns and every learner receives.
+
+Synchronous DiLoCo, Streaming DiLoCo and the fully asynchronous form are settings of the same machine:
+
+    synchronous   quorum="all", grace_cap_steps=0, overlap=0      learners wait at the boundary for the merge
+    streaming     quorum="all", overlap=tau > 0                   the merge is hidden behind tau steps
+    decoupled     quorum=1 .. "50%" .. with grace, overlap > 0    nobody waits for anybody
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from atoll.errors import ConfigError
+
+SECOND_NS = 1_000_000_000
+
+CODECS = ("fp32", "bf16", "int8", "int4")
+MERGES = ("rda", "mean")
+WEIGHTS = ("tokens2_per_step", "tokens", "uniform")
+FRAGMENTS_MAX = 4096
+"""More fragments than this only add overhead: at 100B parameters one would still be 24M parameters."""
+LEARNERS_MAX = 1_000_000
+SYNC_EVERY_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SyncConfig:
+    """How the run synchronises. Letters in parentheses are those of the paper."""
+
+    sync_every: int = 24
+    """Inner steps between two rounds of the same fragment (H)."""
+    fragments: int = 24
+    """Number of fragments (P)."""
+    overlap: int = 2
+    """Inner steps that a round may take while training goes on (tau). 0: learners wait for each merge (synchronous)."""
+    quorum: str = "50%"
+    """Contributions that close a round (K): a number, a share of active learners ("50%"), or "all"."""
+    learners_expected: int = 1
+    """With quorum "all" or a share, rounds wait until this many learners have joined once."""
+    grace_cap_steps: float = 1.0
+    """Longest wait for more contributions after the quorum, in inner steps. 0 switches the grace window off."""
+    grace_gamma: float = 0.8
+    """Share of the measured slack that the grace window may use."""
+    weights: str = "tokens2_per_step"
+    """Weight of a contribution: tokens2_per_step (the paper's), tokens, or uniform."""
+    age_discount: float = 1.0
+    """A contribution's weight is multiplied by this once per version of age. 1.0: no discount."""
+    merge: str = "rda"
+    """rda (radial-directional averaging, mean for embedding-like tensors) or mean (everywhere)."""
+    outer_lr: float = 0.7
+    """Learning rate of the outer Nesterov step."""
+    outer_momentum: float = 0.5
+    """Momentum of the outer Nesterov step."""
+    codec_up: str = "int4"
+    """Encoding of contributions: fp32, bf16, int8 or int4."""
+    codec_down: str = "int4"
+    """Encoding of published updates: fp32, bf16, int8 or int4."""
+    adopt: str = "rebase"
+    """What a learner does with a published version: rebase, overwrite, or mix:ALPHA."""
+    carry_versions_max: int = 4
+    """A contribution older than this many versions is dropped as stale."""
+    ring_versions: int = 8
+    """Published updates kept per fragment for learners that missed some."""
+    norm_outlier_factor: float = 10.0
+    """A contribution whose norm is above this times the running median of its fragment is quarantined."""
+    quorum_timeout_ns: int = 120 * SECOND_NS
+    """A round that has not reached its quorum after this is aborted and asked for again."""
+    lease_ns: int = 15 * SECOND_NS
+    """A learner that says nothing for this long is away: rounds no longer wait for it."""
+    lost_after_ns: int = 60 * SECOND_NS
+    """A learner that is away for this long is lost: its pending tokens are counted as lost until it comes back."""
+    tokens_budget: int = 0
+    """The run stops when this many tokens have been processed in total. 0: learners decide themselves."""
+
+    def __post_init__(self) -> None:
+        _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
+        _at_least("fragments", self.fragments, 1, FRAGMENTS_MAX)
+        _at_least("overlap", self.overlap, 0, SYNC_EVERY_MAX)
+        _at_least("learners_expected", self.learners_expected, 1, LEARNERS_MAX)
+        _at_least("carry_versions_max", self.carry_versions_max, 0, 1000)
+        _at_least("ring_versions", self.ring_versions, 1, 1000)
+        _at_least("quorum_timeout_ns", self.quorum_timeout_ns, 1, 10**18)
+        _at_least("lease_ns", self.lease_ns, 1, 10**18)
+        _at_least("lost_after_ns", self.lost_after_ns, 1, 10**18)
+        _at_least("tokens_budget", self.tokens_budget, 0, 10**18)
+        _real("grace_cap_steps", self.grace_cap_steps, 0.0, 1000.0)
+        _real("grace_gamma", self.grace_gamma, 0.0, 1.0)
+        _real("age_discount", self.age_discount, 0.0, 1.0)
+        _real("outer_lr", self.outer_lr, 0.0, 100.0)
+        _real("outer_momentum", self.outer_momentum, 0.0, 0.9999)
+        _real("norm_outlier_factor", self.norm_outlier_factor, 1.0, 1e30)
+        one_of("codec_up", self.codec_up, CODECS)
+        one_of("codec_down", self.codec_down, CODECS)
+        one_of("merge", self.merge, MERGES)
+        one_of("weights", self.weights, WEIGHTS)
+        parse_adopt(self.adopt)
+        count, _ = parse_quorum(self.quorum)
+        if count > max(self.learners_expected, 1):
+            raise ConfigError(
+                f"quorum {count} is above the {self.learners_expected} learners of this run, so no round could ever "
+                f"close; use --quorum {self.learners_expected} or less, a share such as 50%, or all"
+            )
+
+    @property
+    def synchronous(self) -> bool:
+        """True when learners wait at the step boundary for each merge."""
+        return self.overlap == 0
+
+    @property
+    def rounds_in_flight_max(self) -> int:
+        """ceil(tau * P / H), but never less than the fragments that fall due on one step."""
+        due_per_step = -(-self.fragments // self.sync_every)
+        return max(1, due_per_step, -(-self.overlap * self.fragments // self.sync_every))
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SyncConfig:
+        """Build from untrusted key-value data: unknown names and wrong types are errors."""
+        known = {f.name: f for f in fields(cls)}
+        for name, value in values.items():
+            if name not in known:
+                raise ConfigError(f"unknown setting {name!r}; known settings are {', '.join(sorted(known))}")
+            wanted = {"int": int, "float": (int, float), "str": str}[str(known[name].type)]
+            if isinstance(value, bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
+                raise ConfigError(f"setting {name} must be {known[name].type}, not {value!r}")
+        return cls(**{n: float(v) if known[n].type == "float" else v for n, v in values.items()})
+
+
+def parse_quorum(quorum: str) -> tuple[int, float]:
+    """"3" -> (3, 0.0); "50%" -> (0, 0.5); "all" -> (0, 1.0)."""
+    text = str(quorum).strip()
+    if text == "all":
+        return 0, 1.0
+    try:
+        if text.endswith("%"):
+            share = float(text[:-1]) / 100.0
+            if 0.0 < share <= 1.0:
+                return 0, share
+        elif int(text) >= 1:
+            return int(text), 0.0
+    except ValueError:
+        pass
+    raise ConfigError(f"quorum must be a number from 1, a share such as 50%, or all; not {quorum!r}")
+
+
+def parse_adopt(adopt: str) -> tuple[str, float]:
+    """"rebase" -> ("rebase", 0); "overwrite" -> ("overwrite", 0); "mix:0.5" -> ("mix", 0.5)."""
+    if adopt in ("rebase", "overwrite"):
+        return adopt, 0.0
+    if adopt.startswith("mix:"):
+        try:
+            alpha = float(adopt[4:])
+        except ValueError:
+            alpha = -1.0
+        if 0.0 < alpha < 1.0:
+            return "mix", alpha
+    raise ConfigError(f"adopt must be rebase, overwrite or mix:ALPHA with 0 < ALPHA < 1; not {adopt!r}")
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`, else raise naming them."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; not {value!r}")
+    return value
+
+
+def _at_least(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}; not {value!r}")
+
+
+def _real(name: str, value: float, low: float, high: float) -> None:
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}; not {value!r}")

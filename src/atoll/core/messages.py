@@ -1,0 +1,316 @@
+"""What learners and the syncer say to each other, as data.
+
+Rules of this file: frozen dataclasses only, no behaviour, no imports from outside `core`. The same objects travel over
+gRPC (`wire` maps them to `atoll.proto`), through the simulator's virtual network and into tests. Integers that name a
+version, round, step or counter are plain non-negative ints; times are nanoseconds.
+
+A session, seen from the learner:
+
+    Hello  ->                      who I am, what my model looks like, what I already hold
+           <- Welcome              my generation, the run's settings; `seed` asks me for the first parameters
+    (seed pushed over bulk)
+           <- Start                committed state exists: fetch it
+    Ready  ->                      I hold committed state and start stepping at `step`
+    Progress ->                    after steps, coalesced
+           <- Upcoming             which fragments to keep a snapshot of
+           <- Request              a round wants fragment p
+    (contribution pushed over bulk) or Nothing ->
+           <- Published            a new version is committed; fetch it over bulk and adopt it
+           <- Fate                 a contribution of mine will not be merged (or was, while I was away)
+    Leave  ->                      I am done
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from atoll.core.config import SyncConfig
+
+PROTOCOL_VERSION = 1
+NO_VERSION = -1
+"""The base version of a learner that has not adopted anything, and "the current one" in a fetch."""
+
+
+class Refusal(StrEnum):
+    """Why something was refused. Stable names: they are on the wire, in events and in the ledger."""
+
+    PROTOCOL = "protocol_version"
+    LAYOUT = "wrong_layout"
+    TOKEN = "wrong_token"
+    FENCED = "fenced"
+    UNKNOWN_LEARNER = "unknown_learner"
+    STALE_GENERATION = "stale_generation"
+    UNKNOWN_FRAGMENT = "unknown_fragment"
+    UNKNOWN_ROUND = "unknown_round"
+    UNKNOWN_VERSION = "unknown_version"
+    NOT_READY = "not_ready"
+    STALE_BASE = "stale_base"
+    DUPLICATE = "duplicate"
+    COUNTERS = "bad_counters"
+    CODEC = "wrong_codec"
+    SIZE = "wrong_size"
+    CHECKSUM = "checksum_mismatch"
+    NOT_FINITE = "not_finite"
+    NORM_OUTLIER = "norm_outlier"
+    BUSY = "busy"
+    CLOSED = "run_closed"
+    BAD_REQUEST = "bad_request"
+
+
+class Discard(StrEnum):
+    """Why processed tokens will never be merged (ledger causes)."""
+
+    OVERWRITTEN = "overwritten"
+    """Progress after the snapshot, thrown away by adopt policy `overwrite`."""
+    LOST = "learner_lost"
+    """Progress that died with its learner before it was contributed."""
+    STALE = "stale"
+    """A contribution more than `carry_versions_max` versions old."""
+    QUARANTINED = "quarantined"
+    """Progress of a learner whose contribution was not finite or far too large; it was re-seeded."""
+    RESEEDED = "reseeded"
+    """Progress dropped because the learner had to take the whole published state again."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One trainable tensor of the model, as a shape; `merge` is "rda" or "mean"."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    merge: str = "rda"
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """A contribution that the learner has made and whose fate it does not know."""
+
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardCount:
+    """Cumulative tokens of one fragment that the learner discarded, for one cause."""
+
+    fragment: int
+    cause: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentState:
+    """A committed version of one fragment and the checksum (xxh3-64) of its fp32 parameters."""
+
+    version: int
+    checksum: int
+
+
+# ---------------------------------------------------------------- learner -> syncer, control
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message of a session. `instance` is drawn once per process; the same instance coming back keeps its
+    generation, another one with the same learner id gets the next generation and fences the old one out."""
+
+    learner: str
+    instance: str
+    protocol: int
+    tensors: tuple[TensorSpec, ...]
+    generation: int = 0
+    run: str = ""
+    bases: tuple[int, ...] = ()
+    outstanding: tuple[Outstanding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The learner holds committed state (`bases` per fragment) and takes its next step from `step`."""
+
+    step: int
+    bases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the learner is. `steps`, `tokens` and `discarded` are cumulative over this generation."""
+
+    step: int
+    steps: int
+    tokens: int
+    step_ns: int
+    loss: float
+    bases: tuple[int, ...]
+    discarded: tuple[DiscardCount, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """Answer to a Request: no step since the base, so there is nothing to contribute."""
+
+    round: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The learner takes no more steps. What it had to give was pushed before this."""
+
+    reason: str
+
+
+# ---------------------------------------------------------------- syncer -> learner, control
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    run: str
+    epoch: int
+    generation: int
+    config: SyncConfig
+    fingerprint: str
+    seed: bool
+    """True for the one learner whose parameters become version 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The session is over. `detail` ends with what to do."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Committed state exists. `step` is the run's clock, where a joiner starts its own count. `next_seqs` are the
+    first free contribution numbers per fragment for this generation."""
+
+    step: int
+    fragments: tuple[FragmentState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Upcoming:
+    """Fragments that may be requested before the learner's next step ends: keep a snapshot of each."""
+
+    fragments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    round: int
+    attempt: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Version `version` of a fragment is committed. `merged_seq` is the receiver's own contribution that is in it, or
+    -1; `contributors` counts all of them. `checksum` is that of the fp32 parameters at this version."""
+
+    fragment: int
+    version: int
+    round: int
+    checksum: int
+    merged_seq: int
+    contributors: int
+    clock_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of the receiver's contribution `seq`: merged in `version`, or (`version` == -1) dropped for `reason`."""
+
+    fragment: int
+    seq: int
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reseed:
+    """The learner's own parameters are not trusted: fetch all published state and overwrite."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run's budget is spent: take no more steps, hand over what is left, leave."""
+
+    reason: str
+
+
+LearnerMessage = Hello | Ready | Progress | Nothing | Leave
+SyncerMessage = Welcome | Refused | Start | Upcoming | Request | Published | Fate | Reseed | Stop
+
+
+# ---------------------------------------------------------------- bulk
+
+
+class PushKind(StrEnum):
+    CONTRIBUTION = "contribution"
+    SEED = "seed"
+
+
+class FetchKind(StrEnum):
+    UPDATE = "update"
+    """The encoded update U that leads from `version - 1` to `version`."""
+    THETA = "theta"
+    """The fp32 parameters of a fragment at `version`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushHeader:
+    """Everything about a push but its bytes. `size` and `checksum` (xxh3-64) are those of the whole payload."""
+
+    kind: PushKind
+    learner: str
+    generation: int
+    fragment: int
+    round: int
+    attempt: int
+    seq: int
+    base_version: int
+    steps: int
+    tokens: int
+    codec: str
+    size: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushReply:
+    """`code` is empty when accepted, else a Refusal. `late`: accepted after its round closed, carried into the next."""
+
+    accepted: bool
+    code: str = ""
+    detail: str = ""
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """A byte range of something immutable. `length` 0 means to the end; `version` -1 means the current one."""
+
+    kind: FetchKind
+    learner: str
+    generation: int
+    fragment: int
+    version: int
+    offset: int = 0
+    length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchHeader:
+    """First part of a fetch: which version the bytes are of, their whole size, checksum and encoding."""
+
+    version: int
+    codec: str
+    size: int
+    checksum: int

@@ -1,0 +1,345 @@
+"""The typed events of a run: one frozen dataclass per kind, one JSON object per line on disk.
+
+Every process of a run appends to its own file `RUN/events/<role>-<id>[-<pid>].jsonl`. A line holds `t_ns` (wall clock, only a
+label: no decision is ever taken from it), `kind` (the class name in snake case) and the fields below. The terminal
+view, the report and the goodput reducer read only these. A reader skips kinds and fields that it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+# ---------------------------------------------------------------- the launcher
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    method: str
+    learners: int
+    parameters: int
+    """Trainable parameters of the model; 0 when the launcher does not know (a user's own script)."""
+    sync_every: int
+    fragments: int
+    codec_up: str
+    codec_down: str
+    tokens_budget: int
+    title: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStarted:
+    role: str
+    id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessExited:
+    role: str
+    id: str
+    pid: int
+    code: int
+    """Exit status; negative: the signal that ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultInjected:
+    """A fault that the chaos plan put in. `until_ns` is its planned wall-clock end (0: an instant, such as a kill)."""
+
+    fault: str
+    target: str
+    detail: str = ""
+    until_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FaultEnded:
+    fault: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    reason: str
+    eval_loss: float
+    wall_s: float
+
+
+# ---------------------------------------------------------------- learners
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerStarted:
+    learner: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerJoined:
+    learner: str
+    generation: int
+    step: int
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSteps:
+    """Steps since the last such event (about four a second at the most). The `_ns` fields add up to the time since then."""
+
+    learner: str
+    generation: int
+    step: int
+    """The learner's own step count now."""
+    steps: int
+    """Steps in this event."""
+    tokens: int
+    """Tokens in this event."""
+    tokens_total: int
+    loss: float
+    """Training loss, mean over the steps of this event; NaN if the loop did not report one."""
+    compute_ns: int
+    """Between calls of `learner.step`: forward, backward, optimizer, data."""
+    stall_ns: int
+    """Waiting on Atoll (only in synchronous mode)."""
+    adopt_ns: int
+    snapshot_ns: int
+    overhead_ns: int
+    """The rest of the time spent inside `learner.step`."""
+    fragments_behind: int
+    """Versions published but not adopted, summed over fragments."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerAdopted:
+    learner: str
+    fragment: int
+    version: int
+    merged: bool
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerPushed:
+    learner: str
+    fragment: int
+    round: int
+    seq: int
+    bytes: int
+    steps: int
+    tokens: int
+    encode_ns: int
+    push_ns: int
+    outcome: str
+    """ "accepted", "late", or a refusal code."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFetched:
+    learner: str
+    fragment: int
+    version: int
+    bytes: int
+    fetch_ns: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerLink:
+    learner: str
+    up: bool
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerDiscarded:
+    learner: str
+    fragment: int
+    tokens: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerEvaluated:
+    """Loss of the published model on held-out data (natural log, per token), after `tokens_seen` tokens of the run."""
+
+    learner: str
+    step: int
+    eval_loss: float
+    tokens_seen: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFinished:
+    learner: str
+    steps: int
+    tokens: int
+    reason: str
+
+
+# ---------------------------------------------------------------- the syncer
+
+
+@dataclass(frozen=True, slots=True)
+class SyncerStarted:
+    run: str
+    address: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutFixed:
+    parameters: int
+    tensors: int
+    fragments: int
+    fragment_parameters: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChanged:
+    """`state` is joining, active, away, lost or left."""
+
+    learner: str
+    generation: int
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLaunched:
+    round: int
+    attempt: int
+    fragment: int
+    clock_step: int
+    asked: list[str]
+    quorum: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionReceived:
+    round: int
+    fragment: int
+    learner: str
+    generation: int
+    seq: int
+    bytes: int
+    steps: int
+    tokens: int
+    norm: float
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionRefused:
+    fragment: int
+    learner: str
+    generation: int
+    seq: int
+    tokens: int
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundClosed:
+    """`reason` is "all answered" or "quorum and grace"; times are since the launch."""
+
+    round: int
+    fragment: int
+    contributors: list[str]
+    carried: int
+    """How many of the contributions were made for an earlier round."""
+    reason: str
+    quorum_ns: int
+    grace_ns: int
+    close_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundAborted:
+    round: int
+    attempt: int
+    fragment: int
+    contributions: int
+    quorum: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    fragment: int
+    version: int
+    round: int
+    contributors: list[str]
+    tokens: int
+    """Tokens of the merged contributions."""
+    merge_ns: int
+    update_bytes: int
+    gradient_norm: float
+    rho: float
+    """Cosine between this and the previous merged gradient of the fragment; NaN the first time."""
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncerStats:
+    """Once a second and at the end. Token counts are apportioned over fragments by parameters and add up exactly:
+    tokens_processed = tokens_merged + tokens_pending + sum(tokens_discarded)."""
+
+    clock_step: int
+    active: int
+    commits: int
+    rounds_open: int
+    contributions_merged: int
+    contributions_late: int
+    bytes_up: int
+    bytes_down: int
+    tokens_processed: int
+    tokens_merged: int
+    tokens_pending: int
+    tokens_discarded: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncerStopped:
+    reason: str
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Something that a person should know about."""
+
+    source: str
+    text: str
+
+
+Event = (
+    RunStarted
+    | ProcessStarted
+    | ProcessExited
+    | FaultInjected
+    | FaultEnded
+    | RunFinished
+    | LearnerStarted
+    | LearnerJoined
+    | LearnerSteps
+    | LearnerAdopted
+    | LearnerPushed
+    | LearnerFetched
+    | LearnerLink
+    | LearnerDiscarded
+    | LearnerEvaluated
+    | LearnerFinished
+    | SyncerStarted
+    | LayoutFixed
+    | MemberChanged
+    | RoundLaunched
+    | ContributionReceived
+    | ContributionRefused
+    | RoundClosed
+    | RoundAborted
+    | Committed
+    | SyncerStats
+    | SyncerStopped
+    | Warned
+)
