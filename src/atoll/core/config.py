@@ -129,11 +129,12 @@ class SyncConfig:
             wanted = {"int": int, "float": (int, float), "str": str}[str(known[name].type)]
             if isinstance(value, bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
                 raise ConfigError(f"setting {name} must be {known[name].type}, not {value!r}")
-        return cls(**{n: float(v) if known[n].type == "float" else v for n, v in values.items()})
+        typed: dict[str, Any] = {n: float(v) if known[n].type == "float" else v for n, v in values.items()}
+        return cls(**typed)
 
 
 def parse_quorum(quorum: str) -> tuple[int, float]:
-    """"3" -> (3, 0.0); "50%" -> (0, 0.5); "all" -> (0, 1.0)."""
+    """ "3" -> (3, 0.0); "50%" -> (0, 0.5); "all" -> (0, 1.0)."""
     text = str(quorum).strip()
     if text == "all":
         return 0, 1.0
@@ -150,7 +151,7 @@ def parse_quorum(quorum: str) -> tuple[int, float]:
 
 
 def parse_adopt(adopt: str) -> tuple[str, float]:
-    """"rebase" -> ("rebase", 0); "overwrite" -> ("overwrite", 0); "mix:0.5" -> ("mix", 0.5)."""
+    """ "rebase" -> ("rebase", 0); "overwrite" -> ("overwrite", 0); "mix:0.5" -> ("mix", 0.5)."""
     if adopt in ("rebase", "overwrite"):
         return adopt, 0.0
     if adopt.startswith("mix:"):

@@ -186,11 +186,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Committed state exists. `step` is the run's clock, where a joiner starts its own count. `next_seqs` are the
-    first free contribution numbers per fragment for this generation."""
+    """Committed state exists. `step` is the run's clock, where a joiner starts its own count; `due_steps` says at
+    which clock step each fragment is next asked for."""
 
     step: int
     fragments: tuple[FragmentState, ...]
+    due_steps: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +220,12 @@ class Published:
     merged_seq: int
     contributors: int
     clock_step: int
+    """The clock when the round was launched; the fragment falls due again `sync_every` later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of the receiver's contribution `seq`: merged in `version`, or (`version` == -1) dropped for `reason`."""
+    """What became of the receiver's contribution `seq`: merged in `version`, or (-1) dropped for `reason`."""
 
     fragment: int
     seq: int

@@ -1,0 +1,90 @@
+"""May this learner join, may this push come in: the checks that run before any state is touched."""
+
+from __future__ import annotations
+
+from atoll.core.config import SyncConfig
+from atoll.core.layout import Layout
+from atoll.core.membership import Member, MemberState
+from atoll.core.messages import PROTOCOL_VERSION, Hello, PushHeader, PushReply, Refusal, Refused, TensorSpec
+from atoll.core.rounds import FragmentTrack
+
+
+def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | None) -> Refused | None:
+    """None if the learner may join, else the refusal."""
+    if hello.protocol != PROTOCOL_VERSION:
+        return Refused(
+            Refusal.PROTOCOL,
+            f"learner {hello.learner!r} speaks protocol {hello.protocol}, this syncer speaks {PROTOCOL_VERSION}; "
+            "install the same version of atoll on both sides",
+        )
+    if layout is not None and hello.tensors != layout.tensors:
+        return Refused(
+            Refusal.LAYOUT,
+            f"the model of learner {hello.learner!r} differs from the run's: {describe_difference(layout, hello)}; "
+            "start every learner of a run with the same model",
+        )
+    if hello.run == run and member is not None and 0 < hello.generation < member.generation:
+        return Refused(
+            Refusal.FENCED,
+            f"another process joined as learner {hello.learner!r} (generation {member.generation}, this one is "
+            f"{hello.generation}); give each learner its own id",
+        )
+    return None
+
+
+def describe_difference(layout: Layout, hello: Hello) -> str:
+    """The first tensor in which two models differ, in words."""
+    ours: dict[str, TensorSpec] = {t.name: t for t in layout.tensors}
+    theirs: dict[str, TensorSpec] = {t.name: t for t in hello.tensors}
+    for name, spec in ours.items():
+        other = theirs.get(name)
+        if other is None:
+            return f"it lacks tensor {name!r}"
+        if other != spec:
+            return (
+                f"tensor {name!r} is {other.dtype}{list(other.shape)} ({other.merge}) there and "
+                f"{spec.dtype}{list(spec.shape)} ({spec.merge}) in the run"
+            )
+    extra = [name for name in theirs if name not in ours]
+    return f"it has the extra tensor {extra[0]!r}" if extra else "its tensors are in another order"
+
+
+def check_contribution(
+    header: PushHeader, config: SyncConfig, member: Member | None, track: FragmentTrack, rounds_started: int
+) -> PushReply | None:
+    """None if this contribution may enter, else the refusal. Runs when a push opens and again when it is complete,
+    because a newer generation may have come in between (reliability lesson 5)."""
+    who = f"learner {header.learner!r}, fragment {header.fragment}, contribution {header.seq}"
+    if member is None or member.state is MemberState.LEFT:
+        return _refuse(Refusal.UNKNOWN_LEARNER, f"{who}: not a member of this run; say hello first")
+    if header.generation != member.generation:
+        return _refuse(
+            Refusal.STALE_GENERATION,
+            f"{who}: generation {header.generation} was replaced by {member.generation}; restart that process",
+        )
+    if not member.bases:
+        return _refuse(Refusal.NOT_READY, f"{who}: it has not adopted committed state yet; adopt, then say ready")
+    if header.codec != config.codec_up:
+        return _refuse(Refusal.CODEC, f"{who}: encoded as {header.codec!r}, the run uses {config.codec_up!r}")
+    if not 0 <= header.round <= rounds_started:
+        return _refuse(Refusal.UNKNOWN_ROUND, f"{who}: round {header.round} was never launched")
+    if header.steps < 1 or header.tokens < 1:
+        return _refuse(
+            Refusal.COUNTERS,
+            f"{who}: {header.steps} steps and {header.tokens} tokens; a contribution needs at least one of each",
+        )
+    if not 0 <= header.base_version <= track.version:
+        return _refuse(Refusal.UNKNOWN_VERSION, f"{who}: base version {header.base_version}, newest is {track.version}")
+    if track.version - header.base_version > config.carry_versions_max:
+        return _refuse(
+            Refusal.STALE_BASE,
+            f"{who}: {track.version - header.base_version} versions old, at most {config.carry_versions_max} are "
+            "accepted; adopt the published version first",
+        )
+    if header.seq <= member.seq_seen[header.fragment]:
+        return _refuse(Refusal.DUPLICATE, f"{who}: already received")
+    return None
+
+
+def _refuse(code: Refusal, detail: str) -> PushReply:
+    return PushReply(accepted=False, code=code, detail=detail)

@@ -1,0 +1,357 @@
+"""What goes into a machine (inputs) and what comes out (effects), for both machines.
+
+`machine.handle(input, now_ns)` returns effects in the order in which the shell must perform them. The shell performs
+them and nothing else; whatever takes time comes back as another input. Payloads never pass through here: a contribution
+is named by its ContributionId, and the shell keeps the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.core.messages import (
+    FetchKind,
+    Hello,
+    LearnerMessage,
+    PushHeader,
+    PushReply,
+    SyncerMessage,
+)
+from atoll.core.rounds import ContributionId
+
+# ---------------------------------------------------------------- shared
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something for the record: `kind` is the name of a class in `atoll.observe.events`, `fields` its fields."""
+
+    kind: str
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+# ---------------------------------------------------------------- into the syncer machine
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    session: int
+    hello: Hello
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromLearner:
+    session: int
+    message: LearnerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class PushOpened:
+    """May this push come in? Answered with an Answer effect; nothing else changes."""
+
+    header: PushHeader
+
+
+@dataclass(frozen=True, slots=True)
+class PushCompleted:
+    """All bytes are here and their checksum is right. `finite` and `norm` are of the decoded values."""
+
+    header: PushHeader
+    finite: bool
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class SeedCommitted:
+    """The seed is stored as version 0; one checksum per fragment."""
+
+    checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFinished:
+    """The merge of a fragment is done and committed, or (`finite` False) nothing was changed."""
+
+    fragment: int
+    finite: bool
+    checksum: int = 0
+    merge_ns: int = 0
+    update_bytes: int = 0
+    gradient_norm: float = 0.0
+    rho: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; see `next_wake_ns`."""
+
+
+SyncerInput = (
+    SessionOpened
+    | SessionClosed
+    | FromLearner
+    | PushOpened
+    | PushCompleted
+    | SeedCommitted
+    | MergeFinished
+    | StopRequested
+    | Tick
+)
+
+
+# ---------------------------------------------------------------- out of the syncer machine
+
+
+@dataclass(frozen=True, slots=True)
+class ToLearner:
+    session: int
+    message: SyncerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class EndSession:
+    session: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The reply to a PushOpened or PushCompleted."""
+
+    reply: PushReply
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSeed:
+    """Every fragment of the seed is here: make it version 0 and come back with SeedCommitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Merge these contributions, in this order and with these weights, into `version`, commit, and come back with
+    MergeFinished. Only then is it published."""
+
+    fragment: int
+    round: int
+    version: int
+    contributions: tuple[ContributionId, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The payload of this contribution is no longer needed."""
+
+    contribution: ContributionId
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run was stopped, every learner has left and everything held is merged."""
+
+    reason: str
+
+
+SyncerEffect = Note | ToLearner | EndSession | Answer | CommitSeed | Merge | Forget | Finished
+
+
+# ---------------------------------------------------------------- into the learner machine
+
+
+@dataclass(frozen=True, slots=True)
+class LinkDown:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FromSyncer:
+    message: SyncerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The training loop finished one inner step."""
+
+    tokens: int
+    step_ns: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The training thread stands at a step boundary without having stepped (it waits, joins or closes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushDone:
+    fragment: int
+    seq: int
+    reply: PushReply
+
+
+@dataclass(frozen=True, slots=True)
+class PushBroken:
+    """The push could not be completed; it is tried again when the link is up."""
+
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A version is on this host and checked, ready to be adopted."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchBroken:
+    """A fetch failed: `gone` means the syncer no longer has that update, so the whole fragment is needed."""
+
+    fragment: int
+    version: int
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """The training loop is over: hand over everything that is left (`flush`), then leave."""
+
+    flush: bool
+    reason: str
+
+
+LearnerInput = LinkDown | FromSyncer | Stepped | Boundary | PushDone | PushBroken | Fetched | FetchBroken | Closing
+
+
+# ---------------------------------------------------------------- out of the learner machine
+
+
+@dataclass(frozen=True, slots=True)
+class ToSyncer:
+    message: LearnerMessage
+
+
+@dataclass(frozen=True, slots=True)
+class PushSeed:
+    """Push the parameters (of the fragments not yet pushed) as the run's version 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Training thread: copy this fragment's parameters as they are now."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropSnapshot:
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """Background: encode snapshot - base - (progress of `minus`) (+ residual if `feedback`) and push it."""
+
+    header: PushHeader
+    minus: tuple[int, ...]
+    feedback: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PushAgain:
+    """Background: push the kept payload of this contribution again."""
+
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The fate of contribution `seq` is known: forget its payload; if merged, its residual becomes the fragment's."""
+
+    fragment: int
+    seq: int
+    merged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Background: get a version and prepare it. An UPDATE continues from the newest prepared version."""
+
+    kind: FetchKind
+    fragment: int
+    version: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Training thread: bring the fragment's parameters to the prepared `version`.
+
+    rule "overwrite": theta = Theta_new; "mix": alpha*theta + (1-alpha)*Theta_new; "rebase": theta + (Theta_new -
+    Theta_base) - progress of the contributions in `minus`, which are the ones that are inside Theta_new."""
+
+    fragment: int
+    version: int
+    rule: str
+    alpha: float
+    minus: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetResiduals:
+    """The learner was re-seeded: error feedback starts from zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The learner holds committed state and may step."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The run is over for this learner: because its budget is spent, or (`code` set) because it was refused."""
+
+    reason: str
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Everything that could be handed over was; the session may be closed."""
+
+
+LearnerEffect = (
+    Note
+    | ToSyncer
+    | PushSeed
+    | TakeSnapshot
+    | DropSnapshot
+    | Contribute
+    | PushAgain
+    | Settle
+    | Fetch
+    | Adopt
+    | ForgetResiduals
+    | Joined
+    | Stopped
+    | Left
+)

@@ -1,0 +1,478 @@
+"""The learner as a pure machine: `handle(input, now_ns) -> effects`.
+
+It counts steps and tokens per fragment, answers requests from snapshots, follows published versions and keeps the
+token account of what was merged and discarded. TakeSnapshot and Adopt effects appear only in answers to Stepped and
+Boundary, which the training thread sends; everything else is performed in the background. Nothing here waits:
+`must_wait` tells a synchronous run (overlap 0) that a fragment which is due has not come back yet.
+"""
+
+from __future__ import annotations
+
+import math
+
+from atoll.core.config import SyncConfig, parse_adopt
+from atoll.core.effects import (
+    Adopt,
+    Boundary,
+    Closing,
+    Contribute,
+    DropSnapshot,
+    Fetch,
+    FetchBroken,
+    Fetched,
+    ForgetResiduals,
+    FromSyncer,
+    Joined,
+    LearnerEffect,
+    LearnerInput,
+    Left,
+    LinkDown,
+    Note,
+    PushAgain,
+    PushBroken,
+    PushDone,
+    PushSeed,
+    Settle,
+    Stepped,
+    Stopped,
+    TakeSnapshot,
+    ToSyncer,
+)
+from atoll.core.messages import (
+    NO_VERSION,
+    PROTOCOL_VERSION,
+    Discard,
+    DiscardCount,
+    Fate,
+    FetchKind,
+    Hello,
+    Leave,
+    Nothing,
+    Outstanding,
+    Progress,
+    Published,
+    PushHeader,
+    PushKind,
+    Ready,
+    Refusal,
+    Refused,
+    Request,
+    Reseed,
+    Start,
+    Stop,
+    TensorSpec,
+    Upcoming,
+    Welcome,
+)
+from atoll.core.policy import first_due_step
+from atoll.core.progress import Counters, FragmentProgress, Sent
+from atoll.errors import LocalProtocolError
+
+
+class LearnerMachine:
+    def __init__(self, learner: str, instance: str, tensors: tuple[TensorSpec, ...]) -> None:
+        self.learner = learner
+        self.instance = instance
+        self.tensors = tensors
+        self.run = ""
+        self.generation = 0
+        self.config = SyncConfig()
+        self.fragments: list[FragmentProgress] = []
+        self.step = 0
+        """The learner's place in the run: its own steps, counted from where the run was when it joined."""
+        self.steps = 0
+        self.tokens = 0
+        self.joined = False
+        self.stopped = ""
+        self._linked = False
+        self._started = False
+        self._upcoming: tuple[int, ...] = ()
+        self._discarded: dict[tuple[int, str], int] = {}
+        self._step_ns = 0
+        self._loss = math.nan
+        self._closing: Closing | None = None
+        self._left = False
+        self._refused = False
+
+    # ------------------------------------------------------------ the one entrance
+
+    def handle(self, event: LearnerInput, now_ns: int) -> list[LearnerEffect]:
+        out: list[LearnerEffect] = []
+        if isinstance(event, Stepped):
+            self._stepped(event, out)
+        elif isinstance(event, Boundary):
+            self._boundary(out)
+        elif isinstance(event, FromSyncer):
+            self._message(event.message, out)
+        elif isinstance(event, PushDone):
+            self._push_done(event, out)
+        elif isinstance(event, PushBroken):
+            self._push_broken(event, out)
+        elif isinstance(event, Fetched):
+            self._fetched(event, out)
+        elif isinstance(event, FetchBroken):
+            self._fetch_broken(event, out)
+        elif isinstance(event, LinkDown):
+            self._linked = self._started = False
+            for progress in self.fragments:
+                progress.request = None
+                progress.fetching = NO_VERSION
+        elif isinstance(event, Closing):
+            self._close(event, out)
+        self._maybe_leave(out)
+        return out
+
+    def hello(self) -> Hello:
+        """The first message of a session. It lists every contribution whose fate is open, so that the syncer can tell
+        what became of them while the link was down."""
+        outstanding = tuple(Outstanding(p.index, s.seq) for p in self.fragments for s in p.outstanding)
+        return Hello(
+            self.learner,
+            self.instance,
+            PROTOCOL_VERSION,
+            self.tensors,
+            self.generation,
+            self.run,
+            self._bases() if self.joined else (),
+            outstanding,
+        )
+
+    @property
+    def must_wait(self) -> bool:
+        """True while a synchronous learner has reached a step at which a fragment is due and not yet adopted."""
+        if not self.joined or not self.config.synchronous or self.stopped or self._closing:
+            return False
+        return any(self.step >= p.due_step or p.announced > p.base for p in self.fragments)
+
+    @property
+    def adopt_ready(self) -> bool:
+        return any(p.prepared for p in self.fragments)
+
+    @property
+    def versions_behind(self) -> int:
+        return sum(max(0, p.announced - p.base) for p in self.fragments)
+
+    # ------------------------------------------------------------ the training thread
+
+    def _stepped(self, event: Stepped, out: list[LearnerEffect]) -> None:
+        if not self.joined:
+            raise LocalProtocolError("a step was reported before the learner joined; enter the Learner first")
+        self.step += 1
+        self.steps += 1
+        self.tokens += event.tokens
+        self._step_ns, self._loss = event.step_ns, event.loss
+        counted = Counters(1, event.tokens)
+        for progress in self.fragments:
+            progress.local = progress.local + counted
+        self._adopt_prepared(out)
+        self._take_snapshots(out)
+        out.append(ToSyncer(self._progress()))
+
+    def _boundary(self, out: list[LearnerEffect]) -> None:
+        self._adopt_prepared(out)
+        if not self.joined and self.fragments and all(p.base != NO_VERSION for p in self.fragments):
+            self.joined = True
+            out += [ToSyncer(Ready(self.step, self._bases())), Joined(self.generation, self.step)]
+            return
+        if self.joined and self._closing is None:
+            self._take_snapshots(out)
+
+    def _adopt_prepared(self, out: list[LearnerEffect]) -> None:
+        for progress in self.fragments:
+            for version in progress.prepared:
+                self._adopt(progress, version, out)
+            progress.prepared = []
+            if any(NO_VERSION < s.merged_version <= progress.base for s in progress.outstanding):
+                # News of the merge came after its version was adopted whole, so the progress is in theta twice:
+                # adopting the same version again takes one of them out.
+                self._adopt(progress, progress.base, out)
+            self._fetch_next(progress, out)
+
+    def _adopt(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
+        rule, alpha = parse_adopt(self.config.adopt)
+        if not progress.based or progress.reseed:
+            rule = "overwrite"
+        merged = [s for s in progress.outstanding if NO_VERSION < s.merged_version <= version]
+        minus = tuple(s.seq for s in merged if not s.overwritten)
+        out.append(Adopt(progress.index, version, rule, alpha, minus))
+        for sent in merged:
+            progress.outstanding.remove(sent)
+            out.append(Settle(progress.index, sent.seq, merged=True))
+        if rule == "overwrite":
+            cause = progress.reseed or Discard.OVERWRITTEN
+            self._discard(progress, progress.local.tokens, cause, out)
+            progress.local = Counters()
+            for sent in progress.outstanding:
+                sent.overwritten = True
+        if progress.based:
+            fields = {"learner": self.learner, "fragment": progress.index, "version": version, "step": self.step}
+            out.append(Note("LearnerAdopted", {**fields, "merged": bool(merged)}))
+        progress.reseed = ""
+        progress.base, progress.based = version, True
+        progress.checksums = {v: c for v, c in progress.checksums.items() if v > version}
+        self._drop_snapshot(progress, out)
+
+    def _take_snapshots(self, out: list[LearnerEffect]) -> None:
+        """Copy what may be asked for before the next step ends, and answer what was asked already."""
+        if self.config.synchronous:
+            wanted = {p.index for p in self.fragments if self.step >= p.due_step}
+        else:
+            wanted = set(self._upcoming)
+        for progress in self.fragments:
+            asked = progress.request is not None
+            if (progress.index in wanted or asked) and progress.may_contribute and progress.local.steps > 0:
+                if progress.snapshot != progress.local:
+                    out.append(TakeSnapshot(progress.index))
+                    progress.snapshot = progress.local
+            elif progress.snapshot is not None and progress.index not in wanted:
+                self._drop_snapshot(progress, out)
+            if asked:
+                self._answer(progress, out)
+
+    def _drop_snapshot(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
+        if progress.snapshot is not None:
+            progress.snapshot = None
+            out.append(DropSnapshot(progress.index))
+
+    # ------------------------------------------------------------ contributing
+
+    def _answer(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
+        """Answer the open request now if that is possible; otherwise it stays open until the next boundary."""
+        request = progress.request
+        if request is None or not progress.may_contribute:
+            return
+        if progress.local.steps == 0:
+            progress.request = None
+            out.append(ToSyncer(Nothing(request.round, request.fragment)))
+        elif progress.snapshot is not None:
+            progress.request = None
+            self._contribute(progress, request.round, request.attempt, out)
+
+    def _contribute(
+        self, progress: FragmentProgress, round_number: int, attempt: int, out: list[LearnerEffect]
+    ) -> None:
+        counters = progress.snapshot
+        assert counters is not None
+        progress.snapshot = None
+        progress.local = progress.local - counters
+        minus = tuple(s.seq for s in progress.outstanding if not s.overwritten)
+        feedback = not progress.outstanding
+        sent = Sent(progress.next_seq, round_number, counters)
+        progress.next_seq += 1
+        progress.outstanding.append(sent)
+        header = PushHeader(
+            kind=PushKind.CONTRIBUTION,
+            learner=self.learner,
+            generation=self.generation,
+            fragment=progress.index,
+            round=round_number,
+            attempt=attempt,
+            seq=sent.seq,
+            base_version=progress.base,
+            steps=counters.steps,
+            tokens=counters.tokens,
+            codec=self.config.codec_up,
+            size=0,
+            checksum=0,
+        )
+        out.append(Contribute(header, minus, feedback))
+
+    def _push_done(self, event: PushDone, out: list[LearnerEffect]) -> None:
+        progress = self.fragments[event.fragment]
+        sent = progress.find(event.seq)
+        if sent is None:
+            return
+        if event.reply.accepted or event.reply.code == Refusal.DUPLICATE:
+            sent.pushed = True
+        else:
+            self._dropped(progress, sent, event.reply.code, out)
+
+    def _push_broken(self, event: PushBroken, out: list[LearnerEffect]) -> None:
+        sent = self.fragments[event.fragment].find(event.seq)
+        if sent is not None and self._started:
+            out.append(PushAgain(event.fragment, event.seq))
+
+    def _dropped(self, progress: FragmentProgress, sent: Sent, reason: str, out: list[LearnerEffect]) -> None:
+        """The contribution will not be merged: its progress is local again, or (if overwritten) discarded."""
+        progress.outstanding.remove(sent)
+        out.append(Settle(progress.index, sent.seq, merged=False))
+        if sent.overwritten:
+            stale = reason in (Refusal.STALE_BASE, Discard.STALE)
+            self._discard(progress, sent.counters.tokens, Discard.STALE if stale else reason, out)
+        else:
+            progress.local = progress.local + sent.counters
+            self._drop_snapshot(progress, out)
+
+    def _discard(self, progress: FragmentProgress, tokens: int, cause: str, out: list[LearnerEffect]) -> None:
+        if tokens:
+            key = (progress.index, str(cause))
+            self._discarded[key] = self._discarded.get(key, 0) + tokens
+            fields = {"learner": self.learner, "fragment": progress.index, "tokens": tokens, "cause": str(cause)}
+            out.append(Note("LearnerDiscarded", fields))
+
+    # ------------------------------------------------------------ what the syncer says
+
+    def _message(self, message: object, out: list[LearnerEffect]) -> None:
+        if isinstance(message, Welcome):
+            self._welcome(message, out)
+        elif isinstance(message, Start):
+            self._start(message, out)
+        elif isinstance(message, Upcoming):
+            self._upcoming = message.fragments
+        elif isinstance(message, Request):
+            progress = self.fragments[message.fragment]
+            progress.request = message
+            self._answer(progress, out)
+        elif isinstance(message, Published):
+            self._published(message, out)
+        elif isinstance(message, Fate):
+            self._fate(message, out)
+        elif isinstance(message, Reseed):
+            self._reseed(message.reason, out)
+        elif isinstance(message, Stop):
+            self.stopped = message.reason
+            out.append(Stopped(message.reason))
+        elif isinstance(message, Refused):
+            self.stopped, self._refused = message.detail, True
+            out.append(Stopped(message.detail, message.code))
+
+    def _welcome(self, message: Welcome, out: list[LearnerEffect]) -> None:
+        self._linked = True
+        if self.run and message.run != self.run:
+            self._new_run(out)
+        self.run, self.generation, self.config = message.run, message.generation, message.config
+        if not self.fragments:
+            self.fragments = [
+                FragmentProgress(p, due_step=first_due_step(self.config, p)) for p in range(self.config.fragments)
+            ]
+        if message.seed:
+            out.append(PushSeed())
+
+    def _new_run(self, out: list[LearnerEffect]) -> None:
+        """The syncer came back without its state, as a new run: contributions in the air are the learner's own again,
+        versions count anew. Published parameters, which every learner still holds, become the new run's seed."""
+        for progress in self.fragments:
+            for sent in list(progress.outstanding):
+                self._dropped(progress, sent, Refusal.UNKNOWN_ROUND, out)
+            progress.prepared, progress.checksums = [], {}
+            progress.announced = progress.base = NO_VERSION
+            self._drop_snapshot(progress, out)
+
+    def _start(self, message: Start, out: list[LearnerEffect]) -> None:
+        self._started = True
+        if not self.joined:
+            self.step = message.step
+        for progress, state, due in zip(self.fragments, message.fragments, message.due_steps, strict=True):
+            progress.due_step = due if not self.joined else max(due, progress.due_step)
+            progress.request = None
+            if state.version > progress.newest or progress.base == NO_VERSION:
+                progress.announced = state.version
+                progress.checksums[state.version] = state.checksum
+            progress.fetching = NO_VERSION
+            self._fetch_next(progress, out)
+            out += [PushAgain(progress.index, s.seq) for s in progress.outstanding if not s.pushed]
+        if self.joined:
+            out += [ToSyncer(Ready(self.step, self._bases())), ToSyncer(self._progress())]
+
+    def _published(self, message: Published, out: list[LearnerEffect]) -> None:
+        progress = self.fragments[message.fragment]
+        for sent in progress.outstanding:
+            if sent.seq <= message.merged_seq and sent.merged_version == NO_VERSION:
+                sent.merged_version = message.version
+        progress.due_step = max(progress.due_step, message.clock_step + self.config.sync_every)
+        if message.version > progress.newest:
+            progress.announced = message.version
+            progress.checksums[message.version] = message.checksum
+            self._fetch_next(progress, out)
+
+    def _fate(self, message: Fate, out: list[LearnerEffect]) -> None:
+        progress = self.fragments[message.fragment]
+        sent = progress.find(message.seq)
+        if sent is None:
+            return
+        if message.version == NO_VERSION:
+            self._dropped(progress, sent, message.reason, out)
+        else:
+            sent.merged_version = message.version
+
+    def _reseed(self, reason: str, out: list[LearnerEffect]) -> None:
+        out += [ForgetResiduals(), Note("Warned", {"source": self.learner, "text": f"re-seeded: {reason}"})]
+        for progress in self.fragments:
+            progress.reseed = Discard.QUARANTINED
+            for sent in [s for s in progress.outstanding if not s.pushed]:
+                sent.overwritten = True
+                self._dropped(progress, sent, Discard.QUARANTINED, out)
+            progress.prepared = []
+            progress.announced = max(progress.announced, progress.base)
+            progress.fetching = NO_VERSION
+            self._fetch_next(progress, out)
+
+    # ------------------------------------------------------------ fetching
+
+    def _fetch_next(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
+        if progress.fetching != NO_VERSION or not self._linked or (progress.reseed and progress.prepared):
+            return
+        whole = progress.newest == NO_VERSION or bool(progress.reseed)
+        if progress.announced == NO_VERSION or (not whole and progress.announced <= progress.newest):
+            return
+        version = progress.announced if whole else progress.newest + 1
+        kind = FetchKind.THETA if whole else FetchKind.UPDATE
+        progress.fetching = version
+        out.append(Fetch(kind, progress.index, version, progress.checksums.get(version, 0)))
+
+    def _fetched(self, event: Fetched, out: list[LearnerEffect]) -> None:
+        progress = self.fragments[event.fragment]
+        progress.fetching = NO_VERSION
+        if progress.reseed:
+            progress.prepared = [event.version]
+        elif event.version > progress.newest:
+            progress.prepared.append(event.version)
+        self._fetch_next(progress, out)
+
+    def _fetch_broken(self, event: FetchBroken, out: list[LearnerEffect]) -> None:
+        progress = self.fragments[event.fragment]
+        if progress.fetching != event.version:
+            return
+        progress.fetching = NO_VERSION
+        if event.gone and self._linked:
+            progress.fetching = progress.announced
+            checksum = progress.checksums.get(progress.announced, 0)
+            out.append(Fetch(FetchKind.THETA, progress.index, progress.announced, checksum))
+        elif self._started:
+            self._fetch_next(progress, out)
+
+    # ------------------------------------------------------------ leaving
+
+    def _close(self, event: Closing, out: list[LearnerEffect]) -> None:
+        """Hand over all progress that is in no contribution yet, for whichever round comes next."""
+        self._closing = event
+        self._adopt_prepared(out)
+        if event.flush and self.joined:
+            for progress in self.fragments:
+                if progress.local.steps > 0 and progress.base != NO_VERSION and not progress.reseed:
+                    out.append(TakeSnapshot(progress.index))
+                    progress.snapshot = progress.local
+                    self._contribute(progress, 0, 0, out)
+        if self.joined:
+            out.append(ToSyncer(self._progress()))
+
+    def _maybe_leave(self, out: list[LearnerEffect]) -> None:
+        closing = self._closing
+        if closing is None or self._left:
+            return
+        unsent = closing.flush and any(not s.pushed for p in self.fragments for s in p.outstanding)
+        if unsent and not self._refused:
+            return
+        self._left = True
+        out += [ToSyncer(self._progress()), ToSyncer(Leave(closing.reason)), Left()]
+
+    def _progress(self) -> Progress:
+        discarded = tuple(DiscardCount(f, c, n) for (f, c), n in sorted(self._discarded.items()))
+        return Progress(self.step, self.steps, self.tokens, self._step_ns, self._loss, self._bases(), discarded)
+
+    def heartbeat(self) -> Progress | None:
+        """What to say when nothing else was said for a while."""
+        return self._progress() if self.joined and self._started else None
+
+    def _bases(self) -> tuple[int, ...]:
+        return tuple(p.base for p in self.fragments)

@@ -1,0 +1,175 @@
+"""The token ledger: processed = merged + pending + discarded(by cause), to the token, for every fragment.
+
+One token trains every fragment, and each fragment merges on its own, so the identity holds per fragment. `totals` folds
+the fragments into one line, apportioned by parameters with the largest-remainder rule, so that the line adds up too.
+
+What the syncer knows of a learner's processed tokens is the newest progress report or, when a contribution overtakes
+it, the least count that the contribution implies. Steps that a killed process took after its last report are unknown to
+everybody and so are in no column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.core.messages import Discard, DiscardCount
+
+
+@dataclass(slots=True)
+class Account:
+    """One learner generation: cumulative tokens processed, and per fragment merged, held and discarded tokens."""
+
+    fragments: int
+    processed: int = 0
+    merged: list[int] = field(default_factory=list)
+    held: list[int] = field(default_factory=list)
+    """Tokens of contributions that the syncer has and has not merged yet."""
+    discarded: list[dict[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.merged = [0] * self.fragments
+        self.held = [0] * self.fragments
+        self.discarded = [{} for _ in range(self.fragments)]
+
+    def report(self, processed: int, discarded: Sequence[DiscardCount]) -> None:
+        """Take a progress report; counts are cumulative and never go back."""
+        for count in discarded:
+            column = self.discarded[count.fragment]
+            column[count.cause] = max(column.get(count.cause, 0), count.tokens)
+        self.processed = max(self.processed, processed)
+        for fragment in range(self.fragments):
+            self._imply(fragment)
+
+    def hold(self, fragment: int, tokens: int) -> None:
+        self.held[fragment] += tokens
+        self._imply(fragment)
+
+    def merge(self, fragment: int, tokens: int) -> None:
+        self.held[fragment] -= tokens
+        self.merged[fragment] += tokens
+
+    def release(self, fragment: int, tokens: int) -> None:
+        """A held contribution was dropped: its tokens are the learner's again (or are lost with it)."""
+        self.held[fragment] -= tokens
+
+    def rest(self, fragment: int) -> int:
+        """Processed tokens that are neither merged, held by the syncer nor discarded: still with the learner."""
+        known = self.merged[fragment] + self.held[fragment] + sum(self.discarded[fragment].values())
+        return self.processed - known
+
+    def _imply(self, fragment: int) -> None:
+        self.processed -= min(0, self.rest(fragment))
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    processed: int
+    merged: int
+    pending: int
+    discarded: dict[str, int]
+
+
+class Ledger:
+    """Accounts by (learner, generation), and the folded sums of generations that are over."""
+
+    def __init__(self, parameters: Sequence[int]) -> None:
+        self._parameters = list(parameters)
+        self._accounts: dict[tuple[str, int], Account] = {}
+        self._gone: set[tuple[str, int]] = set()
+        self._retired: set[tuple[str, int]] = set()
+        self._folded = Account(len(parameters))
+
+    def account(self, learner: str, generation: int) -> Account:
+        key = (learner, generation)
+        if key not in self._accounts:
+            self._accounts[key] = Account(len(self._parameters))
+        return self._accounts[key]
+
+    def set_gone(self, learner: str, generation: int, gone: bool) -> None:
+        """A generation that is gone (lost or fenced) keeps only what the syncer holds; the rest counts as lost.
+        A lost learner that comes back under the same generation brings its tokens back."""
+        key = (learner, generation)
+        if gone:
+            self._gone.add(key)
+        else:
+            self._gone.discard(key)
+
+    def hold(self, learner: str, generation: int, fragment: int, tokens: int) -> None:
+        self.account(learner, generation).hold(fragment, tokens)
+
+    def merge(self, learner: str, generation: int, fragment: int, tokens: int) -> None:
+        self.account(learner, generation).merge(fragment, tokens)
+        self._fold(learner, generation)
+
+    def release(self, learner: str, generation: int, fragment: int, tokens: int) -> None:
+        self.account(learner, generation).release(fragment, tokens)
+        self._fold(learner, generation)
+
+    def retire(self, learner: str, generation: int) -> None:
+        """This generation can never come back: fold it into the sums as soon as the syncer holds nothing of it, so
+        that memory does not grow with restarts."""
+        self.account(learner, generation)
+        self._gone.add((learner, generation))
+        self._retired.add((learner, generation))
+        self._fold(learner, generation)
+
+    def _fold(self, learner: str, generation: int) -> None:
+        key = (learner, generation)
+        account = self._accounts[key]
+        if key not in self._retired or any(account.held):
+            return
+        self._folded.processed += account.processed
+        for fragment in range(len(self._parameters)):
+            self._folded.merged[fragment] += account.merged[fragment]
+            columns = self._folded.discarded[fragment]
+            for cause, tokens in account.discarded[fragment].items():
+                columns[cause] = columns.get(cause, 0) + tokens
+            columns[Discard.LOST] = columns.get(Discard.LOST, 0) + account.rest(fragment)
+        del self._accounts[key]
+        self._gone.discard(key)
+        self._retired.discard(key)
+
+    @property
+    def processed(self) -> int:
+        return self._folded.processed + sum(account.processed for account in self._accounts.values())
+
+    def fragment_totals(self, fragment: int) -> Totals:
+        """The exact line of one fragment."""
+        merged = self._folded.merged[fragment]
+        pending = 0
+        discarded = dict(self._folded.discarded[fragment])
+        for key, account in self._accounts.items():
+            merged += account.merged[fragment]
+            pending += account.held[fragment]
+            for cause, tokens in account.discarded[fragment].items():
+                discarded[cause] = discarded.get(cause, 0) + tokens
+            if key in self._gone:
+                discarded[Discard.LOST] = discarded.get(Discard.LOST, 0) + account.rest(fragment)
+            else:
+                pending += account.rest(fragment)
+        named = {str(cause): tokens for cause, tokens in sorted(discarded.items()) if tokens}
+        return Totals(self.processed, merged, pending, named)
+
+    def totals(self) -> Totals:
+        """All fragments in one line that adds up to the token."""
+        lines = [self.fragment_totals(fragment) for fragment in range(len(self._parameters))]
+        columns: dict[str, int] = {"merged": 0, "pending": 0}
+        for line, parameters in zip(lines, self._parameters, strict=True):
+            columns["merged"] += line.merged * parameters
+            columns["pending"] += line.pending * parameters
+            for cause, tokens in line.discarded.items():
+                columns[f"discarded {cause}"] = columns.get(f"discarded {cause}", 0) + tokens * parameters
+        shares = apportion(columns, self.processed, sum(self._parameters))
+        discarded = {name[10:]: tokens for name, tokens in shares.items() if name.startswith("discarded ") and tokens}
+        return Totals(self.processed, shares["merged"], shares["pending"], discarded)
+
+
+def apportion(columns: Mapping[str, int], total: int, divisor: int) -> dict[str, int]:
+    """Divide each column by `divisor` so that the whole parts sum to `total` (largest remainder, ties by name)."""
+    shares = {name: value // divisor for name, value in columns.items()} if divisor else dict.fromkeys(columns, 0)
+    missing = total - sum(shares.values())
+    by_remainder = sorted(columns, key=lambda name: (-(columns[name] % divisor) if divisor else 0, name))
+    for name in by_remainder[: max(0, missing)]:
+        shares[name] += 1
+    return shares

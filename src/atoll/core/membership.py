@@ -1,0 +1,114 @@
+"""Who is in the run, under which generation, and in which state.
+
+States and what moves between them:
+
+    joining --Ready--> active --silence or link loss--> away --lost_after--> lost
+       ^                 ^  \\                            |                    |
+       |                 |   +--------Leave-----> left    +---same instance----+--> active again
+       +--- a new instance of the same id always starts here, with the next generation, and fences the old one
+
+Liveness is by anything heard, not by one timer (reliability lesson 2). `away` only means that rounds no longer wait;
+what the learner has already contributed stays valid until a newer instance fences it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from atoll.core.messages import NO_VERSION
+
+
+class MemberState(StrEnum):
+    JOINING = "joining"
+    ACTIVE = "active"
+    AWAY = "away"
+    LOST = "lost"
+    LEFT = "left"
+
+
+@dataclass(slots=True)
+class Member:
+    """One learner id, with what its newest generation has told us."""
+
+    learner: str
+    generation: int
+    instance: str
+    session: int
+    state: MemberState
+    heard_ns: int
+    away_ns: int = 0
+    joined_ns: int = 0
+    step: int = 0
+    steps: int = 0
+    tokens: int = 0
+    step_ns: float = 0.0
+    loss: float = math.nan
+    bases: tuple[int, ...] = ()
+    upcoming: tuple[int, ...] = ()
+    seq_seen: list[int] = field(default_factory=list)
+    """Highest contribution number accepted, per fragment: lower or equal ones are duplicates."""
+    merged: list[tuple[int, int]] = field(default_factory=list)
+    """(seq, version) of the last merged contribution, per fragment."""
+
+    @property
+    def connected(self) -> bool:
+        return self.session >= 0
+
+
+class Membership:
+    """The table of members. Every method is a plain state change; the machine decides what to tell whom."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self._by_session: dict[int, str] = {}
+        self.joined_max = 0
+        """The most learners that were active at once."""
+
+    def by_session(self, session: int) -> Member | None:
+        learner = self._by_session.get(session)
+        return self.members[learner] if learner is not None else None
+
+    def admit(
+        self, learner: str, instance: str, session: int, now_ns: int, fragments: int
+    ) -> tuple[Member, Member | None]:
+        """Take a learner in. Returns its member and, if a newer instance took over, the member that is fenced out."""
+        old = self.members.get(learner)
+        if old is not None and old.instance == instance and old.state is not MemberState.LEFT:
+            self._by_session.pop(old.session, None)
+            old.session, old.heard_ns = session, now_ns
+            old.state = MemberState.JOINING
+            old.upcoming = ()
+            self._by_session[session] = learner
+            return old, None
+        generation = old.generation + 1 if old is not None else 1
+        if old is not None:
+            self._by_session.pop(old.session, None)
+        member = Member(learner, generation, instance, session, MemberState.JOINING, now_ns)
+        member.seq_seen = [-1] * fragments
+        member.merged = [(-1, NO_VERSION)] * fragments
+        self.members[learner] = member
+        self._by_session[session] = learner
+        return member, old
+
+    def activate(self, member: Member, now_ns: int) -> None:
+        member.state, member.joined_ns = MemberState.ACTIVE, now_ns
+        self.joined_max = max(self.joined_max, len(self.active()))
+
+    def disconnect(self, session: int, now_ns: int) -> Member | None:
+        learner = self._by_session.pop(session, None)
+        if learner is None:
+            return None
+        member = self.members[learner]
+        member.session = -1
+        if member.state in (MemberState.ACTIVE, MemberState.JOINING):
+            member.state, member.away_ns = MemberState.AWAY, now_ns
+        return member
+
+    def active(self) -> list[Member]:
+        """Active members in learner-id order."""
+        return [m for _, m in sorted(self.members.items()) if m.state is MemberState.ACTIVE]
+
+    def connected(self) -> list[Member]:
+        return [m for _, m in sorted(self.members.items()) if m.connected]

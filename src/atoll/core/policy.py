@@ -1,0 +1,96 @@
+"""The decisions of the syncer as pure functions of numbers: quorum, clock, grace window, weights, guards.
+
+Each returns what was decided and, where a person may ask why, the reason beside it. None of them knows a network,
+a clock or a machine. Section numbers are those of the design.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from atoll.core.config import SyncConfig, parse_quorum
+
+EMA_WEIGHT = 0.2
+"""Weight of a new sample in the running means of step, quorum and merge times: about the last ten samples."""
+NORMS_KEPT = 33
+"""Accepted norms per fragment behind the running median: odd, and long enough that a few outliers cannot move it."""
+NORMS_NEEDED = 8
+"""No contribution is called an outlier before this many norms are known."""
+
+
+def quorum_count(config: SyncConfig, active: int, joined_max: int) -> int:
+    """K for the learners that are active now. Until all expected have joined, shares are of those."""
+    count, share = parse_quorum(config.quorum)
+    if count:
+        return count
+    members = active if joined_max >= config.learners_expected else max(active, config.learners_expected)
+    return max(1, math.ceil(share * members - 1e-9))
+
+
+def clock_step(steps: Sequence[int], quorum: int) -> int | None:
+    """s, the K-th largest step among active learners; None while fewer than K are active (section 4, syncer 1)."""
+    if len(steps) < quorum:
+        return None
+    return sorted(steps, reverse=True)[quorum - 1]
+
+
+def first_due_step(config: SyncConfig, fragment: int) -> int:
+    """First launches are staggered by H/P so that traffic is flat from the start."""
+    return max(1, config.sync_every * (fragment + 1) // config.fragments)
+
+
+def grace_ns(config: SyncConfig, step_ns: float, quorum_ns: float, sync_ns: float) -> tuple[int, str]:
+    """clamp(gamma * (tau * xi_step - xi_quorum - xi_sync), 0, cap): uses only slack (section 4, syncer 3)."""
+    cap = config.grace_cap_steps * step_ns
+    slack = config.overlap * step_ns - quorum_ns - sync_ns
+    window = config.grace_gamma * slack
+    if cap <= 0:
+        return 0, "grace is off"
+    if window <= 0:
+        return 0, "no slack"
+    if window >= cap:
+        return int(cap), "cap"
+    return int(window), "slack"
+
+
+def contribution_weight(config: SyncConfig, steps: int, tokens: int, age: int) -> float:
+    """w before normalisation (section 4, syncer 4): c_tokens^2 / c_steps, or tokens, or uniform; discounted by age."""
+    if config.weights == "tokens2_per_step":
+        weight = float(tokens) * float(tokens) / float(steps)
+    elif config.weights == "tokens":
+        weight = float(tokens)
+    else:
+        weight = 1.0
+    return weight * config.age_discount**age
+
+
+def norm_limit(config: SyncConfig, norms: Sequence[float], steps: int) -> float:
+    """Largest norm that is accepted. A learner that was away legitimately brings more than H steps at once, so the
+    limit grows with its steps beyond H."""
+    if len(norms) < NORMS_NEEDED:
+        return math.inf
+    ordered = sorted(norms)
+    median = ordered[len(ordered) // 2]
+    if median <= 0.0:
+        return math.inf
+    return config.norm_outlier_factor * median * max(1.0, steps / config.sync_every)
+
+
+def upcoming_count(config: SyncConfig, learner_step_ns: float, run_step_ns: float) -> int:
+    """How many fragments may be asked for during one step of this learner: P/H for each run step that fits, and one
+    to spare. A learner ten times slower keeps ten times the snapshots and so still answers every request at once."""
+    run_steps = learner_step_ns / run_step_ns if run_step_ns > 0 else 1.0
+    count = math.ceil(max(1.0, run_steps) * config.fragments / config.sync_every) + 1
+    return min(config.fragments, count)
+
+
+def moving_average(old: float, sample: float) -> float:
+    """Exponential moving average that starts at its first sample."""
+    return sample if old <= 0.0 else old + EMA_WEIGHT * (sample - old)
+
+
+def median(values: Iterable[float]) -> float:
+    """Middle value (the upper one of two); 0.0 for none."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2] if ordered else 0.0

@@ -1,0 +1,78 @@
+"""What a learner knows about one fragment: its base, its unmerged progress, and the contributions it has made of it.
+
+    local         steps and tokens since the base that are in no contribution
+    snapshot      a copy taken at a step boundary, with the counters as they were then
+    outstanding   contributions whose fate is open, oldest first; normally none or one, two only while leaving
+
+A contribution takes the snapshot's counters out of `local`. If it is merged they are gone; if it is dropped they
+come back to `local`, unless the progress itself was overwritten in the meantime, in which case they are discarded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.core.messages import NO_VERSION, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    steps: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Counters) -> Counters:
+        return Counters(self.steps + other.steps, self.tokens + other.tokens)
+
+    def __sub__(self, other: Counters) -> Counters:
+        return Counters(self.steps - other.steps, self.tokens - other.tokens)
+
+
+@dataclass(slots=True)
+class Sent:
+    """One contribution on its way. `merged_version` is set when the syncer says that it is inside that version."""
+
+    seq: int
+    round: int
+    counters: Counters
+    pushed: bool = False
+    merged_version: int = NO_VERSION
+    overwritten: bool = False
+    """The local progress behind it was overwritten by an adopt, so a drop cannot give it back."""
+
+
+@dataclass(slots=True)
+class FragmentProgress:
+    index: int
+    base: int = NO_VERSION
+    based: bool = False
+    """True once some published version is in the parameters; from then on progress is kept apart from it."""
+    due_step: int = 0
+    local: Counters = field(default_factory=Counters)
+    snapshot: Counters | None = None
+    outstanding: list[Sent] = field(default_factory=list)
+    request: Request | None = None
+    """A request that could not be answered yet."""
+    announced: int = NO_VERSION
+    """Newest version that the syncer has told us of."""
+    checksums: dict[int, int] = field(default_factory=dict)
+    """Checksums of announced versions that are not adopted yet."""
+    fetching: int = NO_VERSION
+    """Version being fetched; NO_VERSION when none is."""
+    prepared: list[int] = field(default_factory=list)
+    """Versions on this host, in order, ready to be adopted."""
+    reseed: str = ""
+    """Discard cause while this fragment must be overwritten with published state."""
+    next_seq: int = 0
+
+    @property
+    def newest(self) -> int:
+        """The newest version that is on this host."""
+        return self.prepared[-1] if self.prepared else self.base
+
+    @property
+    def may_contribute(self) -> bool:
+        """One contribution at a time, and none while a version that contains the last one is still to be adopted."""
+        return not self.outstanding and not self.reseed and self.base != NO_VERSION and not self.prepared
+
+    def find(self, seq: int) -> Sent | None:
+        return next((sent for sent in self.outstanding if sent.seq == seq), None)

@@ -1,0 +1,314 @@
+"""All rounds of all fragments: launching when due, collecting, closing, aborting, committing.
+
+Pacing (design section 4, syncer 1): the clock s is the K-th largest step among active learners; fragment p is due when
+s >= its last launch + H. Without it a fast network would run rounds back to back, H would collapse to about 2 and cost
+some 9% of loss. At most `rounds_in_flight_max` rounds run at once, on distinct fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from atoll.core.config import SyncConfig
+from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
+from atoll.core.ledger import Ledger
+from atoll.core.membership import Member, Membership
+from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
+from atoll.core.policy import (
+    NORMS_KEPT,
+    clock_step,
+    contribution_weight,
+    first_due_step,
+    grace_ns,
+    median,
+    moving_average,
+    quorum_count,
+)
+from atoll.core.rounds import Contribution, FragmentTrack, Round
+
+
+class RoundBook:
+    """Owned by the SyncerMachine; appends its effects to the list it is given."""
+
+    def __init__(self, config: SyncConfig, membership: Membership, ledger: Ledger) -> None:
+        self._config = config
+        self._membership = membership
+        self._ledger = ledger
+        self.tracks = [FragmentTrack(p, first_due_step(config, p)) for p in range(config.fragments)]
+        self.rounds_started = 0
+        self.commits = 0
+        self.aborts = 0
+        self.contributions_merged = 0
+        self.contributions_late = 0
+        self._quorum_ns = 0.0
+        self._sync_ns = 0.0
+        self._closed: dict[int, tuple[Round, list[Contribution], int]] = {}
+        """fragment -> the round being merged, what is in it, and when it closed."""
+
+    # ------------------------------------------------------------ the clock
+
+    def quorum(self) -> int:
+        return quorum_count(self._config, len(self._membership.active()), self._membership.joined_max)
+
+    def clock(self) -> int | None:
+        return clock_step([m.step for m in self._membership.active()], self.quorum())
+
+    def step_ns(self) -> float:
+        """xi_step: the median of the active learners' own step times."""
+        return median(m.step_ns for m in self._membership.active() if m.step_ns > 0)
+
+    def upcoming(self, count: int) -> tuple[int, ...]:
+        """The fragments that fall due next, soonest first."""
+        ordered = sorted((t for t in self.tracks if not t.busy), key=lambda t: (t.due_step, t.index))
+        return tuple(t.index for t in ordered[:count])
+
+    @property
+    def in_flight(self) -> int:
+        return sum(track.busy for track in self.tracks)
+
+    # ------------------------------------------------------------ launch
+
+    def launch_due(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        clock = self.clock()
+        if clock is None:
+            return
+        due = sorted(
+            (t for t in self.tracks if not t.busy and t.due_step <= clock), key=lambda t: (t.due_step, t.index)
+        )
+        for track in due[: max(0, self._config.rounds_in_flight_max - self.in_flight)]:
+            self._launch(track, clock, now_ns, out)
+
+    def launch_leftovers(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Nobody is left to ask: merge what is held, without a quorum, so that nothing handed over is lost."""
+        for track in self.tracks:
+            if track.held and not track.busy:
+                self._launch(track, track.due_step, now_ns, out)
+
+    def _launch(self, track: FragmentTrack, clock: int, now_ns: int, out: list[SyncerEffect]) -> None:
+        number, attempt = track.aborted
+        if attempt == 0:
+            self.rounds_started += 1
+            number = self.rounds_started
+        active = self._membership.active()
+        asked = [m.learner for m in active]
+        opened = Round(number, attempt, track.index, now_ns, clock, asked=asked, waiting=set(asked))
+        track.round = opened
+        track.due_step = clock + self._config.sync_every
+        out.append(
+            Note(
+                "RoundLaunched",
+                {
+                    "round": opened.number,
+                    "attempt": opened.attempt,
+                    "fragment": track.index,
+                    "clock_step": clock,
+                    "asked": asked,
+                    "quorum": self.quorum(),
+                },
+            )
+        )
+        held, track.held = list(track.held.values()), {}
+        for contribution in sorted(held, key=lambda c: c.id):
+            self._enter(track, contribution, now_ns, out)
+        for member in active:
+            if member.learner in opened.waiting:
+                request = Request(opened.number, opened.attempt, track.index)
+                out.append(ToLearner(member.session, request))
+        self.settle(track, now_ns, out)
+
+    # ------------------------------------------------------------ collect
+
+    def offer(self, contribution: Contribution, now_ns: int, out: list[SyncerEffect]) -> None:
+        """A complete contribution: into the open round, or held for the next one."""
+        track = self.tracks[contribution.id.fragment]
+        if contribution.late:
+            self.contributions_late += 1
+        if track.round is None:
+            track.held[contribution.id] = contribution
+            return
+        self._enter(track, contribution, now_ns, out)
+        self.settle(track, now_ns, out)
+
+    def answer_nothing(self, learner: str, answer: Nothing, now_ns: int, out: list[SyncerEffect]) -> None:
+        track = self.tracks[answer.fragment]
+        if track.round is not None and track.round.number == answer.round and learner in track.round.waiting:
+            track.round.waiting.discard(learner)
+            track.round.nothing.add(learner)
+            self.settle(track, now_ns, out)
+
+    def learner_gone(self, learner: str, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Open rounds no longer wait for this learner; what it gave stays."""
+        for track in self.tracks:
+            if track.round is not None:
+                track.round.waiting.discard(learner)
+                track.round.nothing.discard(learner)
+                self.settle(track, now_ns, out)
+
+    def _enter(self, track: FragmentTrack, item: Contribution, now_ns: int, out: list[SyncerEffect]) -> None:
+        opened = track.round
+        assert opened is not None
+        if track.version - item.base_version > self._config.carry_versions_max:
+            self.drop(item, Discard.STALE, out)
+            return
+        opened.contributions[item.id] = item
+        opened.waiting.discard(item.id.learner)
+        if opened.quorum_ns < 0 and len(opened.contributors()) >= self.quorum():
+            opened.quorum_ns = now_ns - opened.launched_ns
+            self._quorum_ns = moving_average(self._quorum_ns, float(opened.quorum_ns))
+            opened.grace_ns, _ = grace_ns(self._config, self.step_ns(), self._quorum_ns, self._sync_ns)
+
+    # ------------------------------------------------------------ close or abort
+
+    def settle(self, track: FragmentTrack, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Close the open round if it may close, abort it if it is out of time, else leave it."""
+        opened = track.round
+        if opened is None:
+            return
+        quorum = self.quorum() if opened.asked else 0  # leftovers ask nobody and need no quorum
+        reason = opened.close_reason(quorum, now_ns)
+        if reason is not None:
+            self._close(track, opened, reason, now_ns, out)
+        elif now_ns >= opened.launched_ns + self._config.quorum_timeout_ns:
+            self._abort(track, opened, f"no quorum of {quorum} in time", out)
+        elif not opened.waiting:
+            self._abort(track, opened, f"fewer than {quorum} learners are left to answer", out)
+
+    def _close(self, track: FragmentTrack, opened: Round, reason: str, now_ns: int, out: list[SyncerEffect]) -> None:
+        items = [opened.contributions[identity] for identity in sorted(opened.contributions)]
+        track.round, track.aborted = None, (0, 0)
+        if not items:
+            return
+        out.append(
+            Note(
+                "RoundClosed",
+                {
+                    "round": opened.number,
+                    "fragment": track.index,
+                    "contributors": sorted(opened.contributors()),
+                    "carried": sum(item.round != opened.number for item in items),
+                    "reason": reason,
+                    "quorum_ns": max(0, opened.quorum_ns),
+                    "grace_ns": opened.grace_ns,
+                    "close_ns": now_ns - opened.launched_ns,
+                },
+            )
+        )
+        ages = [track.version - item.base_version for item in items]
+        weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
+        track.merging = True
+        self._closed[track.index] = (opened, items, now_ns)
+        out.append(
+            Merge(track.index, opened.number, track.version + 1, tuple(item.id for item in items), tuple(weights))
+        )
+
+    def _abort(self, track: FragmentTrack, opened: Round, reason: str, out: list[SyncerEffect]) -> None:
+        self.aborts += 1
+        track.round, track.aborted = None, (opened.number, opened.attempt + 1)
+        track.held.update(opened.contributions)
+        track.due_step = opened.clock_step
+        out.append(
+            Note(
+                "RoundAborted",
+                {
+                    "round": opened.number,
+                    "attempt": opened.attempt,
+                    "fragment": track.index,
+                    "contributions": len(opened.contributions),
+                    "quorum": self.quorum(),
+                    "reason": reason,
+                },
+            )
+        )
+
+    def drop(self, item: Contribution, reason: str, out: list[SyncerEffect]) -> None:
+        """A contribution that was accepted will not be merged: say so to its learner, loudly."""
+        self._ledger.release(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
+        out.append(Forget(item.id))
+        detail = f"contribution {item.id.seq} of fragment {item.id.fragment} was dropped: {reason}"
+        out.append(_refused(item, reason, detail))
+        member = self._membership.members.get(item.id.learner)
+        if member is not None and member.generation == item.id.generation and member.connected:
+            out.append(ToLearner(member.session, Fate(item.id.fragment, item.id.seq, -1, reason)))
+
+    # ------------------------------------------------------------ commit
+
+    def merge_finished(self, done: MergeFinished, now_ns: int, out: list[SyncerEffect]) -> None:
+        track = self.tracks[done.fragment]
+        opened, items, closed_ns = self._closed.pop(done.fragment)
+        track.merging = False
+        if not done.finite:
+            for item in items:
+                self.drop(item, Refusal.NOT_FINITE, out)
+            return
+        track.version += 1
+        track.checksum = done.checksum
+        self.commits += 1
+        self.contributions_merged += len(items)
+        self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
+        for item in items:
+            self._ledger.merge(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
+            track.norms = [*track.norms[-NORMS_KEPT + 1 :], item.norm]
+            member = self._membership.members.get(item.id.learner)
+            if member is not None and member.generation == item.id.generation:
+                member.merged[done.fragment] = (item.id.seq, track.version)
+            out.append(Forget(item.id))
+        out.append(
+            Note(
+                "Committed",
+                {
+                    "fragment": track.index,
+                    "version": track.version,
+                    "round": opened.number,
+                    "contributors": [item.id.learner for item in items],
+                    "tokens": sum(item.tokens for item in items),
+                    "merge_ns": done.merge_ns,
+                    "update_bytes": done.update_bytes,
+                    "gradient_norm": done.gradient_norm,
+                    "rho": done.rho,
+                    "checksum": done.checksum,
+                },
+            )
+        )
+        self._publish(track, opened, self._membership.connected(), len(items), out)
+
+    def _publish(
+        self, track: FragmentTrack, opened: Round, members: Iterable[Member], contributors: int, out: list[SyncerEffect]
+    ) -> None:
+        for member in members:
+            seq, version = member.merged[track.index]
+            merged_seq = seq if version == track.version else -1
+            message = Published(
+                track.index, track.version, opened.number, track.checksum, merged_seq, contributors, opened.clock_step
+            )
+            out.append(ToLearner(member.session, message))
+
+    # ------------------------------------------------------------ time
+
+    def tick(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        for track in self.tracks:
+            self.settle(track, now_ns, out)
+
+    def next_wake_ns(self) -> int | None:
+        wakes = [
+            t.round.grace_deadline_ns()
+            if t.round.quorum_ns >= 0
+            else t.round.launched_ns + self._config.quorum_timeout_ns
+            for t in self.tracks
+            if t.round is not None
+        ]
+        return min(wakes) if wakes else None
+
+
+def _refused(item: Contribution, code: str, detail: str) -> Note:
+    return Note(
+        "ContributionRefused",
+        {
+            "fragment": item.id.fragment,
+            "learner": item.id.learner,
+            "generation": item.id.generation,
+            "seq": item.id.seq,
+            "tokens": item.tokens,
+            "code": str(code),
+            "detail": detail,
+        },
+    )

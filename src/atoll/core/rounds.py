@@ -1,0 +1,90 @@
+"""One fragment's rounds: what was contributed, who is still awaited, when the round may close.
+
+A round asks every active learner for one fragment. Contributions that came too late for an earlier round, or that a
+leaving learner handed over, are *held* by the fragment and enter its next round at once. A round closes when
+
+  (a) everybody asked has answered or is gone, and at least a quorum answered; or
+  (b) a quorum of contributions is complete and the grace window is over.
+
+If neither happens by the quorum timeout, the round is aborted: its contributions are held and it is launched again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.core.messages import NO_VERSION
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ContributionId:
+    """Names one encoded delta for ever. Ordered by learner first: merges take contributions in this order."""
+
+    learner: str
+    generation: int
+    fragment: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    id: ContributionId
+    round: int
+    base_version: int
+    steps: int
+    tokens: int
+    bytes: int
+    norm: float
+    late: bool
+
+
+@dataclass(slots=True)
+class Round:
+    number: int
+    attempt: int
+    fragment: int
+    launched_ns: int
+    clock_step: int
+    asked: list[str]
+    waiting: set[str]
+    """Learners asked that have neither answered nor gone."""
+    contributions: dict[ContributionId, Contribution] = field(default_factory=dict)
+    nothing: set[str] = field(default_factory=set)
+    quorum_ns: int = -1
+    """When the quorum was complete, since the launch; -1 before."""
+    grace_ns: int = 0
+
+    def contributors(self) -> set[str]:
+        return {identity.learner for identity in self.contributions}
+
+    def close_reason(self, quorum: int, now_ns: int) -> str | None:
+        """Why the round may close now, or None. Learners with nothing to give count as present, not as contributors."""
+        contributors = len(self.contributors())
+        if not self.waiting and contributors + len(self.nothing) >= quorum:
+            return "all answered"
+        if contributors >= quorum and self.quorum_ns >= 0 and now_ns >= self.grace_deadline_ns():
+            return "quorum and grace"
+        return None
+
+    def grace_deadline_ns(self) -> int:
+        return self.launched_ns + self.quorum_ns + self.grace_ns
+
+
+@dataclass(slots=True)
+class FragmentTrack:
+    """The syncer's view of one fragment."""
+
+    index: int
+    due_step: int
+    version: int = NO_VERSION
+    checksum: int = 0
+    round: Round | None = None
+    merging: bool = False
+    aborted: tuple[int, int] = (0, 0)
+    """(round, next attempt) while the last round was aborted and waits to be launched again."""
+    held: dict[ContributionId, Contribution] = field(default_factory=dict)
+    norms: list[float] = field(default_factory=list)
+
+    @property
+    def busy(self) -> bool:
+        return self.round is not None or self.merging

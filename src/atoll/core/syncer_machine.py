@@ -1,0 +1,462 @@
+"""The syncer as a pure machine: `handle(input, now_ns) -> effects`.
+
+It decides who is in, when a fragment is due, what enters a merge and with which weight, what is refused and why, and
+what each learner is told. It never sees parameters: the shell keeps payloads by ContributionId, merges when told to,
+and comes back with MergeFinished. Publishing follows the commit, never the other way round (invariant I4).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.core.admission import check_contribution, check_hello
+from atoll.core.config import SyncConfig
+from atoll.core.effects import (
+    Answer,
+    CommitSeed,
+    EndSession,
+    Finished,
+    FromLearner,
+    MergeFinished,
+    Note,
+    PushCompleted,
+    PushOpened,
+    SeedCommitted,
+    SessionClosed,
+    SessionOpened,
+    StopRequested,
+    SyncerEffect,
+    SyncerInput,
+    Tick,
+    ToLearner,
+)
+from atoll.core.layout import Layout, build_layout
+from atoll.core.ledger import Ledger
+from atoll.core.membership import Member, Membership, MemberState
+from atoll.core.messages import (
+    Fate,
+    FragmentState,
+    Hello,
+    Leave,
+    Nothing,
+    Progress,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Ready,
+    Refusal,
+    Refused,
+    Reseed,
+    Start,
+    Stop,
+    Upcoming,
+    Welcome,
+)
+from atoll.core.policy import moving_average, norm_limit, upcoming_count
+from atoll.core.round_book import RoundBook
+from atoll.core.rounds import Contribution, ContributionId
+from atoll.errors import LayoutError
+
+
+class SyncerMachine:
+    def __init__(self, config: SyncConfig, run: str, epoch: int = 1) -> None:
+        self.config = config
+        self.run = run
+        self.epoch = epoch
+        self.layout: Layout | None = None
+        self.membership = Membership()
+        self.ledger = Ledger(())
+        self.book = RoundBook(config, self.membership, self.ledger)
+        self.committed = False
+        """True once version 0 exists."""
+        self.stopping = ""
+        self._finished = False
+        self._seeder = ""
+        self._seeds: set[int] = set()
+
+    # ------------------------------------------------------------ the one entrance
+
+    def handle(self, event: SyncerInput, now_ns: int) -> list[SyncerEffect]:
+        out: list[SyncerEffect] = []
+        if isinstance(event, SessionOpened):
+            self._open(event, now_ns, out)
+        elif isinstance(event, FromLearner):
+            self._message(event, now_ns, out)
+        elif isinstance(event, PushOpened):
+            refusal = self._check_push(event.header)
+            sender = self.membership.members.get(event.header.learner)
+            if sender is not None and sender.generation == event.header.generation:
+                sender.heard_ns = now_ns
+            out.append(Answer(refusal or PushReply(accepted=True)))
+            return out
+        elif isinstance(event, PushCompleted):
+            self._complete(event, now_ns, out)
+        elif isinstance(event, SeedCommitted):
+            self._seed_committed(event.checksums, out)
+        elif isinstance(event, MergeFinished):
+            self.book.merge_finished(event, now_ns, out)
+        elif isinstance(event, SessionClosed):
+            self._closed(event, now_ns, out)
+        elif isinstance(event, StopRequested):
+            self._stop(event.reason, out)
+        elif isinstance(event, Tick):
+            self._expire(now_ns, out)
+            self.book.tick(now_ns, out)
+        self._pump(now_ns, out)
+        return out
+
+    def next_wake_ns(self) -> int | None:
+        """When to send the next Tick, if nothing else happens before."""
+        wakes = [w for w in (self.book.next_wake_ns(),) if w is not None]
+        for member in self.membership.members.values():
+            if self._on_lease(member):
+                wakes.append(member.heard_ns + self.config.lease_ns)
+            elif member.state is MemberState.AWAY:
+                wakes.append(member.away_ns + self.config.lost_after_ns)
+        return min(wakes) if wakes else None
+
+    def _pump(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """What follows from any change: stop when the budget is spent, launch what is due, merge leftovers, finish."""
+        if not self.committed:
+            return
+        states = {m.state for m in self.membership.members.values()}
+        if MemberState.ACTIVE in states:
+            self.book.launch_due(now_ns, out)
+            self._stop_when_spent(out)
+        elif MemberState.JOINING not in states and (self.stopping or MemberState.AWAY not in states):
+            self.book.launch_leftovers(now_ns, out)
+            if self.stopping and not self._finished and not self.book.in_flight:
+                self._finished = True
+                out.append(Finished(self.stopping))
+
+    def _stop_when_spent(self, out: list[SyncerEffect]) -> None:
+        budget = self.config.tokens_budget
+        if not budget or self.stopping or self.ledger.processed < budget:
+            return
+        if self.config.synchronous and self.book.in_flight:
+            return  # the last boundary's merge belongs to the run: learners wait for it
+        self._stop(f"the run's budget of {budget} tokens is processed", out)
+
+    # ------------------------------------------------------------ sessions
+
+    def _open(self, event: SessionOpened, now_ns: int, out: list[SyncerEffect]) -> None:
+        hello, session = event.hello, event.session
+        refusal = self._check_hello(hello)
+        if refusal is not None:
+            out += [ToLearner(session, refusal), EndSession(session, refusal.detail)]
+            out.append(Note("Warned", {"source": "syncer", "text": refusal.detail}))
+            return
+        assert self.layout is not None
+        known = self.membership.members.get(hello.learner)
+        if known is not None and known.connected:
+            self._replace_session(known, hello, out)
+            self.book.learner_gone(known.learner, now_ns, out)
+        member, fenced = self.membership.admit(hello.learner, hello.instance, session, now_ns, self.config.fragments)
+        if fenced is not None:
+            self.ledger.retire(fenced.learner, fenced.generation)
+        self.ledger.set_gone(member.learner, member.generation, False)
+        seed = not self.committed and not self._seeder
+        if seed:
+            self._seeder = member.learner
+        out.append(ToLearner(session, self._welcome(member, seed)))
+        self._note_member(member, "joined" if fenced is None else "a newer process took over", out)
+        if self.committed:
+            self._tell_fates(member, hello, out)
+            out.append(ToLearner(session, self._start()))
+
+    def _check_hello(self, hello: Hello) -> Refused | None:
+        if not self.committed and not self.membership.connected():
+            self.layout = None  # whoever fixed it is gone and gave no parameters
+        refusal = check_hello(hello, self.run, self.layout, self.membership.members.get(hello.learner))
+        if refusal is not None:
+            return refusal
+        if self.stopping:
+            return Refused(Refusal.CLOSED, f"the run is over ({self.stopping}); start a new one to train on")
+        if self.layout is None:
+            try:
+                self._fix_layout(hello)
+            except LayoutError as error:
+                return Refused(Refusal.LAYOUT, str(error))
+        return None
+
+    def _fix_layout(self, hello: Hello) -> None:
+        self.layout = build_layout(hello.tensors, self.config.fragments)
+        self.ledger = Ledger([fragment.parameters for fragment in self.layout.fragments])
+        self.book = RoundBook(self.config, self.membership, self.ledger)
+
+    def _replace_session(self, known: Member, hello: Hello, out: list[SyncerEffect]) -> None:
+        """The id has an open session: the same process lost it without our noticing, or another process took the id."""
+        if known.instance != hello.instance:
+            detail = (
+                f"another process joined as learner {hello.learner!r}, so this one may no longer contribute; "
+                "give each learner its own id"
+            )
+            out.append(ToLearner(known.session, Refused(Refusal.FENCED, detail)))
+        out.append(EndSession(known.session, "replaced by a newer session"))
+
+    def _welcome(self, member: Member, seed: bool) -> Welcome:
+        assert self.layout is not None
+        return Welcome(self.run, self.epoch, member.generation, self.config, self.layout.fingerprint, seed)
+
+    def _start(self) -> Start:
+        tracks = self.book.tracks
+        states = tuple(FragmentState(t.version, t.checksum) for t in tracks)
+        return Start(self.book.clock() or self._last_clock(), states, tuple(t.due_step for t in tracks))
+
+    def _last_clock(self) -> int:
+        """Where the run stands when fewer than a quorum are active: the furthest step anybody reported."""
+        return max((m.step for m in self.membership.members.values()), default=0)
+
+    def _tell_fates(self, member: Member, hello: Hello, out: list[SyncerEffect]) -> None:
+        """A learner that was away learns what became of the contributions it could not follow."""
+        for item in hello.outstanding:
+            if not 0 <= item.fragment < self.config.fragments:
+                continue
+            seq, version = member.merged[item.fragment]
+            identity = ContributionId(member.learner, member.generation, item.fragment, item.seq)
+            track = self.book.tracks[item.fragment]
+            in_round = track.round is not None and identity in track.round.contributions
+            if item.seq == seq:
+                out.append(ToLearner(member.session, Fate(item.fragment, item.seq, version, "")))
+            elif (
+                item.seq <= member.seq_seen[item.fragment]
+                and identity not in track.held
+                and not in_round
+                and not track.merging
+            ):
+                out.append(ToLearner(member.session, Fate(item.fragment, item.seq, -1, Refusal.UNKNOWN_ROUND)))
+
+    def _closed(self, event: SessionClosed, now_ns: int, out: list[SyncerEffect]) -> None:
+        member = self.membership.disconnect(event.session, now_ns)
+        if member is None:
+            return
+        if member.state is MemberState.AWAY:
+            self._note_member(member, event.reason, out)
+            self._gone(member, now_ns, out)
+
+    def _gone(self, member: Member, now_ns: int, out: list[SyncerEffect]) -> None:
+        self.book.learner_gone(member.learner, now_ns, out)
+        if self._seeder == member.learner and not self.committed:
+            self._pass_seed_on(out)
+
+    def _pass_seed_on(self, out: list[SyncerEffect]) -> None:
+        """The learner that was to give the first parameters is gone: ask the next one that waits."""
+        self._seeder, self._seeds = "", set()
+        for member in self.membership.connected():
+            self._seeder = member.learner
+            out.append(ToLearner(member.session, self._welcome(member, True)))
+            return
+
+    # ------------------------------------------------------------ control messages
+
+    def _message(self, event: FromLearner, now_ns: int, out: list[SyncerEffect]) -> None:
+        member = self.membership.by_session(event.session)
+        if member is None:
+            return
+        member.heard_ns = now_ns
+        message = event.message
+        if isinstance(message, Progress):
+            self._progress(member, message, now_ns, out)
+        elif isinstance(message, Ready):
+            self._ready(member, message, now_ns, out)
+        elif isinstance(message, Nothing):
+            if 0 <= message.fragment < self.config.fragments:
+                self.book.answer_nothing(member.learner, message, now_ns, out)
+        elif isinstance(message, Leave):
+            member.state = MemberState.LEFT
+            self._note_member(member, message.reason, out)
+            out.append(EndSession(member.session, "left"))
+            self.membership.disconnect(event.session, now_ns)
+            self.ledger.retire(member.learner, member.generation)
+            self._gone(member, now_ns, out)
+        else:
+            out.append(EndSession(event.session, f"unexpected {type(message).__name__} in an open session"))
+
+    def _ready(self, member: Member, message: Ready, now_ns: int, out: list[SyncerEffect]) -> None:
+        if not self.committed or len(message.bases) != self.config.fragments:
+            self._end_for(member, Refusal.NOT_READY, "said ready before committed state was adopted", out)
+            return
+        member.bases = message.bases
+        member.step = message.step
+        self.membership.activate(member, now_ns)
+        self._note_member(member, f"ready at step {message.step}", out)
+        self._send_upcoming(member, out)
+        if self.stopping:
+            out.append(ToLearner(member.session, Stop(self.stopping)))
+
+    def _progress(self, member: Member, message: Progress, now_ns: int, out: list[SyncerEffect]) -> None:
+        backwards = message.steps < member.steps or message.tokens < member.tokens or message.step < member.step
+        foreign = len(message.bases) != self.config.fragments
+        unknown = any(not 0 <= d.fragment < self.config.fragments for d in message.discarded)
+        if backwards or foreign or unknown:
+            what = "counters that go backwards" if backwards else "fragments that this run does not have"
+            self._end_for(member, Refusal.COUNTERS, f"progress reported {what}", out)
+            return
+        if member.state is MemberState.AWAY and member.bases:
+            self.membership.activate(member, now_ns)  # it was only silent, its session never broke
+            self._note_member(member, "heard again", out)
+        elif member.state is MemberState.LOST and member.bases:
+            self.ledger.set_gone(member.learner, member.generation, False)
+            self.membership.activate(member, now_ns)
+            self._note_member(member, "came back", out)
+        member.step, member.steps, member.tokens = message.step, message.steps, message.tokens
+        member.loss, member.bases = message.loss, message.bases
+        if message.step_ns > 0:
+            member.step_ns = moving_average(member.step_ns, float(message.step_ns))
+        self.ledger.account(member.learner, member.generation).report(message.tokens, message.discarded)
+        self._send_upcoming(member, out)
+
+    def _end_for(self, member: Member, code: Refusal, what: str, out: list[SyncerEffect]) -> None:
+        detail = f"learner {member.learner!r} (generation {member.generation}) {what}; restart that process"
+        out += [ToLearner(member.session, Refused(code, detail)), EndSession(member.session, detail)]
+        out.append(Note("Warned", {"source": "syncer", "text": detail}))
+
+    def _send_upcoming(self, member: Member, out: list[SyncerEffect]) -> None:
+        count = upcoming_count(self.config, member.step_ns, self.book.step_ns())
+        upcoming = self.book.upcoming(count)
+        if upcoming != member.upcoming and member.connected:
+            member.upcoming = upcoming
+            out.append(ToLearner(member.session, Upcoming(upcoming)))
+
+    # ------------------------------------------------------------ bulk
+
+    def _check_push(self, header: PushHeader) -> PushReply | None:
+        who = f"learner {header.learner!r}, fragment {header.fragment}"
+        if self.layout is None or not 0 <= header.fragment < self.config.fragments:
+            return PushReply(False, Refusal.UNKNOWN_FRAGMENT, f"{who}: this run has no such fragment")
+        if header.kind is PushKind.SEED:
+            if self.committed or header.learner != self._seeder:
+                return PushReply(False, Refusal.NOT_READY, f"{who}: not asked for the first parameters")
+            if header.codec != "fp32":
+                return PushReply(False, Refusal.CODEC, f"{who}: the first parameters must be sent as fp32")
+            return None
+        if not self.committed:
+            return PushReply(False, Refusal.NOT_READY, f"{who}: the run has no committed state yet")
+        member = self.membership.members.get(header.learner)
+        track = self.book.tracks[header.fragment]
+        return check_contribution(header, self.config, member, track, self.book.rounds_started)
+
+    def _complete(self, event: PushCompleted, now_ns: int, out: list[SyncerEffect]) -> None:
+        header = event.header
+        refusal = self._check_push(header) or self._check_values(event)
+        if refusal is not None:
+            self._refuse_push(header, refusal, out)
+            return
+        if header.kind is PushKind.SEED:
+            self._seeds.add(header.fragment)
+            out.append(Answer(PushReply(accepted=True)))
+            if len(self._seeds) == self.config.fragments:
+                out.append(CommitSeed())
+            return
+        self._accept(event, now_ns, out)
+
+    def _accept(self, event: PushCompleted, now_ns: int, out: list[SyncerEffect]) -> None:
+        header = event.header
+        member = self.membership.members[header.learner]
+        member.heard_ns = now_ns
+        member.seq_seen[header.fragment] = header.seq
+        track = self.book.tracks[header.fragment]
+        late = header.round > 0 and (track.round is None or track.round.number != header.round)
+        identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
+        contribution = Contribution(
+            identity, header.round, header.base_version, header.steps, header.tokens, header.size, event.norm, late
+        )
+        self.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)
+        out.append(Answer(PushReply(accepted=True, late=late)))
+        fields = {name: getattr(header, name) for name in ("round", "fragment", "learner", "generation", "seq")}
+        fields |= {
+            "steps": header.steps,
+            "tokens": header.tokens,
+            "bytes": header.size,
+            "norm": event.norm,
+            "late": late,
+        }
+        out.append(Note("ContributionReceived", fields))
+        self.book.offer(contribution, now_ns, out)
+
+    def _check_values(self, event: PushCompleted) -> PushReply | None:
+        header = event.header
+        who = f"learner {header.learner!r}, fragment {header.fragment}, contribution {header.seq}"
+        if not event.finite:
+            return PushReply(
+                False, Refusal.NOT_FINITE, f"{who}: it holds NaN or Inf; its learner starts from the run's state"
+            )
+        if header.kind is PushKind.SEED:
+            return None
+        limit = norm_limit(self.config, self.book.tracks[header.fragment].norms, header.steps)
+        if event.norm > limit:
+            return PushReply(
+                False, Refusal.NORM_OUTLIER, f"{who}: norm {event.norm:.3g} is above the limit {limit:.3g}"
+            )
+        return None
+
+    def _refuse_push(self, header: PushHeader, refusal: PushReply, out: list[SyncerEffect]) -> None:
+        out.append(Answer(refusal))
+        fields = {name: getattr(header, name) for name in ("fragment", "learner", "generation", "seq", "tokens")}
+        out.append(Note("ContributionRefused", {**fields, "code": str(refusal.code), "detail": refusal.detail}))
+        member = self.membership.members.get(header.learner)
+        if member is None or member.generation != header.generation or header.kind is PushKind.SEED:
+            return
+        if refusal.code == Refusal.DUPLICATE:
+            seq, version = member.merged[header.fragment]
+            if seq == header.seq and member.connected:
+                out.append(ToLearner(member.session, Fate(header.fragment, header.seq, version, "")))
+        elif refusal.code in (Refusal.NOT_FINITE, Refusal.NORM_OUTLIER):
+            member.seq_seen[header.fragment] = header.seq
+            if member.connected:
+                out.append(ToLearner(member.session, Reseed(refusal.detail)))
+            out.append(Note("Warned", {"source": "syncer", "text": f"quarantined: {refusal.detail}"}))
+
+    def _seed_committed(self, checksums: tuple[int, ...], out: list[SyncerEffect]) -> None:
+        self.committed = True
+        for track, checksum in zip(self.book.tracks, checksums, strict=True):
+            track.version, track.checksum = 0, checksum
+        start = self._start()
+        out += [ToLearner(member.session, start) for member in self.membership.connected()]
+
+    # ------------------------------------------------------------ stop and time
+
+    def _stop(self, reason: str, out: list[SyncerEffect]) -> None:
+        if self.stopping:
+            return
+        self.stopping = reason
+        out += [ToLearner(member.session, Stop(reason)) for member in self.membership.connected()]
+
+    def _expire(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        for _, member in sorted(self.membership.members.items()):
+            silent = now_ns - member.heard_ns >= self.config.lease_ns
+            if silent and self._on_lease(member):
+                member.state, member.away_ns = MemberState.AWAY, now_ns
+                self._note_member(member, f"silent for {self.config.lease_ns / 1e9:g} s", out)
+                self._gone(member, now_ns, out)
+            elif member.state is MemberState.AWAY and now_ns - member.away_ns >= self.config.lost_after_ns:
+                member.state = MemberState.LOST
+                self.ledger.set_gone(member.learner, member.generation, True)
+                self._note_member(member, f"away for {self.config.lost_after_ns / 1e9:g} s", out)
+
+    def _on_lease(self, member: Member) -> bool:
+        """Silence matters for learners that rounds wait for, and for the one that gives the first parameters."""
+        seeding = member.state is MemberState.JOINING and member.learner == self._seeder and not self.committed
+        return member.state is MemberState.ACTIVE or seeding
+
+    def _note_member(self, member: Member, reason: str, out: list[SyncerEffect]) -> None:
+        fields = {"learner": member.learner, "generation": member.generation}
+        out.append(Note("MemberChanged", {**fields, "state": str(member.state), "reason": reason}))
+
+    # ------------------------------------------------------------ looking in
+
+    def stats(self) -> dict[str, Any]:
+        """The fields of a SyncerStats event that the machine knows."""
+        totals = self.ledger.totals()
+        return {
+            "clock_step": self.book.clock() or self._last_clock(),
+            "active": len(self.membership.active()),
+            "commits": self.book.commits,
+            "rounds_open": self.book.in_flight,
+            "contributions_merged": self.book.contributions_merged,
+            "contributions_late": self.book.contributions_late,
+            "tokens_processed": totals.processed,
+            "tokens_merged": totals.merged,
+            "tokens_pending": totals.pending,
+            "tokens_discarded": totals.discarded,
+        }

@@ -1,0 +1,238 @@
+"""Both machines together over a fake link: the behaviour that users rely on, without sockets, arrays or time."""
+
+from __future__ import annotations
+
+import pytest
+from world import STEP_NS, TENSORS, World
+
+from atoll.core.config import SyncConfig
+from atoll.core.messages import TensorSpec
+
+
+def config(**changes: object) -> SyncConfig:
+    values: dict[str, object] = {
+        "sync_every": 4,
+        "fragments": 4,
+        "overlap": 2,
+        "quorum": "all",
+        "learners_expected": 2,
+    }
+    return SyncConfig.from_dict({**values, **changes})
+
+
+@pytest.mark.parametrize("adopt", ["rebase", "overwrite", "mix:0.5"])
+@pytest.mark.parametrize("quorum", ["1", "50%", "all"])
+def test_a_run_commits_and_the_ledger_adds_up(adopt: str, quorum: str) -> None:
+    world = World(config(adopt=adopt, quorum=quorum), 2)
+    world.join_all()
+    world.everyone_steps(40)
+    assert world.syncer.book.commits >= 30
+    assert all(track.version >= 7 for track in world.syncer.book.tracks)
+    world.check_ledger()
+    if adopt == "rebase":
+        world.check_rebase()
+        assert world.syncer.ledger.totals().discarded == {}
+    for learner in world.learners.values():
+        assert learner.machine.versions_behind <= 2
+
+
+def test_pacing_keeps_the_effective_period_at_sync_every() -> None:
+    world = World(config(sync_every=8), 2)
+    world.join_all()
+    world.everyone_steps(80)
+    for track in world.syncer.book.tracks:
+        assert 9 <= track.version <= 10
+
+
+def test_synchronous_learners_wait_for_the_merge_and_stay_equal() -> None:
+    world = World(config(overlap=0, fragments=1, grace_cap_steps=0.0), 2)
+    world.join_all()
+    first, second = world.learners.values()
+    for _ in range(4):
+        world.step(first)
+    assert first.machine.must_wait
+    for _ in range(4):
+        assert not second.machine.must_wait
+        world.step(second)
+    world.boundary(first)
+    world.boundary(second)
+    assert not first.machine.must_wait and not second.machine.must_wait
+    assert first.theta == second.theta == {0: 4.0}
+
+
+def test_a_learner_that_answers_late_is_carried_into_the_next_round() -> None:
+    world = World(config(quorum="1", sync_every=4, grace_cap_steps=0.0), 2)
+    world.join_all()
+    slow = list(world.learners.values())[1]
+    slow.push_delay = 3 * STEP_NS
+    world.everyone_steps(40)
+    assert world.syncer.book.contributions_late > 5
+    assert sum(i.learner == "l1" for i in world.merged_ids) > 10
+    world.check_ledger()
+    world.check_rebase()
+
+
+def test_a_learner_ten_times_slower_still_contributes_to_every_fragment() -> None:
+    world = World(config(quorum="1"), 2)
+    world.join_all()
+    fast, slow = world.learners.values()
+    for step in range(200):
+        world.step(fast)
+        if step % 10 == 9:
+            world.step(slow)
+        world.advance(STEP_NS)
+    fragments = {i.fragment for i in world.merged_ids if i.learner == "l1"}
+    assert fragments == {0, 1, 2, 3}
+    assert sum(i.learner == "l1" for i in world.merged_ids) >= 40
+    world.check_ledger()
+    world.check_rebase()
+
+
+def test_a_killed_learner_costs_only_its_own_pending_tokens_and_comes_back_with_a_new_generation() -> None:
+    world = World(config(), 2)
+    world.join_all()
+    world.everyone_steps(10)
+    victim = next(iter(world.learners.values()))
+    world.kill(victim)
+    commits = world.syncer.book.commits
+    world.everyone_steps(10)
+    assert world.syncer.book.commits > commits
+    world.add("l0", instance="l0-2")
+    world.join_all()
+    again = world.learners["l0@l0-2"]
+    assert again.machine.generation == 2
+    assert again.machine.step >= 18
+    world.everyone_steps(10)
+    assert any(i.learner == "l0" and i.generation == 2 for i in world.merged_ids)
+    totals = world.syncer.ledger.totals()
+    assert 0 < totals.discarded["learner_lost"] <= 40
+    world.check_ledger()
+
+
+def test_two_processes_with_one_id_the_newer_wins_and_the_older_cannot_come_back() -> None:
+    world = World(config(), 2)
+    world.join_all()
+    world.everyone_steps(6)
+    old = world.learners["l0@l0-1"]
+    world.add("l0", instance="other")
+    assert old.code == "fenced" and "its own id" in old.stopped
+    old.session = -1
+    world.connect(old)
+    assert old.code == "fenced"
+    world.join_all()
+    world.everyone_steps(6)
+    assert world.learners["l0@other"].machine.joined
+    world.check_ledger()
+
+
+def test_link_loss_loses_nothing_under_rebase() -> None:
+    world = World(config(quorum="1"), 2)
+    world.join_all()
+    world.everyone_steps(10)
+    cut = world.learners["l1@l1-1"]
+    world.disconnect(cut)
+    world.everyone_steps(60)
+    assert cut.machine.steps == 70
+    world.connect(cut)
+    world.boundary(cut)
+    world.everyone_steps(12)
+    world.check_ledger()
+    world.check_rebase()
+    totals = world.syncer.ledger.totals()
+    assert totals.discarded == {}
+    assert totals.processed == 10 * (82 + 82)
+    assert totals.pending <= 10 * 2 * 8
+
+
+def test_leaving_hands_everything_over_and_the_rest_is_merged_without_a_quorum() -> None:
+    world = World(config(tokens_budget=2 * 10 * 10), 2)
+    world.join_all()
+    world.everyone_steps(14)
+    for learner in world.learners.values():
+        assert learner.stopped
+        world.close(learner)
+        assert learner.left
+    assert world.finished
+    totals = world.syncer.ledger.totals()
+    assert totals.merged == totals.processed == sum(x.machine.tokens for x in world.learners.values())
+    world.check_ledger()
+
+
+def test_quorum_lost_by_timeout_aborts_and_asks_again() -> None:
+    world = World(config(quorum="2", quorum_timeout_ns=5 * STEP_NS), 2)
+    world.join_all()
+    slow = world.learners["l1@l1-1"]
+    slow.push_delay = 8 * STEP_NS
+    world.everyone_steps(40)
+    assert world.syncer.book.aborts > 0
+    assert world.syncer.book.commits > 0
+    world.check_ledger()
+
+
+def test_nan_and_huge_contributions_are_quarantined_and_the_learner_is_reseeded() -> None:
+    world = World(config(quorum="1", norm_outlier_factor=10.0), 2)
+    world.join_all()
+    world.everyone_steps(40)
+    bad = world.learners["l0@l0-1"]
+    bad.theta = dict.fromkeys(bad.theta, float("nan"))
+    real = world.complete_push
+    world.complete_push = lambda h, v, norm=1.0, finite=True: real(h, v, norm, finite=v == v)  # type: ignore[method-assign]
+    world.everyone_steps(12)
+    assert all(v == v for v in world.theta.values()), "a NaN was committed"
+    assert all(v == v for v in bad.theta.values()), "the learner was not re-seeded"
+    assert world.syncer.ledger.totals().discarded["quarantined"] > 0
+    world.complete_push = lambda h, v, norm=1.0, finite=True: real(h, v, 1e9 if h.learner == "l0" else 1.0)  # type: ignore[method-assign]
+    merged = sum(i.learner == "l0" for i in world.merged_ids)
+    world.everyone_steps(12)
+    assert sum(i.learner == "l0" for i in world.merged_ids) == merged
+    refused = [n.fields["code"] for n in world.notes if n.kind == "ContributionRefused"]
+    assert "not_finite" in refused and "norm_outlier" in refused
+    world.check_ledger()
+
+
+def test_a_syncer_that_lost_its_state_is_seeded_again_with_the_published_parameters() -> None:
+    from atoll.core.syncer_machine import SyncerMachine
+
+    world = World(config(), 2)
+    world.join_all()
+    world.everyone_steps(12)
+    published = dict(world.theta)
+    for learner in world.learners.values():
+        world.disconnect(learner)
+    world.syncer = SyncerMachine(world.config, "run-2")
+    world.seeds, world.payloads, world.history, world.merged_ids = {}, {}, {}, []
+    for learner in world.learners.values():
+        world.connect(learner)
+    assert world.theta == published
+    world.join_all()
+    world.everyone_steps(12)
+    assert world.syncer.book.commits >= 8
+    world.check_rebase()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        (TENSORS[:3], "lacks tensor 'w3'"),
+        ((*TENSORS[:3], TensorSpec("w3", (512,), "float32")), "tensor 'w3' is float32[512]"),
+        ((*TENSORS, TensorSpec("more", (256,), "float32")), "extra tensor 'more'"),
+    ],
+)
+def test_another_model_is_refused_with_the_difference(tensors: tuple[TensorSpec, ...], words: str) -> None:
+    world = World(config(), 1)
+    stranger = world.add("stranger", tensors=tensors)
+    assert stranger.code == "wrong_layout"
+    assert words in stranger.stopped and "same model" in stranger.stopped
+
+
+def test_the_next_learner_seeds_when_the_first_dies_before_it_did() -> None:
+    world = World(config())
+    first = world.add("a")
+    assert world.seeds
+    world2 = World(config())
+    world2._push_seed = lambda learner: None  # type: ignore[method-assign]
+    first = world2.add("a")
+    world2.add("b")
+    del world2._push_seed
+    world2.kill(first)
+    assert world2.syncer.committed

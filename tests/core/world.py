@@ -1,0 +1,310 @@
+"""A syncer machine and some learner machines, joined by a fake link: the smallest world in which the protocol runs.
+
+Payloads are scalars: a learner's parameter of a fragment is one float that grows by 1 per step, so that merges and
+rebases can be checked by hand. Messages are delivered in order per link; pushes and fetches take one delivery each.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from atoll.core import effects as fx
+from atoll.core.config import SyncConfig
+from atoll.core.learner_machine import LearnerMachine
+from atoll.core.messages import FetchKind, PushHeader, PushKind, PushReply, TensorSpec
+from atoll.core.rounds import ContributionId
+from atoll.core.syncer_machine import SyncerMachine
+
+TENSORS = tuple(TensorSpec(f"w{i}", (256,), "float32") for i in range(4))
+STEP_NS = 1_000_000
+
+
+@dataclass
+class FakeLearner:
+    machine: LearnerMachine
+    session: int = -1
+    theta: dict[int, float] = field(default_factory=dict)
+    base: dict[int, float] = field(default_factory=dict)
+    prepared: dict[tuple[int, int], float] = field(default_factory=dict)
+    snapshots: dict[int, float] = field(default_factory=dict)
+    progress: dict[tuple[int, int], float] = field(default_factory=dict)
+    payloads: dict[tuple[int, int], tuple[PushHeader, float]] = field(default_factory=dict)
+    dead: bool = False
+    push_delay: int = 0
+    notes: list[fx.Note] = field(default_factory=list)
+    stopped: str = ""
+    code: str = ""
+    left: bool = False
+
+
+class World:
+    def __init__(self, config: SyncConfig, learners: int = 0) -> None:
+        self.config = config
+        self.syncer = SyncerMachine(config, "run-1")
+        self.now_ns = 0
+        self.queue: deque[Any] = deque()
+        self.later: list[tuple[int, Any]] = []
+        self.sessions = 0
+        self.theta: dict[int, float] = {}
+        self.history: dict[tuple[int, int], float] = {}
+        self.seeds: dict[int, float] = {}
+        self.payloads: dict[ContributionId, float] = {}
+        self.merges: list[fx.Merge] = []
+        self.merged_ids: list[ContributionId] = []
+        self.notes: list[fx.Note] = []
+        self.finished = ""
+        self.learners: dict[str, FakeLearner] = {}
+        for index in range(learners):
+            self.add(f"l{index}")
+
+    # ------------------------------------------------------------ members
+
+    def add(self, name: str, instance: str = "", tensors: tuple[TensorSpec, ...] = TENSORS) -> FakeLearner:
+        learner = FakeLearner(LearnerMachine(name, instance or f"{name}-1", tensors))
+        learner.theta = dict.fromkeys(range(self.config.fragments), 0.0)
+        self.learners[name + "@" + learner.machine.instance] = learner
+        self.connect(learner)
+        return learner
+
+    def connect(self, learner: FakeLearner) -> None:
+        self.sessions += 1
+        learner.session = self.sessions
+        self.to_syncer(fx.SessionOpened(learner.session, learner.machine.hello()))
+        self.run()
+
+    def disconnect(self, learner: FakeLearner) -> None:
+        session, learner.session = learner.session, -1
+        self.learner_input(learner, fx.LinkDown("cut"))
+        self.to_syncer(fx.SessionClosed(session, "cut"))
+        self.run()
+
+    def kill(self, learner: FakeLearner) -> None:
+        learner.dead = True
+        session, learner.session = learner.session, -1
+        self.to_syncer(fx.SessionClosed(session, "killed"))
+        self.run()
+
+    def by_session(self, session: int) -> FakeLearner | None:
+        return next((x for x in self.learners.values() if x.session == session and not x.dead), None)
+
+    # ------------------------------------------------------------ time and delivery
+
+    def to_syncer(self, event: Any) -> list[Any]:
+        out = self.syncer.handle(event, self.now_ns)
+        for effect in out:
+            self._syncer_effect(effect)
+        return out
+
+    def learner_input(self, learner: FakeLearner, event: Any) -> None:
+        if learner.dead:
+            return
+        for effect in learner.machine.handle(event, self.now_ns):
+            self._learner_effect(learner, effect)
+
+    def run(self) -> None:
+        """Deliver everything that is under way."""
+        for _ in range(100_000):
+            if not self.queue:
+                return
+            self.queue.popleft()()
+        raise AssertionError("the world does not come to rest")
+
+    def advance(self, duration_ns: int) -> None:
+        target = self.now_ns + duration_ns
+        while True:
+            wake = self.syncer.next_wake_ns()
+            due = [t for t, _ in self.later]
+            nexts = [t for t in [*due, wake] if t is not None and t <= target]
+            if not nexts:
+                break
+            self.now_ns = max(self.now_ns, min(nexts))
+            ready = [a for t, a in self.later if t <= self.now_ns]
+            self.later = [(t, a) for t, a in self.later if t > self.now_ns]
+            for action in ready:
+                action()
+            self.to_syncer(fx.Tick())
+            self.run()
+        self.now_ns = target
+
+    def step(self, learner: FakeLearner, tokens: int = 10) -> None:
+        assert learner.machine.joined
+        for fragment in learner.theta:
+            learner.theta[fragment] += 1.0
+        self.learner_input(learner, fx.Stepped(tokens, STEP_NS, 1.0))
+        self.run()
+        for _ in range(10):
+            if learner.machine.adopt_ready:
+                self.boundary(learner)
+
+    def boundary(self, learner: FakeLearner) -> None:
+        self.learner_input(learner, fx.Boundary())
+        self.run()
+
+    def join_all(self) -> None:
+        for _ in range(3):
+            for learner in self.learners.values():
+                self.boundary(learner)
+
+    def everyone_steps(self, count: int, tokens: int = 10) -> None:
+        for _ in range(count):
+            for learner in self.learners.values():
+                if learner.machine.joined and not learner.dead and not learner.machine.must_wait and not learner.left:
+                    self.step(learner, tokens)
+            self.advance(STEP_NS)
+            for learner in self.learners.values():
+                self.boundary(learner)
+
+    def close(self, learner: FakeLearner) -> None:
+        self.learner_input(learner, fx.Closing(True, "done"))
+        self.run()
+
+    # ------------------------------------------------------------ the shells
+
+    def _syncer_effect(self, effect: Any) -> None:
+        if isinstance(effect, fx.ToLearner):
+            learner = self.by_session(effect.session)
+            if learner is not None:
+                self.queue.append(lambda: self.learner_input(learner, fx.FromSyncer(effect.message)))
+        elif isinstance(effect, fx.CommitSeed):
+            self.theta = dict(self.seeds)
+            self.history.update({(p, 0): value for p, value in self.theta.items()})
+            checksums = tuple(hash(v) & 0xFF for _, v in sorted(self.theta.items()))
+            self.queue.append(lambda: self.to_syncer(fx.SeedCommitted(checksums)))
+        elif isinstance(effect, fx.Merge):
+            self.queue.append(lambda: self._merge(effect))
+        elif isinstance(effect, fx.Forget):
+            del self.payloads[effect.contribution]
+        elif isinstance(effect, fx.Note):
+            self.notes.append(effect)
+        elif isinstance(effect, fx.Finished):
+            self.finished = effect.reason
+        elif isinstance(effect, fx.EndSession):
+            self.queue.append(lambda: self.to_syncer(fx.SessionClosed(effect.session, effect.reason)))
+
+    def _merge(self, effect: fx.Merge) -> None:
+        self.merges.append(effect)
+        assert len(set(effect.contributions)) == len(effect.contributions)
+        for identity in effect.contributions:
+            assert identity not in self.merged_ids, "a contribution was merged twice"
+            self.merged_ids.append(identity)
+        total = sum(effect.weights)
+        values = [self.payloads[i] for i in effect.contributions]
+        self.theta[effect.fragment] += sum(w * v for w, v in zip(effect.weights, values, strict=True)) / total
+        self.history[effect.fragment, effect.version] = self.theta[effect.fragment]
+        self.to_syncer(fx.MergeFinished(effect.fragment, finite=True, checksum=effect.version))
+
+    def _learner_effect(self, learner: FakeLearner, effect: Any) -> None:
+        if isinstance(effect, fx.ToSyncer):
+            session = learner.session
+            if session >= 0:
+                self.queue.append(lambda: self.to_syncer(fx.FromLearner(session, effect.message)))
+        elif isinstance(effect, fx.PushSeed):
+            self.queue.append(lambda: self._push_seed(learner))
+        elif isinstance(effect, fx.TakeSnapshot):
+            learner.snapshots[effect.fragment] = learner.theta[effect.fragment]
+        elif isinstance(effect, fx.DropSnapshot):
+            del learner.snapshots[effect.fragment]
+        elif isinstance(effect, fx.Contribute):
+            self._contribute(learner, effect)
+        elif isinstance(effect, fx.PushAgain):
+            header, value = learner.payloads[effect.fragment, effect.seq]
+            self.queue.append(lambda: self._push(learner, header, value))
+        elif isinstance(effect, fx.Settle):
+            learner.payloads.pop((effect.fragment, effect.seq))
+            learner.progress.pop((effect.fragment, effect.seq))
+        elif isinstance(effect, fx.Fetch):
+            self.queue.append(lambda: self._fetch(learner, effect))
+        elif isinstance(effect, fx.Adopt):
+            self._adopt(learner, effect)
+        elif isinstance(effect, fx.Note):
+            learner.notes.append(effect)
+        elif isinstance(effect, fx.Stopped):
+            learner.stopped, learner.code = effect.reason, effect.code
+        elif isinstance(effect, fx.Left):
+            learner.left = True
+
+    def _push_seed(self, learner: FakeLearner) -> None:
+        for p in range(self.config.fragments):
+            header = PushHeader(
+                PushKind.SEED, learner.machine.learner, learner.machine.generation, p, 0, 0, 0, -1, 0, 0, "fp32", 1, 1
+            )
+            self.seeds[p] = learner.base.get(p, learner.theta[p])
+            self.to_syncer(fx.PushOpened(header))
+            self.to_syncer(fx.PushCompleted(header, True, 0.0))
+
+    def _contribute(self, learner: FakeLearner, effect: fx.Contribute) -> None:
+        p, seq = effect.header.fragment, effect.header.seq
+        value = learner.snapshots.pop(p) - learner.base[p] - sum(learner.progress[p, s] for s in effect.minus)
+        learner.progress[p, seq] = value
+        header = replace(effect.header, size=1, checksum=1)
+        learner.payloads[p, seq] = (header, value)
+        if learner.push_delay:
+            self.later.append((self.now_ns + learner.push_delay, lambda: self._push(learner, header, value)))
+        else:
+            self.queue.append(lambda: self._push(learner, header, value))
+
+    def _push(self, learner: FakeLearner, header: PushHeader, value: float) -> None:
+        if learner.dead or learner.session < 0:
+            self.learner_input(learner, fx.PushBroken(header.fragment, header.seq))
+            return
+        reply = self.complete_push(header, value)
+        self.queue.append(lambda: self.learner_input(learner, fx.PushDone(header.fragment, header.seq, reply)))
+
+    def complete_push(self, header: PushHeader, value: float, norm: float = 1.0, finite: bool = True) -> PushReply:
+        out = self.to_syncer(fx.PushOpened(header))
+        reply = next(e.reply for e in out if isinstance(e, fx.Answer))
+        if not reply.accepted:
+            return reply
+        identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
+        self.payloads[identity] = value
+        out = self.to_syncer(fx.PushCompleted(header, finite, norm))
+        reply = next(e.reply for e in out if isinstance(e, fx.Answer))
+        if not reply.accepted:
+            del self.payloads[identity]
+        return reply
+
+    def _fetch(self, learner: FakeLearner, effect: fx.Fetch) -> None:
+        if learner.dead or learner.session < 0:
+            self.learner_input(learner, fx.FetchBroken(effect.fragment, effect.version, gone=False))
+            return
+        current = self.syncer.book.tracks[effect.fragment].version
+        if effect.kind is FetchKind.UPDATE and effect.version <= current - self.config.ring_versions:
+            self.learner_input(learner, fx.FetchBroken(effect.fragment, effect.version, gone=True))
+            return
+        version = current if effect.kind is FetchKind.THETA else effect.version
+        learner.prepared[effect.fragment, version] = self.history[effect.fragment, version]
+        self.learner_input(learner, fx.Fetched(effect.fragment, version))
+
+    def _adopt(self, learner: FakeLearner, effect: fx.Adopt) -> None:
+        p = effect.fragment
+        new = learner.prepared.pop((p, effect.version), None)
+        new = learner.base[p] if new is None else new
+        if effect.rule == "overwrite":
+            learner.theta[p] = new
+        elif effect.rule == "mix":
+            learner.theta[p] = effect.alpha * learner.theta[p] + (1 - effect.alpha) * new
+        else:
+            minus = sum(learner.progress[p, s] for s in effect.minus)
+            learner.theta[p] = new + (learner.theta[p] - learner.base[p]) - minus
+        learner.base[p] = new
+
+    # ------------------------------------------------------------ checks
+
+    def check_ledger(self) -> None:
+        for fragment in range(self.config.fragments):
+            line = self.syncer.ledger.fragment_totals(fragment)
+            assert line.processed == line.merged + line.pending + sum(line.discarded.values())
+            assert min(line.merged, line.pending, *line.discarded.values(), 0) == 0
+        total = self.syncer.ledger.totals()
+        assert total.processed == total.merged + total.pending + sum(total.discarded.values())
+
+    def check_rebase(self) -> None:
+        """Under rebase, theta - base is exactly the learner's own progress that is not merged: one per local step."""
+        for learner in self.learners.values():
+            if learner.dead or not learner.machine.joined:
+                continue
+            for progress in learner.machine.fragments:
+                own = progress.local.steps + sum(s.counters.steps for s in progress.outstanding if not s.overwritten)
+                assert abs(learner.theta[progress.index] - learner.base[progress.index] - own) < 1e-9
