@@ -1,1 +1,62 @@
-"""Atoll."""
+"""Atoll: train one model on many unreliable, unequal, far-apart machines.
+
+import atoll
+with atoll.Learner(model, optimizer) as learner:
+    for batch in data:
+        ...; optimizer.step(); learner.step(tokens=batch.numel())
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from atoll.core.config import SyncConfig
+from atoll.errors import (
+    AtollError,
+    ConfigError,
+    CorpusError,
+    FencedError,
+    LaunchError,
+    LayoutError,
+    LocalProtocolError,
+    PayloadError,
+    ProtocolError,
+    RefusedError,
+    RemoteProtocolError,
+    UnreachableError,
+)
+
+if TYPE_CHECKING:
+    from atoll.learner import Learner
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AtollError",
+    "ConfigError",
+    "CorpusError",
+    "FencedError",
+    "LaunchError",
+    "LayoutError",
+    "Learner",
+    "LocalProtocolError",
+    "PayloadError",
+    "ProtocolError",
+    "RefusedError",
+    "RemoteProtocolError",
+    "SyncConfig",
+    "UnreachableError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Learner":  # torch is an extra: imported only by those who train
+        try:
+            from atoll.learner import Learner
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError("atoll.Learner needs PyTorch: pip install 'atoll[torch]'") from error
+        return Learner
+    raise AttributeError(f"module 'atoll' has no attribute {name!r}")

@@ -1,0 +1,451 @@
+"""The shell around the LearnerMachine: one lock, one background thread with an event loop, and the vault.
+
+The training thread feeds the machine at step boundaries, performs TakeSnapshot and Adopt at once and hands the rest to
+the background thread, which talks to the syncer, encodes, decodes and prepares versions ahead of time. The lock is held
+only for the machine (tens of microseconds) and for the training thread's own copies, never for the network or a kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xxhash
+from torch import nn
+
+from atoll.core import effects as fx
+from atoll.core.config import parse_adopt
+from atoll.core.layout import build_layout
+from atoll.core.learner_machine import LearnerMachine
+from atoll.core.messages import (
+    NO_VERSION,
+    FetchKind,
+    FetchRequest,
+    Hello,
+    LearnerMessage,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Refusal,
+    Reseed,
+    SyncerMessage,
+    Welcome,
+)
+from atoll.errors import AtollError, PayloadError, RefusedError, RemoteProtocolError, UnreachableError
+from atoll.learner.snapshot import Mover, Snapshot
+from atoll.learner.tensors import ParameterSet
+from atoll.learner.vault import AdoptKey, Published, Sending, Vault
+from atoll.observe import Writer, events
+from atoll.wire import BulkClient, ClientOptions, run_sessions
+
+HEARTBEAT_S = 2.0
+"""Said when nothing else is: well inside the 15 s lease, and small enough for any link."""
+RETRY_S = 0.5
+"""Pause after a transfer that the wire gave up on, before the machine is told to try again."""
+WORKERS = 2
+"""One thread encodes while another decodes."""
+
+
+class Engine:
+    """Owns machine, vault and link. `changed` is the lock and tells the training thread of news."""
+
+    def __init__(self, model: nn.Module, machine: LearnerMachine, options: ClientOptions, writer: Writer) -> None:
+        self.machine = machine
+        self.changed = threading.Condition()
+        self.writer = writer
+        self.failure: Exception | None = None
+        self.left = False
+        self.ever_linked = False
+        self.snapshot_ns = 0
+        self.adopt_ns = 0
+        self.reseeded = False
+        self.parameters: ParameterSet | None = None
+        self.vault: Vault | None = None
+        self._mover: Mover | None = None
+        self._model = model
+        self._options = options
+        self._snapshots: dict[int, Snapshot] = {}
+        self._seeds: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._pushing: set[tuple[int, int]] = set()
+        self._send: Callable[[LearnerMessage], None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._bulk: BulkClient | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-codec")
+        self._thread = threading.Thread(target=self._run, name="atoll-link", daemon=True)
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End the session and the thread."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(timeout_s)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._main())
+        except Exception as error:  # whatever ends the link must reach the training thread
+            self._fail(error)
+        finally:
+            self._loop.close()
+
+    async def _main(self) -> None:
+        self._bulk = BulkClient(self._options)
+        beat = self._loop.create_task(self._heartbeat())
+        try:
+            await run_sessions(self._options, self, self._stop)
+        except AtollError as error:
+            self._fail(error)
+        finally:
+            beat.cancel()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(beat, *self._tasks, return_exceptions=True)
+            await self._bulk.close()
+
+    def _fail(self, error: Exception) -> None:
+        with self.changed:
+            self.failure = error
+            self.changed.notify_all()
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            with self.changed:
+                message = self.machine.heartbeat()
+            if message is not None and self._send is not None:
+                self._send(message)
+
+    # ------------------------------------------------------------ machine in, effects out
+
+    def apply(self, event: fx.LearnerInput) -> None:
+        """Feed the machine and perform what it says. The caller holds `changed`."""
+        for effect in self.machine.handle(event, time.monotonic_ns()):
+            self._perform(effect)
+        self.changed.notify_all()
+
+    def _apply_here(self, event: fx.LearnerInput) -> None:
+        with self.changed:
+            self.apply(event)
+
+    def _perform(self, effect: fx.LearnerEffect) -> None:
+        if isinstance(effect, fx.ToSyncer):
+            self._loop.call_soon_threadsafe(self._transmit, effect.message)
+        elif isinstance(effect, fx.TakeSnapshot):
+            self._take(effect.fragment)
+        elif isinstance(effect, fx.DropSnapshot):
+            self._drop(effect.fragment)
+        elif isinstance(effect, fx.Adopt):
+            self._adopt(effect)
+        elif isinstance(effect, fx.Contribute):
+            self._contribute(effect)
+        elif isinstance(effect, fx.PushAgain):
+            self._background(lambda: self._push(effect.fragment, effect.seq))
+        elif isinstance(effect, fx.Settle):
+            self._settle(effect)
+        elif isinstance(effect, fx.Fetch):
+            self._background(lambda: self._fetch(effect))
+        elif isinstance(effect, fx.Note):
+            self.writer.emit(getattr(events, effect.kind)(**effect.fields))
+        elif isinstance(effect, fx.PushSeed):
+            self._background(self._push_seed)
+        elif isinstance(effect, fx.ForgetResiduals):
+            assert self.vault is not None
+            self.vault.residuals = [None] * len(self.vault.residuals)
+            self.reseeded = True
+        elif isinstance(effect, fx.Left):
+            self.left = True
+
+    def _background(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._loop.call_soon_threadsafe(self._spawn, make)
+
+    def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        task = self._loop.create_task(make())
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            error = task.exception()
+            if isinstance(error, Exception):
+                self._fail(error)
+
+    def _transmit(self, message: LearnerMessage) -> None:
+        if self._send is not None:
+            self._send(message)
+
+    # ------------------------------------------------------------ the training thread's effects
+
+    def _take(self, fragment: int) -> None:
+        assert self._mover is not None
+        started_ns = time.perf_counter_ns()
+        self._drop(fragment)
+        self._snapshots[fragment] = self._mover.take(fragment)
+        self.snapshot_ns += time.perf_counter_ns() - started_ns
+
+    def _drop(self, fragment: int) -> None:
+        snapshot = self._snapshots.pop(fragment, None)
+        if snapshot is not None and self._mover is not None:
+            self._mover.release(snapshot)
+
+    def _adopt(self, effect: fx.Adopt) -> None:
+        assert self.vault is not None and self.parameters is not None and self._mover is not None
+        started_ns = time.perf_counter_ns()
+        old = self.vault.current[effect.fragment]
+        new = self.vault.prepared[effect.fragment].get(effect.version, old)
+        assert new is not None
+        key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus)
+        if new.staged is not None and new.staged[0] == key:
+            values = new.staged[1].tensor()
+        else:
+            sent = [self.vault.sending[effect.fragment, seq] for seq in effect.minus]
+            values = self._mover.stage(self.vault.adopt_values(key, old, new, sent)).tensor()
+        if effect.rule == "rebase":
+            self.parameters.add(effect.fragment, values)
+        elif effect.rule == "mix":
+            self.parameters.mix(effect.fragment, values, effect.alpha)
+        else:
+            self.parameters.write(effect.fragment, values)
+        self.vault.adopted(effect.fragment, effect.version)
+        self.adopt_ns += time.perf_counter_ns() - started_ns
+
+    def _contribute(self, effect: fx.Contribute) -> None:
+        assert self.vault is not None
+        snapshot = self._snapshots.pop(effect.header.fragment)
+        sending = self.vault.start_sending(effect.header, snapshot, effect.minus, effect.feedback)
+        self._background(lambda: self._encode(sending))
+
+    def _settle(self, effect: fx.Settle) -> None:
+        assert self.vault is not None and self._mover is not None
+        sending = self.vault.settle(effect.fragment, effect.seq, effect.merged)
+        if sending is not None and sending.payload is not None:
+            self._mover.release(sending.snapshot)
+
+    # ------------------------------------------------------------ session callbacks (wire.SessionHandler)
+
+    def hello(self) -> Hello:
+        with self.changed:
+            return self.machine.hello()
+
+    def on_up(self, send: Callable[[LearnerMessage], None], welcome: Welcome) -> None:
+        self._send = send
+        with self.changed:
+            self._fix_layout(welcome)
+            self.ever_linked = True
+            self.apply(fx.FromSyncer(welcome))
+        self.writer.emit(events.LearnerLink(self.machine.learner, True))
+
+    def on_message(self, message: SyncerMessage) -> None:
+        self._apply_here(fx.FromSyncer(message))
+
+    def on_down(self, reason: str) -> None:
+        self._send = None
+        self._apply_here(fx.LinkDown(reason))
+        self.writer.emit(events.LearnerLink(self.machine.learner, False, reason))
+
+    def _fix_layout(self, welcome: Welcome) -> None:
+        if self.vault is None:
+            layout = build_layout(self.machine.tensors, welcome.config.fragments)
+            parameters = ParameterSet(self._model, layout)
+            rounded = [parameters.fragment_dtypes(p) for p in range(len(layout.fragments))]
+            self.parameters, self._mover = parameters, Mover(parameters)
+            self.vault = Vault(layout, welcome.config, rounded)
+        if self.vault.layout.fingerprint != welcome.fingerprint:
+            raise RemoteProtocolError(
+                "the syncer lays this model out differently; install the same version of atoll on both sides"
+            )
+        self.vault.config = welcome.config
+
+    # ------------------------------------------------------------ contributions
+
+    async def _encode(self, sending: Sending) -> None:
+        assert self.vault is not None
+        header = sending.header
+        started_ns = time.perf_counter_ns()
+        try:
+            payload = await self._loop.run_in_executor(self._workers, self.vault.encode, sending)
+        except PayloadError as error:
+            refusal = PushReply(False, Refusal.NOT_FINITE, str(error))
+            self._apply_here(fx.PushDone(header.fragment, header.seq, refusal))
+            detail = f"learner {header.learner!r} made a delta of fragment {header.fragment} that is not finite"
+            self._apply_here(fx.FromSyncer(Reseed(detail)))
+            return
+        checksum = xxhash.xxh3_64_intdigest(payload.data)
+        sending.header = replace(header, size=int(payload.nbytes), checksum=checksum)
+        await self._push(header.fragment, header.seq, time.perf_counter_ns() - started_ns)
+
+    async def _push(self, fragment: int, seq: int, encode_ns: int = 0) -> None:
+        assert self.vault is not None and self._bulk is not None
+        key = (fragment, seq)
+        with self.changed:
+            sending = self.vault.sending.get(key)
+        if sending is None or sending.payload is None or key in self._pushing:
+            return
+        self._pushing.add(key)
+        started_ns = time.perf_counter_ns()
+        try:
+            reply = await self._bulk.push(sending.header, sending.payload)
+        except RefusedError as error:
+            reply = PushReply(False, error.code, error.detail)
+        except UnreachableError:
+            await asyncio.sleep(RETRY_S)
+            self._pushing.discard(key)
+            self._apply_here(fx.PushBroken(fragment, seq))
+            return
+        finally:
+            self._pushing.discard(key)
+        self._note_push(sending.header, reply, encode_ns, time.perf_counter_ns() - started_ns)
+        self._apply_here(fx.PushDone(fragment, seq, reply))
+
+    def _note_push(self, header: PushHeader, reply: PushReply, encode_ns: int, push_ns: int) -> None:
+        outcome = ("late" if reply.late else "accepted") if reply.accepted else reply.code
+        self.writer.emit(
+            events.LearnerPushed(
+                learner=header.learner,
+                fragment=header.fragment,
+                round=header.round,
+                seq=header.seq,
+                bytes=header.size,
+                steps=header.steps,
+                tokens=header.tokens,
+                encode_ns=encode_ns,
+                push_ns=push_ns,
+                outcome=str(outcome),
+            )
+        )
+
+    async def _push_seed(self) -> None:
+        """Give the run its first parameters: the published ones if this learner holds any, else the model's own.
+        The training thread is waiting to join in the second case, so the model does not move."""
+        assert self.vault is not None and self._bulk is not None
+        for fragment in range(len(self.vault.layout.fragments)):
+            values = await self._loop.run_in_executor(self._workers, self._seed_values, fragment)
+            payload = values.view(np.uint8)
+            checksum = xxhash.xxh3_64_intdigest(payload.data)
+            header = PushHeader(
+                kind=PushKind.SEED,
+                learner=self.machine.learner,
+                generation=self.machine.generation,
+                fragment=fragment,
+                round=0,
+                attempt=0,
+                seq=0,
+                base_version=NO_VERSION,
+                steps=0,
+                tokens=0,
+                codec="fp32",
+                size=int(payload.nbytes),
+                checksum=checksum,
+            )
+            try:
+                reply = await self._bulk.push(header, payload)
+            except (RefusedError, UnreachableError):
+                return  # the syncer asks again, or asks somebody else
+            if not reply.accepted:
+                if reply.code == Refusal.NOT_FINITE:
+                    raise RefusedError(reply.code, reply.detail)
+                return
+            self._seeds[fragment] = values
+
+    def _seed_values(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        assert self.vault is not None and self._mover is not None
+        current = self.vault.current[fragment]
+        if current is not None:
+            return current.theta
+        return self._mover.take(fragment).values()
+
+    # ------------------------------------------------------------ versions
+
+    async def _fetch(self, effect: fx.Fetch) -> None:
+        assert self.vault is not None
+        started_ns = time.perf_counter_ns()
+        try:
+            version, size = await self._prepare(effect)
+        except RefusedError as error:
+            await self._fetch_failed(effect, gone=error.code == Refusal.UNKNOWN_VERSION)
+        except PayloadError as error:
+            self.writer.emit(events.Warned(self.machine.learner, f"{error}; fetching the fragment whole"))
+            await self._fetch_failed(effect, gone=True)
+        except UnreachableError:
+            await self._fetch_failed(effect, gone=False)
+        else:
+            fetch_ns = time.perf_counter_ns() - started_ns
+            whole = effect.kind is FetchKind.THETA
+            note = events.LearnerFetched(self.machine.learner, effect.fragment, version, size, fetch_ns, whole)
+            self.writer.emit(note)
+            self._apply_here(fx.Fetched(effect.fragment, version))
+
+    async def _fetch_failed(self, effect: fx.Fetch, gone: bool) -> None:
+        if not gone:
+            await asyncio.sleep(RETRY_S)
+        self._apply_here(fx.FetchBroken(effect.fragment, effect.version, gone))
+
+    async def _prepare(self, effect: fx.Fetch) -> tuple[int, int]:
+        """Get the bytes, make the version and stage its adopt; returns its number and the bytes that came."""
+        assert self.vault is not None and self._bulk is not None
+        fragment = effect.fragment
+        whole = effect.kind is FetchKind.THETA
+        seed = self._seeds.pop(fragment, None) if whole else None
+        if seed is not None and xxhash.xxh3_64_intdigest(seed.data) == effect.checksum:
+            # This learner's own seed came back as version 0: no need to fetch it.
+            published = self.vault.prepare_whole(fragment, effect.version, seed.view(np.uint8))
+            size = 0
+        else:
+            version = NO_VERSION if whole else effect.version
+            request = FetchRequest(effect.kind, self.machine.learner, self.machine.generation, fragment, version)
+            header, payload = await self._bulk.fetch(request)
+            size = int(payload.nbytes)
+            if whole:
+                published = self.vault.prepare_whole(fragment, header.version, payload)
+            else:
+                with self.changed:
+                    before = self.vault.newest(fragment)
+                if before is None or before.version != effect.version - 1:
+                    return effect.version, size  # it came by another way in the meantime
+                published = await self._loop.run_in_executor(
+                    self._workers, self.vault.prepare_update, fragment, before, payload, effect.checksum
+                )
+        await self._stage(fragment, published)
+        with self.changed:
+            self.vault.prepared[fragment][published.version] = published
+        return published.version, size
+
+    async def _stage(self, fragment: int, published: Published) -> None:
+        """Make what the adopt will need while the training thread is still computing. If the guess is wrong (another
+        version was adopted in between), the adopt makes it again."""
+        assert self.vault is not None and self._mover is not None
+        with self.changed:
+            old = self.vault.newest(fragment)
+            progress = self.machine.fragments[fragment]
+            minus = tuple(
+                s.seq
+                for s in progress.outstanding
+                if NO_VERSION < s.merged_version <= published.version and not s.overwritten
+            )
+            rule = "overwrite" if not progress.based or progress.reseed else parse_adopt(self.machine.config.adopt)[0]
+            sent = [self.vault.sending[fragment, seq] for seq in minus]
+        if old is None and rule != "overwrite":
+            return
+        key = AdoptKey(old.version if old is not None else NO_VERSION, rule, minus)
+        published.staged = (
+            key,
+            await self._loop.run_in_executor(self._workers, self._stage_values, key, old, published, sent),
+        )
+
+    def _stage_values(self, key: AdoptKey, old: Published | None, new: Published, sent: Sequence[Sending]) -> Any:
+        assert self.vault is not None and self._mover is not None
+        return self._mover.stage(self.vault.adopt_values(key, old, new, list(sent)))

@@ -1,0 +1,58 @@
+"""Where a learner finds its run: arguments first, then the environment that `atoll run` and `atoll train` set.
+
+This is the launcher's other half, and the only place besides `cli` and `launch` that reads the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.errors import ConfigError
+from atoll.observe import EventWriter, NullWriter, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One learner's place in a run."""
+
+    address: str
+    learner: str
+    token: str
+    tls_ca: str
+    run_folder: Path | None
+
+    def writer(self) -> Writer:
+        """Events go to a file of this process's own, so that a restarted learner never writes into the old one's."""
+        if self.run_folder is None:
+            return NullWriter()
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", self.learner)[:100]
+        return EventWriter(self.run_folder / "events" / f"learner-{name}-{os.getpid()}.jsonl")
+
+
+def find_place(
+    *,
+    address: str | None,
+    learner: str | None,
+    token: str | None,
+    tls_ca: str | None,
+    run_folder: str | Path | None,
+) -> Place:
+    """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN, ATOLL_TLS_CA and ATOLL_RUN_FOLDER."""
+    where = address or os.environ.get("ATOLL_SYNCER", "")
+    if not where:
+        raise ConfigError(
+            "no syncer to join: start this script with `atoll run --learners 2 -- python script.py`, or start "
+            "`atoll syncer` and set ATOLL_SYNCER=host:port (or pass address=)"
+        )
+    folder = run_folder or os.environ.get("ATOLL_RUN_FOLDER") or None
+    return Place(
+        address=where,
+        learner=learner or os.environ.get("ATOLL_LEARNER") or f"{socket.gethostname()}-{os.getpid()}",
+        token=token if token is not None else os.environ.get("ATOLL_TOKEN", ""),
+        tls_ca=tls_ca if tls_ca is not None else os.environ.get("ATOLL_TLS_CA", ""),
+        run_folder=Path(folder) if folder else None,
+    )

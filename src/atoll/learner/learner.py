@@ -1,0 +1,293 @@
+"""`atoll.Learner`: what a user puts into a PyTorch loop.
+
+    with atoll.Learner(model, optimizer) as learner:
+        for batch in data:
+            ...; optimizer.step(); learner.step(tokens=batch.numel())
+
+`step` is called once per optimizer step (with gradient accumulation: once per update, with the tokens of all of its
+micro-batches). It never waits for the network, unless the run was configured as synchronous (overlap 0).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import nn
+
+from atoll import kernels
+from atoll.core import effects as fx
+from atoll.core.config import SyncConfig
+from atoll.core.learner_machine import LearnerMachine
+from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
+from atoll.learner.engine import Engine
+from atoll.learner.environment import find_place
+from atoll.learner.meter import LossReader, StepMeter
+from atoll.learner.tensors import describe
+from atoll.observe import Writer, events
+from atoll.wire import ClientOptions
+
+JOIN_TIMEOUT_S = 120.0
+"""How long joining may take: a syncer that still starts, a seed on its way, the parameters over a thin link."""
+CLOSE_TIMEOUT_S = 15.0
+"""How long leaving may take to hand over what is left. Below the syncer's own patience at a stop."""
+SYNC_WAIT_S_MAX = 600.0
+"""Synchronous runs only: after this long without a merge the learner goes on alone, with a warning."""
+WAIT_SLICE_S = 0.5
+"""A waiting training thread looks up this often, so that Ctrl-C works and a dead link is noticed."""
+
+
+class Learner:
+    """One island of the run. Use it as a context manager, or call `start` and `close`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        address: str | None = None,
+        learner_id: str | None = None,
+        token: str | None = None,
+        tls_ca: str | None = None,
+        run_folder: str | Path | None = None,
+        merge_modes: Mapping[str, str] | None = None,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        stripes: int = 1,
+        kernel_threads: int = 1,
+    ) -> None:
+        """`address`, `learner_id`, `token` and `run_folder` come from the environment that `atoll run` sets unless
+        given here. `merge_modes` maps parameter names to "mean" or "rda" where the rule of thumb (mean for embeddings
+        and heads) is wrong. `stripes` is the number of bulk connections, for long fat links. `kernel_threads` bounds
+        the CPU threads that encode and decode in the background."""
+        place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
+        tensors = describe(model, merge_modes or {})
+        options = ClientOptions(address=place.address, token=place.token, tls_ca=place.tls_ca, stripes=stripes)
+        kernels.set_threads(kernel_threads)
+        self._place = place
+        self._optimizer = optimizer
+        self._join_timeout_s = join_timeout_s
+        self._machine = LearnerMachine(place.learner, secrets.token_hex(16), tensors)
+        self.events: Writer = place.writer()
+        """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
+        self._engine = Engine(model, self._machine, options, self.events)
+        self._meter = StepMeter(self.events, self._machine)
+        self._losses = LossReader()
+        self._state = "new"
+
+    # ------------------------------------------------------------ joining
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def start(self) -> Self:
+        """Join the run: returns when the model holds the run's published parameters."""
+        if self._state != "new":
+            raise LocalProtocolError("this Learner was started before; make a new one")
+        self._state = "running"
+        self.events.emit(events.LearnerStarted(self._machine.learner, os.getpid()))
+        began_ns = time.perf_counter_ns()
+        self._engine.start()
+        kernels.warm_up()  # compiled now, so that the first contribution does not hold the interpreter for seconds
+        try:
+            self._join()
+        except BaseException:
+            self._engine.stop(1.0)
+            self.events.close()
+            raise
+        wait_ns = time.perf_counter_ns() - began_ns
+        self.events.emit(
+            events.LearnerJoined(self._machine.learner, self._machine.generation, self._machine.step, wait_ns)
+        )
+        self._meter.resume()
+        return self
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + self._join_timeout_s
+        with self._engine.changed:
+            while not self._machine.joined:
+                self._raise_failure()
+                if time.monotonic() > deadline:
+                    raise UnreachableError(self._why_not_joined())
+                if self._machine.adopt_ready:
+                    self._engine.apply(fx.Boundary())
+                else:
+                    self._engine.changed.wait(WAIT_SLICE_S)
+
+    def _why_not_joined(self) -> str:
+        waited = f"after {self._join_timeout_s:g} s"
+        if self._engine.ever_linked:
+            return (
+                f"the syncer at {self._place.address} answered but its state did not arrive {waited}; "
+                "see its log, or raise join_timeout_s for a large model on a thin link"
+            )
+        return (
+            f"no syncer answered at {self._place.address} {waited}; start one with "
+            f"`atoll syncer --listen {self._place.address}`, or correct ATOLL_SYNCER"
+        )
+
+    # ------------------------------------------------------------ training
+
+    def step(self, tokens: int, loss: float | torch.Tensor | None = None) -> None:
+        """Tell Atoll that one optimizer step is done. `tokens` is what this learner processed for it; `loss` is only
+        reported. Published updates that have arrived are adopted here, between two steps."""
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+            raise ConfigError(f"step(tokens=...) needs the number of tokens of this step, at least 1; not {tokens!r}")
+        if self._state != "running":
+            raise LocalProtocolError("step was called outside of the `with atoll.Learner(...)` block")
+        compute_ns = self._meter.enter()
+        value = self._losses.read(loss)
+        engine = self._engine
+        adopt_ns, snapshot_ns = engine.adopt_ns, engine.snapshot_ns
+        with engine.changed:
+            self._raise_failure()
+            engine.apply(fx.Stepped(tokens, compute_ns, value))
+            stall_ns = self._wait_if_synchronous()
+            if engine.reseeded:
+                self._heal_optimizer()
+        self._meter.leave(
+            tokens=tokens,
+            loss=value,
+            stall_ns=stall_ns,
+            adopt_ns=engine.adopt_ns - adopt_ns,
+            snapshot_ns=engine.snapshot_ns - snapshot_ns,
+        )
+
+    def _wait_if_synchronous(self) -> int:
+        """In a synchronous run, stand at the boundary until the merge that is due here has been adopted."""
+        if not self._machine.must_wait:
+            return 0
+        began = time.monotonic()
+        busy_ns = self._engine.adopt_ns + self._engine.snapshot_ns
+        while self._machine.must_wait:
+            self._raise_failure()
+            if time.monotonic() - began > SYNC_WAIT_S_MAX:
+                text = f"no merge for {SYNC_WAIT_S_MAX:g} s; going on alone until the syncer answers"
+                self.events.emit(events.Warned(self._machine.learner, text))
+                break
+            if self._machine.adopt_ready:
+                self._engine.apply(fx.Boundary())
+            else:
+                self._engine.changed.wait(WAIT_SLICE_S)
+        busy_ns = self._engine.adopt_ns + self._engine.snapshot_ns - busy_ns
+        return max(0, int((time.monotonic() - began) * 1e9) - busy_ns)
+
+    def _heal_optimizer(self) -> None:
+        """After a re-seed, optimizer state that is not finite starts anew; the rest is kept."""
+        self._engine.reseeded = False
+        if self._optimizer is None:
+            return
+        for state in self._optimizer.state.values():
+            tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+            if any(not bool(torch.isfinite(value).all()) for value in tensors):
+                state.clear()
+
+    def _raise_failure(self) -> None:
+        failure = self._engine.failure
+        if failure is None:
+            return
+        if isinstance(failure, RefusedError) and failure.code == "run_closed":
+            return  # the run ended while this learner was reconnecting: `done` says so
+        if isinstance(failure, RefusedError) and failure.code == "fenced":
+            raise FencedError(failure.code, failure.detail)
+        raise failure
+
+    # ------------------------------------------------------------ what the loop may ask
+
+    @property
+    def done(self) -> bool:
+        """True when the run's token budget is spent: leave the loop."""
+        return bool(self._machine.stopped) or self._engine.failure is not None
+
+    @property
+    def step_count(self) -> int:
+        """This learner's place in the run, for learning-rate schedules: its own steps, counted from where the run was
+        when it joined."""
+        return self._machine.step
+
+    @property
+    def start_step(self) -> int:
+        """The step at which this process joined."""
+        return self._machine.step - self._machine.steps
+
+    @property
+    def learner_id(self) -> str:
+        return self._machine.learner
+
+    @property
+    def generation(self) -> int:
+        """1 for the first process that joined under this id, 2 for the next."""
+        return self._machine.generation
+
+    @property
+    def config(self) -> SyncConfig:
+        """The run's settings, as the syncer gave them."""
+        return self._machine.config
+
+    @property
+    def tokens_seen_run(self) -> int:
+        """An estimate of the tokens that the whole run has processed: this learner's own, times everybody."""
+        if self._machine.steps == 0:
+            return 0
+        per_step = self._machine.tokens / self._machine.steps
+        return int(per_step * self._machine.step * self._machine.config.learners_expected)
+
+    def versions(self) -> tuple[int, ...]:
+        """The version of each fragment that this learner has adopted."""
+        with self._engine.changed:
+            return tuple(progress.base for progress in self._machine.fragments)
+
+    @contextmanager
+    def global_params(self) -> Iterator[None]:
+        """Swap the published parameters into the model, for evaluation and saving; swap back on exit. Evaluate these,
+        not a replica. Do not call `step` inside."""
+        vault, parameters = self._engine.vault, self._engine.parameters
+        if self._state != "running" or vault is None or parameters is None:
+            raise LocalProtocolError("global_params needs a learner that has joined a run")
+        saved = parameters.clone()
+        try:
+            for fragment, published in enumerate(vault.current):
+                assert published is not None
+                parameters.write(fragment, torch.from_numpy(published.theta))
+            yield
+        finally:
+            parameters.restore(saved)
+            self._meter.resume()
+
+    # ------------------------------------------------------------ leaving
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.close(flush=False, reason=f"{kind.__name__}: {error}"[:200])
+
+    def close(self, *, flush: bool = True, reason: str = "finished") -> None:
+        """Leave the run. With `flush`, progress that was not contributed yet is handed over first, within a bound."""
+        if self._state != "running":
+            return
+        self._state = "closed"
+        self._meter.tell()
+        engine = self._engine
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        with engine.changed:
+            if engine.failure is None:
+                engine.apply(fx.Closing(flush, reason))
+            while not engine.left and engine.failure is None and time.monotonic() < deadline:
+                engine.changed.wait(WAIT_SLICE_S)
+            left = engine.left
+        if flush and not left and engine.failure is None:
+            text = f"left without handing over everything: no answer within {CLOSE_TIMEOUT_S:g} s"
+            self.events.emit(events.Warned(self._machine.learner, text))
+        engine.stop(CLOSE_TIMEOUT_S)
+        finished = events.LearnerFinished(self._machine.learner, self._machine.steps, self._machine.tokens, reason)
+        self.events.emit(finished)
+        self.events.close()

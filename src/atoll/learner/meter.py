@@ -1,0 +1,114 @@
+"""Where a learner's time goes, told as LearnerSteps events, and losses that are read without stalling a GPU."""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+
+from atoll.core.learner_machine import LearnerMachine
+from atoll.observe import Writer, events
+
+EVENT_EVERY_NS = 250_000_000
+"""At most about four LearnerSteps a second: fine enough for a live view, small enough for days of training."""
+
+
+class LossReader:
+    """Turns what the loop gives as a loss into a number. A CUDA tensor is copied on its stream and read some steps
+    later, when the copy has arrived: asking for it at once would make the training thread wait for the device."""
+
+    def __init__(self) -> None:
+        self._last = math.nan
+        self._pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
+
+    def read(self, loss: float | torch.Tensor | None) -> float:
+        if loss is None:
+            return self._last
+        if not isinstance(loss, torch.Tensor):
+            self._last = float(loss)
+        elif loss.device.type != "cuda":
+            self._last = float(loss.detach())
+        else:
+            self._read_device(loss.detach())
+        return self._last
+
+    def _read_device(self, loss: torch.Tensor) -> None:
+        if self._pending is not None:
+            host, ready = self._pending
+            if not ready.query():  # type: ignore[no-untyped-call]
+                return
+            self._last = float(host)
+        host = torch.empty((), dtype=torch.float32, pin_memory=True)
+        host.copy_(loss.float(), non_blocking=True)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record()
+        self._pending = (host, ready)
+
+
+class StepMeter:
+    """Adds up the parts of each step. Compute is the time between two calls of `learner.step`."""
+
+    def __init__(self, writer: Writer, machine: LearnerMachine) -> None:
+        self._writer = writer
+        self._machine = machine
+        self._left_ns = time.perf_counter_ns()
+        self._told_ns = self._left_ns
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps = self._tokens = 0
+        self._compute_ns = self._inside_ns = self._stall_ns = self._adopt_ns = self._snapshot_ns = 0
+        self._losses = 0.0
+        self._losses_count = 0
+
+    def enter(self) -> int:
+        """`step` was called: returns the nanoseconds of compute since the last one."""
+        self._entered_ns = time.perf_counter_ns()
+        compute_ns = self._entered_ns - self._left_ns
+        self._compute_ns += compute_ns
+        return compute_ns
+
+    def resume(self) -> None:
+        """The time since the last step was not compute (joining, an evaluation): start counting from now."""
+        self._left_ns = time.perf_counter_ns()
+
+    def leave(self, *, tokens: int, loss: float, stall_ns: int, adopt_ns: int, snapshot_ns: int) -> None:
+        """`step` is about to return."""
+        self._left_ns = time.perf_counter_ns()
+        self._steps += 1
+        self._tokens += tokens
+        if not math.isnan(loss):
+            self._losses += loss
+            self._losses_count += 1
+        self._inside_ns += self._left_ns - self._entered_ns
+        self._stall_ns += stall_ns
+        self._adopt_ns += adopt_ns
+        self._snapshot_ns += snapshot_ns
+        if self._left_ns - self._told_ns >= EVENT_EVERY_NS:
+            self.tell()
+
+    def tell(self) -> None:
+        """Write what has been added up."""
+        if self._steps == 0:
+            return
+        accounted = self._stall_ns + self._adopt_ns + self._snapshot_ns
+        self._writer.emit(
+            events.LearnerSteps(
+                learner=self._machine.learner,
+                generation=self._machine.generation,
+                step=self._machine.step,
+                steps=self._steps,
+                tokens=self._tokens,
+                tokens_total=self._machine.tokens,
+                loss=self._losses / self._losses_count if self._losses_count else math.nan,
+                compute_ns=self._compute_ns,
+                stall_ns=self._stall_ns,
+                adopt_ns=self._adopt_ns,
+                snapshot_ns=self._snapshot_ns,
+                overhead_ns=max(0, self._inside_ns - accounted),
+                fragments_behind=self._machine.versions_behind,
+            )
+        )
+        self._told_ns = time.perf_counter_ns()
+        self._clear()

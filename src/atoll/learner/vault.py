@@ -1,0 +1,151 @@
+"""What a learner keeps on its host, per fragment: published parameters, the base, residuals, contributions under way.
+
+Theta is the published state, bit for bit the syncer's. The *base* is Theta as the parameters can hold it: for bf16
+parameters it is Theta rounded to bf16, so that rounding is not mistaken for progress. For fp32 parameters the two are
+one array. Arrays are never changed once they are in here, so background threads may read them without the engine's
+lock; the dictionaries themselves are read and changed under it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from atoll.codec import get_codec
+from atoll.core.config import SyncConfig
+from atoll.core.layout import Layout
+from atoll.core.messages import PushHeader
+from atoll.errors import PayloadError
+from atoll.learner.snapshot import Snapshot, Staged
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptKey:
+    """What a staged adopt was made for: it is only good from this version, with this rule and these contributions."""
+
+    from_version: int
+    rule: str
+    minus: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Published:
+    """One version of a fragment on this host."""
+
+    version: int
+    theta: F32
+    base: F32
+    staged: tuple[AdoptKey, Staged] | None = None
+    """What the training thread will add or write, made and brought to the device ahead of the adopt."""
+
+
+@dataclass(slots=True)
+class Sending:
+    """A contribution on its way: what it was made from, and its bytes."""
+
+    header: PushHeader
+    snapshot: Snapshot
+    origin: F32
+    """What the snapshot is measured from: the base, plus the progress of older contributions still on their way."""
+    feedback: bool
+    payload: U8 | None = None
+    residual: F32 | None = None
+
+    def progress(self) -> F32:
+        difference: F32 = self.snapshot.values() - self.origin
+        return difference
+
+
+class Vault:
+    def __init__(self, layout: Layout, config: SyncConfig, rounded: list[list[tuple[int, int, torch.dtype]]]) -> None:
+        self.layout = layout
+        self.config = config
+        self._rounded = rounded
+        count = len(layout.fragments)
+        self.current: list[Published | None] = [None] * count
+        self.prepared: list[dict[int, Published]] = [{} for _ in range(count)]
+        self.residuals: list[F32 | None] = [None] * count
+        self.sending: dict[tuple[int, int], Sending] = {}
+
+    # ------------------------------------------------------------ published versions
+
+    def prepare_whole(self, fragment: int, version: int, payload: U8) -> Published:
+        theta = np.frombuffer(payload, np.float32)
+        if theta.size != self.layout.fragments[fragment].size:
+            raise PayloadError(f"fragment {fragment} came with {theta.size} parameters, expected another size")
+        return self._published(fragment, version, theta)
+
+    def newest(self, fragment: int) -> Published | None:
+        """The newest version on this host, adopted or not."""
+        prepared = self.prepared[fragment]
+        return prepared[max(prepared)] if prepared else self.current[fragment]
+
+    def prepare_update(self, fragment: int, before: Published, payload: U8, checksum: int) -> Published:
+        """The version after `before`; PayloadError if the bits are not the syncer's."""
+        theta = before.theta.copy()
+        get_codec(self.config.codec_down).decode_add(payload, theta)
+        if checksum and xxhash.xxh3_64_intdigest(theta.data) != checksum:
+            raise PayloadError(f"version {before.version + 1} of fragment {fragment} differs from the syncer's")
+        return self._published(fragment, before.version + 1, theta)
+
+    def _published(self, fragment: int, version: int, theta: F32) -> Published:
+        base = theta
+        if self._rounded[fragment]:
+            base = theta.copy()
+            for offset, size, dtype in self._rounded[fragment]:
+                view = torch.from_numpy(base[offset : offset + size])
+                view.copy_(view.to(dtype).to(torch.float32))
+        return Published(version, theta, base)
+
+    def adopt_values(self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]) -> F32:
+        """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it."""
+        if key.rule != "rebase":
+            return new.theta
+        assert old is not None
+        increment: F32 = new.base - old.base
+        for sending in sent:
+            increment -= sending.progress()
+        return increment
+
+    def adopted(self, fragment: int, version: int) -> None:
+        """The training thread has brought the parameters to this version."""
+        published = self.prepared[fragment].pop(version, None)
+        if published is not None:
+            published.staged = None
+            self.current[fragment] = published
+        self.prepared[fragment] = {v: p for v, p in self.prepared[fragment].items() if v > version}
+
+    # ------------------------------------------------------------ contributions
+
+    def start_sending(self, header: PushHeader, snapshot: Snapshot, minus: tuple[int, ...], feedback: bool) -> Sending:
+        current = self.current[header.fragment]
+        assert current is not None and current.version == header.base_version
+        origin = current.base
+        for seq in minus:
+            origin = origin + self.sending[header.fragment, seq].progress()
+        sending = Sending(header, snapshot, origin, feedback)
+        self.sending[header.fragment, header.seq] = sending
+        return sending
+
+    def encode(self, sending: Sending) -> U8:
+        """Encode delta (+ residual). Background threads only."""
+        fragment = sending.header.fragment
+        residual = self.residuals[fragment] if sending.feedback else None
+        codec = get_codec(self.config.codec_up)
+        payload, sending.residual = codec.encode_delta(sending.snapshot.values(), sending.origin, residual)
+        sending.payload = payload
+        return payload
+
+    def settle(self, fragment: int, seq: int, merged: bool) -> Sending | None:
+        """The fate is known. A residual is replaced only when the contribution it came from was merged."""
+        sending = self.sending.pop((fragment, seq), None)
+        if sending is not None and merged and sending.residual is not None:
+            self.residuals[fragment] = sending.residual
+        return sending

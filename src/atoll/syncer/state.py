@@ -1,0 +1,163 @@
+"""The arrays of the run: for every fragment Theta, momentum, residual, and the ring of recent updates.
+
+Memory per parameter: 4 bytes Theta, 4 momentum, 4 residual (none when the downlink is fp32), up to 4 of the last merged
+gradient (a 1/16 sample for fragments above a million parameters), and `ring_versions` encoded updates. It does not
+depend on the number of learners; contributions are held in their encoded form, apart from this.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from atoll.codec import GradientSample, MergeResult, get_codec, merge_fragment
+from atoll.core.config import SyncConfig
+from atoll.core.layout import BLOCK, Fragment, Layout, elements_of, padded
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+MODE_RDA, MODE_MEAN = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A published update, as it went out."""
+
+    payload: U8
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A contribution's bytes and the norms that were measured when it came in."""
+
+    payload: U8
+    norms: NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class FragmentArrays:
+    theta: F32
+    momentum: F32
+    residual: F32 | None
+    slice_blocks: NDArray[np.int64]
+    slice_modes: NDArray[np.uint8]
+    version: int = 0
+    checksum: int = 0
+    sample: GradientSample | None = None
+    ring: OrderedDict[int, Update] = field(default_factory=OrderedDict)
+
+
+class ModelState:
+    """All fragments. Methods are plain and may run on any thread, one at a time per fragment."""
+
+    def __init__(self, layout: Layout, config: SyncConfig) -> None:
+        self.layout = layout
+        self.config = config
+        self.fragments: list[FragmentArrays] = []
+        self._seeds: dict[int, F32] = {}
+        self._slices = [_slice_table(fragment, layout, config) for fragment in layout.fragments]
+
+    def contribution_size(self, fragment: int) -> int:
+        return get_codec(self.config.codec_up).encoded_size(self.layout.fragments[fragment].size)
+
+    def seed_size(self, fragment: int) -> int:
+        return 4 * self.layout.fragments[fragment].size
+
+    # ------------------------------------------------------------ seed
+
+    def put_seed(self, fragment: int, payload: U8) -> bool:
+        """Keep one fragment of the seed; False if it is not finite."""
+        values = np.frombuffer(payload, np.float32)
+        if not bool(np.isfinite(values).all()):
+            return False
+        self._seeds[fragment] = values.copy() if not values.flags.writeable else values
+        return True
+
+    def commit_seed(self) -> tuple[int, ...]:
+        """The seed becomes version 0; returns one checksum per fragment."""
+        lossless = get_codec(self.config.codec_down).lossless
+        for index in range(len(self.layout.fragments)):
+            theta = self._seeds[index]
+            blocks, modes = self._slices[index]
+            residual = None if lossless else np.zeros_like(theta)
+            arrays = FragmentArrays(theta, np.zeros_like(theta), residual, blocks, modes)
+            arrays.checksum = xxhash.xxh3_64_intdigest(theta.data)
+            self.fragments.append(arrays)
+        self._seeds.clear()
+        return tuple(arrays.checksum for arrays in self.fragments)
+
+    # ------------------------------------------------------------ contributions and merges
+
+    def inspect(self, fragment: int, payload: U8) -> tuple[bool, Held]:
+        """Finite or not, and the norm of each slice: the guards' view of a contribution, and half of its merge."""
+        size = self.layout.fragments[fragment].size
+        finite, norms = get_codec(self.config.codec_up).inspect(payload, size, self._slices[fragment][0])
+        return finite, Held(payload, norms)
+
+    def merge(self, fragment: int, held: Sequence[Held], weights: Sequence[float]) -> MergeResult:
+        """Merge, take the outer step and make the next version. Untouched if the result is not finite."""
+        arrays = self.fragments[fragment]
+        result = merge_fragment(
+            payloads=[item.payload for item in held],
+            codec_up=self.config.codec_up,
+            weights=weights,
+            norms=[item.norms for item in held],
+            theta=arrays.theta,
+            momentum=arrays.momentum,
+            residual=arrays.residual,
+            codec_down=self.config.codec_down,
+            slice_blocks=arrays.slice_blocks,
+            slice_modes=arrays.slice_modes,
+            outer_lr=self.config.outer_lr,
+            outer_momentum=self.config.outer_momentum,
+            previous=arrays.sample,
+        )
+        if result.finite:
+            arrays.sample = result.sample
+            arrays.version += 1
+            arrays.checksum = xxhash.xxh3_64_intdigest(arrays.theta.data)
+            arrays.ring[arrays.version] = Update(result.update, xxhash.xxh3_64_intdigest(result.update.data))
+            while len(arrays.ring) > self.config.ring_versions:
+                arrays.ring.popitem(last=False)
+        return result
+
+    # ------------------------------------------------------------ export
+
+    def tensors(self) -> dict[str, F32]:
+        """The published parameters by tensor name, in fp32."""
+        flat = {
+            spec.name: np.empty(int(np.prod(spec.shape, dtype=np.int64)), np.float32) for spec in self.layout.tensors
+        }
+        for fragment, arrays in zip(self.layout.fragments, self.fragments, strict=True):
+            for piece in fragment.slices:
+                name = self.layout.tensors[piece.tensor].name
+                flat[name][piece.start : piece.stop] = arrays.theta[piece.offset : piece.offset + piece.size]
+        return {spec.name: flat[spec.name].reshape(spec.shape) for spec in self.layout.tensors}
+
+    def save(self, path: Path) -> None:
+        """Write the published parameters as safetensors; a reader sees the old file or the new one, never a part."""
+        from safetensors.numpy import save_file
+
+        versions = ",".join(str(arrays.version) for arrays in self.fragments)
+        temporary = path.with_name(path.name + ".tmp")
+        save_file(self.tensors(), temporary, metadata={"format": "pt", "atoll_versions": versions})
+        temporary.replace(path)
+
+
+def _slice_table(fragment: Fragment, layout: Layout, config: SyncConfig) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Block offsets of the fragment's slices and how each is merged."""
+    edges = np.zeros(len(fragment.slices) + 1, np.int64)
+    modes = np.zeros(len(fragment.slices), np.uint8)
+    for index, piece in enumerate(fragment.slices):
+        edges[index + 1] = edges[index] + padded(piece.size) // BLOCK
+        rda = config.merge == "rda" and layout.tensors[piece.tensor].merge == "rda"
+        modes[index] = MODE_RDA if rda else MODE_MEAN
+    return edges, modes
