@@ -159,6 +159,7 @@ class World:
     def close(self, learner: FakeLearner) -> None:
         self.learner_input(learner, fx.Closing(True, "done"))
         self.run()
+        self.boundary(learner)
 
     # ------------------------------------------------------------ the shells
 

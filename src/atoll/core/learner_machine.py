@@ -174,7 +174,9 @@ class LearnerMachine:
             self.joined = True
             out += [ToSyncer(Ready(self.step, self._bases())), Joined(self.generation, self.step)]
             return
-        if self.joined and self._closing is None:
+        if self._closing is not None:
+            self._flush(out)
+        elif self.joined:
             self._take_snapshots(out)
 
     def _adopt_prepared(self, out: list[LearnerEffect]) -> None:
@@ -189,12 +191,10 @@ class LearnerMachine:
             self._fetch_next(progress, out)
 
     def _adopt(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
-        rule, alpha = parse_adopt(self.config.adopt)
-        if not progress.based or progress.reseed:
-            rule = "overwrite"
-        merged = [s for s in progress.outstanding if NO_VERSION < s.merged_version <= version]
-        minus = tuple(s.seq for s in merged if not s.overwritten)
-        out.append(Adopt(progress.index, version, rule, alpha, minus))
+        effect = self.plan_adopt(progress.index, version)
+        rule = effect.rule
+        out.append(effect)
+        merged = progress.merged_in(version)
         for sent in merged:
             progress.outstanding.remove(sent)
             out.append(Settle(progress.index, sent.seq, merged=True))
@@ -212,14 +212,26 @@ class LearnerMachine:
         progress.checksums = {v: c for v, c in progress.checksums.items() if v > version}
         self._drop_snapshot(progress, out)
 
+    def plan_adopt(self, fragment: int, version: int) -> Adopt:
+        """How this version would be adopted now. The shell asks ahead of time, to have the values ready."""
+        progress = self.fragments[fragment]
+        merged = progress.merged_in(version)
+        rule, alpha = parse_adopt(self.config.adopt)
+        if not progress.based or progress.reseed:
+            rule = "overwrite"
+        elif rule == "rebase" and progress.local.steps == 0 and len(merged) == len(progress.outstanding):
+            rule = "overwrite"  # no progress of its own to keep: the same values, and exactly Theta
+        minus = tuple(s.seq for s in merged if not s.overwritten) if rule == "rebase" else ()
+        return Adopt(fragment, version, rule, alpha, minus)
+
     def _take_snapshots(self, out: list[LearnerEffect]) -> None:
         """Copy what may be asked for before the next step ends, and answer what was asked already."""
         if self.config.synchronous:
             wanted = {p.index for p in self.fragments if self.step >= p.due_step}
         else:
             wanted = set(self._upcoming)
-        for progress in self.fragments:
-            asked = progress.request is not None
+        for progress in sorted(self.fragments, key=lambda p: p.contributed_step):
+            asked = progress.request is not None and self._uplink_free
             if (progress.index in wanted or asked) and progress.may_contribute and progress.local.steps > 0:
                 if progress.snapshot != progress.local:
                     out.append(TakeSnapshot(progress.index))
@@ -236,6 +248,13 @@ class LearnerMachine:
 
     # ------------------------------------------------------------ contributing
 
+    @property
+    def _uplink_free(self) -> bool:
+        """On a thin uplink, pushes that share it would all arrive too old. So only as many run at once as the run has
+        rounds in flight; other requests stay open and are answered, with newer snapshots, as the uplink comes free."""
+        pushing = sum(not s.pushed for p in self.fragments for s in p.outstanding)
+        return pushing < self.config.rounds_in_flight_max
+
     def _answer(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
         """Answer the open request now if that is possible; otherwise it stays open until the next boundary."""
         request = progress.request
@@ -244,7 +263,7 @@ class LearnerMachine:
         if progress.local.steps == 0:
             progress.request = None
             out.append(ToSyncer(Nothing(request.round, request.fragment)))
-        elif progress.snapshot is not None:
+        elif progress.snapshot is not None and self._uplink_free:
             progress.request = None
             self._contribute(progress, request.round, request.attempt, out)
 
@@ -254,6 +273,7 @@ class LearnerMachine:
         counters = progress.snapshot
         assert counters is not None
         progress.snapshot = None
+        progress.contributed_step = self.step
         progress.local = progress.local - counters
         minus = tuple(s.seq for s in progress.outstanding if not s.overwritten)
         feedback = not progress.outstanding
@@ -286,6 +306,9 @@ class LearnerMachine:
             sent.pushed = True
         else:
             self._dropped(progress, sent, event.reply.code, out)
+            progress.given_up = self._closing is not None and event.reply.code != Refusal.STALE_BASE
+        for waiting in sorted(self.fragments, key=lambda p: p.contributed_step):
+            self._answer(waiting, out)
 
     def _push_broken(self, event: PushBroken, out: list[LearnerEffect]) -> None:
         sent = self.fragments[event.fragment].find(event.seq)
@@ -444,24 +467,36 @@ class LearnerMachine:
     # ------------------------------------------------------------ leaving
 
     def _close(self, event: Closing, out: list[LearnerEffect]) -> None:
-        """Hand over all progress that is in no contribution yet, for whichever round comes next."""
         self._closing = event
         self._adopt_prepared(out)
-        if event.flush and self.joined:
-            for progress in self.fragments:
-                if progress.local.steps > 0 and progress.base != NO_VERSION and not progress.reseed:
-                    out.append(TakeSnapshot(progress.index))
-                    progress.snapshot = progress.local
-                    self._contribute(progress, 0, 0, out)
+        self._flush(out)
         if self.joined:
             out.append(ToSyncer(self._progress()))
+
+    def _flush(self, out: list[LearnerEffect]) -> None:
+        """Hand over all progress that is in no contribution yet, for whichever round comes next. A fragment that is far
+        behind (the link was down) first catches up, because its contribution would be refused as stale; and one whose
+        last contribution is still being pushed waits for it, because contribution numbers must arrive in order."""
+        assert self._closing is not None
+        if not self._closing.flush or not self.joined:
+            return
+        for progress in self.fragments:
+            behind = progress.announced - progress.base > self.config.carry_versions_max // 2
+            pushing = any(not sent.pushed for sent in progress.outstanding)
+            if self._started and self._to_flush(progress) and not behind and not pushing:
+                out.append(TakeSnapshot(progress.index))
+                progress.snapshot = progress.local
+                self._contribute(progress, 0, 0, out)
+
+    def _to_flush(self, progress: FragmentProgress) -> bool:
+        return progress.local.steps > 0 and not progress.reseed and not progress.given_up
 
     def _maybe_leave(self, out: list[LearnerEffect]) -> None:
         closing = self._closing
         if closing is None or self._left:
             return
-        unsent = closing.flush and any(not s.pushed for p in self.fragments for s in p.outstanding)
-        if unsent and not self._refused:
+        unsent = any(not s.pushed for p in self.fragments for s in p.outstanding)
+        if closing.flush and not self._refused and (unsent or any(map(self._to_flush, self.fragments))):
             return
         self._left = True
         out += [ToSyncer(self._progress()), ToSyncer(Leave(closing.reason)), Left()]

@@ -62,7 +62,11 @@ class FragmentProgress:
     """Versions on this host, in order, ready to be adopted."""
     reseed: str = ""
     """Discard cause while this fragment must be overwritten with published state."""
+    given_up: bool = False
+    """While leaving: the syncer refused the last progress for a reason that trying again will not mend."""
     next_seq: int = 0
+    contributed_step: int = 0
+    """The learner's step at the last contribution: on a thin uplink the fragment that has waited longest goes first."""
 
     @property
     def newest(self) -> int:
@@ -73,6 +77,10 @@ class FragmentProgress:
     def may_contribute(self) -> bool:
         """One contribution at a time, and none while a version that contains the last one is still to be adopted."""
         return not self.outstanding and not self.reseed and self.base != NO_VERSION and not self.prepared
+
+    def merged_in(self, version: int) -> list[Sent]:
+        """Contributions that are known to be inside this version."""
+        return [sent for sent in self.outstanding if NO_VERSION < sent.merged_version <= version]
 
     def find(self, seq: int) -> Sent | None:
         return next((sent for sent in self.outstanding if sent.seq == seq), None)

@@ -20,7 +20,6 @@ import xxhash
 from torch import nn
 
 from atoll.core import effects as fx
-from atoll.core.config import parse_adopt
 from atoll.core.layout import build_layout
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import (
@@ -430,17 +429,11 @@ class Engine:
         assert self.vault is not None and self._mover is not None
         with self.changed:
             old = self.vault.newest(fragment)
-            progress = self.machine.fragments[fragment]
-            minus = tuple(
-                s.seq
-                for s in progress.outstanding
-                if NO_VERSION < s.merged_version <= published.version and not s.overwritten
-            )
-            rule = "overwrite" if not progress.based or progress.reseed else parse_adopt(self.machine.config.adopt)[0]
-            sent = [self.vault.sending[fragment, seq] for seq in minus]
-        if old is None and rule != "overwrite":
+            plan = self.machine.plan_adopt(fragment, published.version)
+            sent = [self.vault.sending[fragment, seq] for seq in plan.minus]
+        if old is None and plan.rule != "overwrite":
             return
-        key = AdoptKey(old.version if old is not None else NO_VERSION, rule, minus)
+        key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
         published.staged = (
             key,
             await self._loop.run_in_executor(self._workers, self._stage_values, key, old, published, sent),

@@ -10,6 +10,7 @@ micro-batches). It never waits for the network, unless the run was configured as
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import time
@@ -26,6 +27,7 @@ from atoll import kernels
 from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
+from atoll.core.messages import Refusal
 from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
 from atoll.learner.engine import Engine
 from atoll.learner.environment import find_place
@@ -94,11 +96,13 @@ class Learner:
         self.events.emit(events.LearnerStarted(self._machine.learner, os.getpid()))
         began_ns = time.perf_counter_ns()
         self._engine.start()
+        atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
         kernels.warm_up()  # compiled now, so that the first contribution does not hold the interpreter for seconds
         try:
             self._join()
         except BaseException:
             self._engine.stop(1.0)
+            atexit.unregister(self._engine.stop)
             self.events.close()
             raise
         wait_ns = time.perf_counter_ns() - began_ns
@@ -192,18 +196,23 @@ class Learner:
         failure = self._engine.failure
         if failure is None:
             return
-        if isinstance(failure, RefusedError) and failure.code == "run_closed":
+        if self._run_closed:
             return  # the run ended while this learner was reconnecting: `done` says so
-        if isinstance(failure, RefusedError) and failure.code == "fenced":
+        if isinstance(failure, RefusedError) and failure.code == Refusal.FENCED:
             raise FencedError(failure.code, failure.detail)
         raise failure
+
+    @property
+    def _run_closed(self) -> bool:
+        failure = self._engine.failure
+        return isinstance(failure, RefusedError) and failure.code == Refusal.CLOSED
 
     # ------------------------------------------------------------ what the loop may ask
 
     @property
     def done(self) -> bool:
         """True when the run's token budget is spent: leave the loop."""
-        return bool(self._machine.stopped) or self._engine.failure is not None
+        return bool(self._machine.stopped) or self._run_closed
 
     @property
     def step_count(self) -> int:
@@ -283,11 +292,13 @@ class Learner:
                 engine.apply(fx.Closing(flush, reason))
             while not engine.left and engine.failure is None and time.monotonic() < deadline:
                 engine.changed.wait(WAIT_SLICE_S)
+                engine.apply(fx.Boundary())
             left = engine.left
         if flush and not left and engine.failure is None:
             text = f"left without handing over everything: no answer within {CLOSE_TIMEOUT_S:g} s"
             self.events.emit(events.Warned(self._machine.learner, text))
         engine.stop(CLOSE_TIMEOUT_S)
+        atexit.unregister(engine.stop)
         finished = events.LearnerFinished(self._machine.learner, self._machine.steps, self._machine.tokens, reason)
         self.events.emit(finished)
         self.events.close()
