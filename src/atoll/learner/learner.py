@@ -95,9 +95,9 @@ class Learner:
         self._state = "running"
         self.events.emit(events.LearnerStarted(self._machine.learner, os.getpid()))
         began_ns = time.perf_counter_ns()
+        kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
         self._engine.start()
         atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
-        kernels.warm_up()  # compiled now, so that the first contribution does not hold the interpreter for seconds
         try:
             self._join()
         except BaseException:
@@ -116,7 +116,8 @@ class Learner:
         deadline = time.monotonic() + self._join_timeout_s
         with self._engine.changed:
             while not self._machine.joined:
-                self._raise_failure()
+                if self._engine.failure is not None:
+                    raise self._engine.failure
                 if time.monotonic() > deadline:
                     raise UnreachableError(self._why_not_joined())
                 if self._machine.adopt_ready:

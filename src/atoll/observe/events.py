@@ -1,8 +1,8 @@
 """The typed events of a run: one frozen dataclass per kind, one JSON object per line on disk.
 
-Every process of a run appends to its own file `RUN/events/<role>-<id>[-<pid>].jsonl`. A line holds `t_ns` (wall clock, only a
-label: no decision is ever taken from it), `kind` (the class name in snake case) and the fields below. The terminal
-view, the report and the goodput reducer read only these. A reader skips kinds and fields that it does not know.
+Every process of a run appends to its own file `RUN/events/<role>-<id>[-<pid>].jsonl`. A line holds `t_ns` (wall clock,
+only a label: no decision is ever taken from it), `kind` (the class name in snake case) and the fields below. The
+terminal view, the report and the goodput reducer read only these. A reader skips kinds and fields it does not know.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LearnerJoined:
 
 @dataclass(frozen=True, slots=True)
 class LearnerSteps:
-    """Steps since the last such event (about four a second at the most). The `_ns` fields add up to the time since then."""
+    """Steps since the last such event (at most about four a second). The `_ns` fields add up to the time since then."""
 
     learner: str
     generation: int

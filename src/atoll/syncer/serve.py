@@ -28,6 +28,7 @@ def run(options: SyncerOptions) -> int:
 
 
 async def _serve(options: SyncerOptions) -> int:
+    kernels.warm_up()  # before anybody can join: compiling would starve the loop, and learners find the cache filled
     run_id = secrets.token_hex(8)
     writer = _writer(options.run_folder)
     shell = SyncerShell(options.config, run_id, writer)
@@ -45,7 +46,6 @@ async def _serve(options: SyncerOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    kernels.warm_up()
     writer.emit(events.SyncerStarted(run_id, server.address, os.getpid()))
     _announce(options.run_folder, server.address, run_id)
     print(f"atoll syncer {run_id} listens on {server.address}", flush=True)

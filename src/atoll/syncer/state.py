@@ -133,9 +133,7 @@ class ModelState:
 
     def tensors(self) -> dict[str, F32]:
         """The published parameters by tensor name, in fp32."""
-        flat = {
-            spec.name: np.empty(int(np.prod(spec.shape, dtype=np.int64)), np.float32) for spec in self.layout.tensors
-        }
+        flat = {spec.name: np.empty(elements_of(spec), np.float32) for spec in self.layout.tensors}
         for fragment, arrays in zip(self.layout.fragments, self.fragments, strict=True):
             for piece in fragment.slices:
                 name = self.layout.tensors[piece.tensor].name

@@ -1,0 +1,122 @@
+"""How close is the merge to the speed of memory? Compares it with a large copy in the same run, interleaved with it.
+
+    python benchmarks/merge.py [--params 64] [--contributions 8] [--threads 1 2] [--repeats 7]
+
+A rate is the bytes that must be touched (each input read once, each output written once) over the best time of several
+repetitions. The comparison is np.copyto between arrays of the fragment's size, bytes read and written, cut over the
+same number of threads; its best repetition counts too. The fragment is one RDA slice of 3/4 and one mean slice of 1/4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from atoll import kernels
+from atoll.codec import BLOCK, GradientSample, get_codec, merge_fragment
+
+INT4_BYTES = 132 / 256  # per parameter
+UNIQUE = 1 << 20  # random numbers are made once and repeated
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", type=int, default=64, help="millions (2^20) of parameters in the fragment")
+    parser.add_argument("--contributions", type=int, default=8)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    bench = Bench(arguments.params << 20, arguments.contributions)
+    print(f"{arguments.params}Mi parameters, {arguments.contributions} int4 contributions, int4 downlink")
+    print(f"bytes that must be touched by a merge: {bench.merge_bytes:.2f} per parameter\n")
+    print("| threads | stage | ms | Gparam/s | GB/s | of the copy |\n|---|---|---|---|---|---|")
+    for threads in arguments.threads:
+        bench.table(threads, arguments.repeats)
+    state = bench.theta.nbytes + bench.momentum.nbytes + bench.residual.nbytes
+    sample = bench.sample.values.nbytes if bench.sample else 0
+    print(f"\nstate: {state / bench.n:.2f} bytes per parameter, and {sample / bench.n:.2f} for the gradient sample")
+    print(f"contributions: {sum(p.nbytes for p in bench.payloads) / bench.n:.2f} bytes per parameter")
+    print(f"peak RSS before the first merge: {bench.peak_before:.0f} MiB; grown by all stages: {bench.grown:.0f} MiB")
+
+
+class Bench:
+    """The arrays of one fragment, and the stages that work on them."""
+
+    def __init__(self, n: int, contributions: int) -> None:
+        self.n, self.codec, rng = n, get_codec("int4"), np.random.default_rng(0)
+        self.merge_bytes = contributions * INT4_BYTES + 24 + INT4_BYTES
+        kernels.warm_up()
+        self.payloads = [
+            self.codec.encode(np.resize(rng.standard_normal(UNIQUE, dtype=np.float32) * np.float32(0.01), n))
+            for _ in range(contributions)
+        ]
+        self.slices, self.modes = np.array([0, n // BLOCK * 3 // 4, n // BLOCK]), np.array([0, 1], np.uint8)
+        self.norms = [self.codec.inspect(payload, n, self.slices)[1] for payload in self.payloads]
+        self.theta, self.target = (np.resize(rng.standard_normal(UNIQUE, dtype=np.float32), n) for _ in range(2))
+        self.momentum, self.residual = np.full(n, 1e-3, np.float32), np.full(n, 1e-5, np.float32)
+        self.sample: GradientSample | None = None
+        self.peak_before = self.grown = 0.0
+
+    def merge(self) -> None:
+        self.sample = merge_fragment(
+            payloads=self.payloads,
+            codec_up="int4",
+            weights=[1.0] * len(self.payloads),
+            norms=self.norms,
+            theta=self.theta,
+            momentum=self.momentum,
+            residual=self.residual,
+            codec_down="int4",
+            slice_blocks=self.slices,
+            slice_modes=self.modes,
+            outer_lr=0.7,
+            outer_momentum=0.5,
+            previous=self.sample,
+        ).sample
+
+    def copy(self, pool: ThreadPoolExecutor, threads: int) -> None:
+        edges = [self.n * i // threads for i in range(threads + 1)]
+        list(pool.map(lambda a, b: np.copyto(self.target[a:b], self.theta[a:b]), edges, edges[1:]))
+
+    def table(self, threads: int, repeats: int) -> None:
+        kernels.set_threads(threads)
+        self.peak_before = self.peak_before or peak_mib()
+        with ThreadPoolExecutor(threads) as pool:
+            stages: dict[str, tuple[float, Callable[[], object]]] = {
+                "large copy": (8.0, lambda: self.copy(pool, threads)),
+                "merge, outer step, downlink": (self.merge_bytes, self.merge),
+                "inspect one contribution": (
+                    INT4_BYTES,
+                    lambda: self.codec.inspect(self.payloads[0], self.n, self.slices),
+                ),
+                "encode_delta (learner)": (
+                    16 + INT4_BYTES,
+                    lambda: self.codec.encode_delta(self.theta, self.target, self.residual),
+                ),
+                "decode_add (learner)": (8 + INT4_BYTES, lambda: self.codec.decode_add(self.payloads[0], self.target)),
+            }
+            best = dict.fromkeys(stages, float("inf"))
+            for _ in range(repeats):
+                for name, (_, stage) in stages.items():
+                    start = time.perf_counter()
+                    stage()
+                    best[name] = min(best[name], time.perf_counter() - start)
+        self.grown = peak_mib() - self.peak_before
+        copied = 8.0 * self.n / best["large copy"]
+        for name, (per_parameter, _) in stages.items():
+            rate = per_parameter * self.n / best[name]
+            speed, ms = self.n / best[name] / 1e9, best[name] * 1e3
+            print(f"| {threads} | {name} | {ms:.1f} | {speed:.2f} | {rate / 1e9:.1f} | {rate / copied:.2f} |")
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""The commands and what they share: help, the version, and errors that end with a remedy instead of a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from atoll.cli import demo, parts, run_script, train
+from atoll.errors import AtollError
+
+EXIT_BAD_INPUT = 2
+"""What the shell's own tools use for wrong usage, and what typer uses for unknown options."""
+
+app = typer.Typer(
+    name="atoll",
+    help="Train one model on many unreliable, unequal, far-apart machines that never wait for each other.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo")(demo.demo)
+app.command("train")(train.train)
+app.command("run", context_settings={"allow_interspersed_args": False})(run_script.run_script)
+app.command("syncer")(parts.syncer)
+app.command("status")(parts.status)
+app.command("report")(parts.report)
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version of Atoll."""
+    from importlib.metadata import version as version_of
+
+    print(version_of("atoll"))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def atoll(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train one model on many unreliable, unequal, far-apart machines that never wait for each other."""
+
+
+def run() -> None:
+    """Run the command line. Atoll's own errors become one message; ATOLL_DEBUG=1 shows where they came from."""
+    try:
+        app()
+    except AtollError as error:
+        if os.environ.get("ATOLL_DEBUG"):
+            raise
+        from atoll.cli.terminal import print_error
+
+        print_error(str(error))
+        sys.exit(EXIT_BAD_INPUT)

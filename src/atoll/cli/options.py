@@ -1,0 +1,81 @@
+"""The options that several commands share, each with its help text.
+
+They default to None, which means "not given": a settings file, then the method's preset, then the default apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from atoll.core.config import CODECS, MERGES, WEIGHTS
+
+_SYNC = "Synchronisation"
+
+SyncEvery = Annotated[
+    int | None,
+    typer.Option(help="Inner steps between two rounds of the same fragment (H) (default 24).", rich_help_panel=_SYNC),
+]
+Fragments = Annotated[
+    int | None,
+    typer.Option(help="Parts that the model is synchronised in (P) (default 24; diloco: 1).", rich_help_panel=_SYNC),
+]
+Overlap = Annotated[
+    int | None,
+    typer.Option(help="Steps that hide a round (tau); 0: learners wait (default 2; diloco: 0).", rich_help_panel=_SYNC),
+]
+Quorum = Annotated[
+    str | None,
+    typer.Option(help="Contributions that close a round: a number, 50%, or all (default 50%).", rich_help_panel=_SYNC),
+]
+GraceCap = Annotated[
+    float | None,
+    typer.Option(help="Longest wait for more after the quorum, in steps; 0: none (default 1).", rich_help_panel=_SYNC),
+]
+Weights = Annotated[
+    str | None,
+    typer.Option(help=f"Weight of a contribution: {', '.join(WEIGHTS)}.", rich_help_panel=_SYNC),
+]
+Merge = Annotated[str | None, typer.Option(help=f"How deltas are merged: {', '.join(MERGES)}.", rich_help_panel=_SYNC)]
+OuterLr = Annotated[
+    float | None, typer.Option(help="Learning rate of the outer Nesterov step (default 0.7).", rich_help_panel=_SYNC)
+]
+OuterMomentum = Annotated[
+    float | None, typer.Option(help="Momentum of the outer Nesterov step (default 0.5).", rich_help_panel=_SYNC)
+]
+CodecUp = Annotated[
+    str | None,
+    typer.Option(help=f"Encoding of contributions: {', '.join(CODECS)} (default int4).", rich_help_panel=_SYNC),
+]
+CodecDown = Annotated[
+    str | None, typer.Option(help=f"Encoding of updates: {', '.join(CODECS)} (default int4).", rich_help_panel=_SYNC)
+]
+Adopt = Annotated[
+    str | None,
+    typer.Option(
+        help="What learners do with an update: rebase, overwrite or mix:ALPHA (default rebase).", rich_help_panel=_SYNC
+    ),
+]
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", help="Settings from a TOML file; options given here win over it.")
+]
+Out = Annotated[str | None, typer.Option(help="Run folder (default a new one under runs/).")]
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of standard output.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads per learner (default cores / learners).")]
+
+
+def given(arguments: Mapping[str, Any], *apart: str) -> tuple[dict[str, Any], str]:
+    """What the settings file and the options come to, and where a wrong name must have come from.
+
+    `arguments` are all arguments of a command, `config` among them; those named in `apart` are no settings.
+    """
+    from atoll.launch.options import read_config_file
+
+    config_file: Path | None = arguments["config"]
+    values = read_config_file(config_file) if config_file is not None else {}
+    values.update({n: v for n, v in arguments.items() if v is not None and n not in ("config", *apart)})
+    return values, str(config_file or "the command line")

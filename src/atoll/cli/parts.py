@@ -1,0 +1,109 @@
+"""The parts by hand: `atoll syncer` on one machine, `atoll status` from anywhere, `atoll report` afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli import options as o
+from atoll.cli.terminal import human, print_json
+from atoll.errors import ConfigError, LaunchError
+
+Token = Annotated[
+    str, typer.Option(envvar="ATOLL_TOKEN", help="Run token that learners must show; needed beyond this machine.")
+]
+
+
+def syncer(
+    *,
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7077",
+    learners: Annotated[int | None, typer.Option(help="Learners that are expected (M) (default 1).")] = None,
+    tokens_budget: Annotated[
+        int | None, typer.Option(help="Stop the run after this many tokens; 0: the learners decide (default 0).")
+    ] = None,
+    run_folder: Annotated[
+        Path | None, typer.Option(help="Where events, the address and the final model are written (default nowhere).")
+    ] = None,
+    token: Token = "",
+    tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
+    sync_every: o.SyncEvery = None,
+    fragments: o.Fragments = None,
+    overlap: o.Overlap = None,
+    quorum: o.Quorum = None,
+    grace_cap: o.GraceCap = None,
+    weights: o.Weights = None,
+    merge: o.Merge = None,
+    outer_lr: o.OuterLr = None,
+    outer_momentum: o.OuterMomentum = None,
+    codec_up: o.CodecUp = None,
+    codec_down: o.CodecDown = None,
+    adopt: o.Adopt = None,
+    config: o.ConfigFile = None,
+) -> None:
+    """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT (and ATOLL_TOKEN) where they run. SIGTERM ends it."""
+    values, where = o.given(locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key")
+    if (tls_certificate is None) != (tls_key is None):
+        raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
+    from atoll.launch.options import split_values, sync_config
+
+    own, sync = split_values(values, ("learners", "tokens_budget"), where=where)
+    settings = sync_config(sync, learners=own.get("learners", 1), tokens_budget=own.get("tokens_budget", 0))
+    if run_folder is not None:
+        try:
+            run_folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"the run folder {run_folder} cannot be written ({error.strerror}); give another --run-folder"
+            ) from error
+    from atoll.syncer import SyncerOptions, run_syncer
+
+    chosen = SyncerOptions(
+        listen=listen,
+        config=settings,
+        run_folder=run_folder,
+        token=token,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+    )
+    raise typer.Exit(run_syncer(chosen))
+
+
+def status(
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the syncer.")],
+    *,
+    token: Token = "",
+    tls_ca: Annotated[str, typer.Option(help="Certificate file (PEM) that the syncer's is checked against.")] = "",
+    json: o.Json = False,
+) -> None:
+    """Show the live state of a syncer."""
+    import asyncio
+
+    from atoll.wire import ClientOptions, fetch_status
+
+    answer = asyncio.run(fetch_status(ClientOptions(address=address, token=token, tls_ca=tls_ca)))
+    if json:
+        print_json(answer)
+        return
+    from atoll.cli.tables import print_tables
+
+    print_tables(answer, console=human(json_wanted=False), title=f"syncer {address}")
+
+
+def report(
+    run_folder: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    *,
+    json: o.Json = False,
+) -> None:
+    """Make report.html of a run again, from its events, and print the summary."""
+    if not run_folder.is_dir():
+        raise LaunchError(f"there is no run folder {run_folder}; give the folder that the run named, such as runs/...")
+    from atoll.dash import print_summary, write_report
+
+    console = human(json_wanted=json)
+    path = write_report(run_folder)
+    print_summary(run_folder, console)
+    if json:
+        print_json({"run_folder": str(run_folder), "report": str(path)})

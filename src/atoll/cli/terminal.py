@@ -1,0 +1,35 @@
+"""What the commands say to people and to programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def human(*, json_wanted: bool) -> Console:
+    """Where text for people goes: with --json to standard error, because standard output belongs to the program."""
+    from rich.console import Console
+
+    return Console(stderr=json_wanted, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """One object on one line, as the last thing on standard output. JSON has no NaN: it becomes null."""
+    from atoll.launch.folder import without_nan
+
+    sys.stdout.write(json.dumps(without_nan(value), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_error(text: str) -> None:
+    """One clear message on standard error, red on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    message = Text("atoll: ", style="bold red")
+    message.append(text, style="red")
+    Console(stderr=True, highlight=False, soft_wrap=True).print(message)

@@ -1,0 +1,102 @@
+"""`atoll train`: one run of the reference GPT with any of the methods."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from atoll.cli import options as o
+from atoll.cli.terminal import human, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.launch import Outcome, TrainConfig
+
+
+def train(
+    *,
+    method: Annotated[
+        str | None,
+        typer.Option(help="decoupled, diloco (synchronous), dp (data-parallel) or single (default decoupled)."),
+    ] = None,
+    learners: Annotated[int | None, typer.Option(help="Learner processes on this machine (M) (default 4).")] = None,
+    steps: Annotated[int | None, typer.Option(help="Inner steps per learner (default 300).")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences per step of one learner (default 8).")] = None,
+    seq: Annotated[int | None, typer.Option(help="Tokens (bytes) per sequence (default 128).")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Size of the GPT: nano, tiny, small, medium, base (default tiny).")
+    ] = None,
+    corpus: Annotated[
+        str | None, typer.Option(help="stdlib, a file or folder of text, or hf:NAME (default stdlib).")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Inner optimizer: adamw, muon or sgd (default adamw).")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0: the model's own (default 0).")] = None,
+    sync_every: o.SyncEvery = None,
+    fragments: o.Fragments = None,
+    overlap: o.Overlap = None,
+    quorum: o.Quorum = None,
+    grace_cap: o.GraceCap = None,
+    weights: o.Weights = None,
+    merge: o.Merge = None,
+    outer_lr: o.OuterLr = None,
+    outer_momentum: o.OuterMomentum = None,
+    codec_up: o.CodecUp = None,
+    codec_down: o.CodecDown = None,
+    adopt: o.Adopt = None,
+    chaos: Annotated[
+        str | None, typer.Option(help="none, or demo: kill one learner, slow another (default none).")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of parameters and data order (default 0).")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (default auto).")] = None,
+    threads: o.Threads = None,
+    eval_every: Annotated[
+        int | None, typer.Option(help="Steps between evaluations (default an eighth of the steps).")
+    ] = None,
+    out: o.Out = None,
+    config: o.ConfigFile = None,
+    json: o.Json = False,
+) -> None:
+    """Train the reference GPT on this machine: learner processes, a syncer between them, a report at the end."""
+    values, where = o.given(locals(), "json")
+    train_with(values, console=human(json_wanted=json), json_wanted=json, where=where)
+
+
+def train_with(values: Mapping[str, Any], *, console: Console, json_wanted: bool, where: str) -> None:
+    """Train as these settings say, show it, and report."""
+    from atoll.launch import describe, train_config
+
+    config, notes = train_config(values, where=where)
+    for line in (*describe(config), *notes):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
+    result = _run(config, console=console)
+    from atoll.dash import print_summary, write_report
+
+    folder = result["run_folder"]
+    write_report(folder)
+    print_summary(folder, console)
+    if json_wanted:
+        print_json(result)
+
+
+def _run(config: TrainConfig, *, console: Console) -> dict[str, Any]:
+    from atoll.dash import LiveView
+    from atoll.launch import run_train
+
+    finished = run_train(
+        config,
+        view=lambda folder: LiveView(folder, console=console),
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
+    )
+    if finished.result is None:
+        exit_interrupted(finished.outcome, folder=str(finished.folder), console=console)
+    return finished.result
+
+
+def exit_interrupted(outcome: Outcome, *, folder: str, console: Console) -> NoReturn:
+    """Say what is left of a run that a signal ended, and leave with the shell's status for that signal."""
+    console.print(f"stopped by {outcome.reason}; `atoll report {folder}` shows what was recorded", markup=False)
+    raise typer.Exit(128 + signal.Signals[outcome.reason])

@@ -1,0 +1,185 @@
+"""The syncer's arithmetic for one round: merge encoded contributions, take the outer step, encode the update.
+
+Follows sections 4.4 to 4.8 of the design. With contributions delta_i = theta_i - base_i, v_i = -delta_i and weights w_i
+that add up to 1, per slice:
+
+    mean   g = sum w_i v_i
+    RDA    g = (sum w_i |v_i|) * unit(sum w_i v_i / |v_i|)
+
+Both are sums with one coefficient per contribution and slice, so one kernel serves both. The norms |v_i| are known from
+inspection at arrival; what RDA needs besides is |sum w_i v_i / |v_i||. That takes one pass over the contributions
+(about 4 bytes per parameter for 8 of them in int4), less than storing the sum for the second pass would (8 bytes).
+
+Then Nesterov and the downlink with error feedback, per element in fp32:
+
+    buf = mu * buf + g;  x = -lr * (g + mu * buf) + residual;  U = enc(x);  theta += dec(U);  residual = x - dec(U)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll import kernels
+from atoll.codec.codecs import BLOCK, F32, F64, I64, U8, Codec, Payload, get_codec
+from atoll.errors import PayloadError
+from atoll.kernels.run import Segments, check_floats, cut_segments
+
+MODE_RDA = 0
+MODE_MEAN = 1
+
+DIRECTION_MIN = 1e-6
+"""A mean direction shorter than this is degenerate (the contributions cancel): fp32 rounding of the sum of unit vectors
+is of the order of 1e-7, so its direction would be noise. The slice falls back to the plain mean."""
+NORM_ZERO = 1e-30
+"""A slice of smaller norm counts as zero: it has no direction, and 1 / norm would leave the range of fp32."""
+NORM_MAX = 1e30
+"""A merged norm above this counts as not finite. Below it, no sum, momentum or step can overflow fp32."""
+SAMPLE_ALL_MAX = 1 << 20
+"""Fragments up to this many elements keep the whole last gradient for rho."""
+SAMPLE_EVERY = 16
+"""Larger fragments keep one block in this many: 0.25 bytes per parameter, and rho to about 1 / sqrt(n / 16)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientSample:
+    """A fixed sample of blocks of a fragment's merged gradient, to compare with the next one."""
+
+    values: F32
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class MergeResult:
+    """What came of a merge. If not `finite`, nothing was changed and the rest is empty."""
+
+    update: U8
+    gradient_norm: float
+    rho: float
+    """Cosine between this merged gradient and the previous one; NaN for the first or when one is zero."""
+    sample: GradientSample
+    finite: bool
+
+
+def merge_fragment(
+    *,
+    payloads: Sequence[Payload],
+    codec_up: str,
+    weights: Sequence[float],
+    norms: Sequence[F64],
+    theta: F32,
+    momentum: F32,
+    residual: F32 | None,
+    codec_down: str,
+    slice_blocks: I64,
+    slice_modes: NDArray[np.uint8],
+    outer_lr: float,
+    outer_momentum: float,
+    previous: GradientSample | None,
+) -> MergeResult:
+    """Merge contributions (in learner-id order) into theta, momentum and residual, in place.
+
+    `norms` are those of `Codec.inspect`. `residual` is None exactly when codec_down is lossless. If the merged gradient
+    is not finite, no state is touched and the result says so.
+    """
+    up, down = get_codec(codec_up), get_codec(codec_down)
+    n = _check_state(theta, momentum, residual, down)
+    data = [up.check(payload, n) for payload in payloads]
+    segments = cut_segments(slice_blocks, n // BLOCK)
+    shares, lengths = _check_contributions(len(data), weights, norms, segments.slice_count)
+    modes = np.asarray(slice_modes)
+    if modes.shape != (segments.slice_count,):
+        raise PayloadError(f"slice_modes has shape {modes.shape}, expected ({segments.slice_count},)")
+
+    coefficients, gradient_norm = _coefficients(up, data, shares, lengths, modes == MODE_RDA, segments)
+    every = 1 if n <= SAMPLE_ALL_MAX else SAMPLE_EVERY
+    sample = np.empty(-(-(n // BLOCK) // every) * BLOCK, np.float32)
+    if not gradient_norm <= NORM_MAX:
+        empty = GradientSample(np.empty(0, np.float32), 0.0)
+        return MergeResult(np.empty(0, np.uint8), math.nan, math.nan, empty, finite=False)
+    if previous is not None and previous.values.size != sample.size:
+        raise PayloadError(f"previous gradient sample has {previous.values.size} elements, expected {sample.size}")
+
+    update = np.empty(down.encoded_size(n), np.uint8)
+    step = kernels.OuterStep(
+        kind_up=up.kind,
+        kind_down=down.kind,
+        theta=theta,
+        momentum=momentum,
+        residual=residual,
+        update=update,
+        sample=sample,
+        previous=None if previous is None else previous.values,
+        sample_every=every,
+        outer_lr=outer_lr,
+        outer_momentum=outer_momentum,
+    )
+    finite, (cross, own) = kernels.outer_step(step, data, coefficients, segments)
+    if not finite:
+        raise PayloadError(
+            "the outer state of a fragment is not finite: momentum or residual was damaged before this merge; restart "
+            "the syncer from its last good state"
+        )
+    kept = GradientSample(sample, math.sqrt(own))
+    scale = kept.norm * (math.nan if previous is None else previous.norm)
+    return MergeResult(update, gradient_norm, cross / scale if scale > 0.0 else math.nan, kept, finite=True)
+
+
+def _coefficients(
+    up: Codec, data: list[U8], shares: F64, lengths: F64, rda: NDArray[np.bool_], segments: Segments
+) -> tuple[F64, float]:
+    """coefficients[slice, i] with g = sum_i coefficients * delta_i, and |g| over the fragment. Touches no state."""
+    radius = np.zeros(len(lengths), np.float64)
+    for share, length_of_one in zip(shares, lengths.T, strict=True):
+        radius += share * length_of_one  # sum w_i |v_i| per slice; a BLAS product might add in another order
+    if not np.all(radius <= NORM_MAX):
+        return np.zeros_like(lengths), math.nan
+    # Divided by |v_i| (RDA) or by the radius (mean), sums have norm 1 or less, whatever the size of the deltas.
+    divisor = np.where(rda[:, None], lengths, np.broadcast_to(radius[:, None], lengths.shape))
+    relative = _over(np.broadcast_to(shares, lengths.shape), divisor)
+    length = np.sqrt(kernels.direction(up.kind, data, relative, segments))
+    degenerate = rda & (length < DIRECTION_MIN) & (radius >= NORM_ZERO)
+    if degenerate.any():
+        mean = _over(np.broadcast_to(shares, lengths.shape), np.broadcast_to(radius[:, None], lengths.shape))
+        relative = np.where(degenerate[:, None], mean, relative)
+        length = np.sqrt(kernels.direction(up.kind, data, relative, segments))
+    stretch = np.where(rda & ~degenerate, _over(radius, length), radius)
+    slice_norms = stretch * length  # NaN if a payload is not what its norms said
+    return np.ascontiguousarray(-stretch[:, None] * relative), math.hypot(*slice_norms.tolist())
+
+
+def _over(numerator: F64, divisor: F64) -> F64:
+    """numerator / divisor, and 0 where the divisor counts as zero."""
+    small = divisor < NORM_ZERO
+    return np.where(small, 0.0, numerator / np.where(small, 1.0, divisor))
+
+
+def _check_state(theta: F32, momentum: F32, residual: F32 | None, down: Codec) -> int:
+    n = check_floats("theta", theta, writable=True)
+    check_floats("momentum", momentum, n, writable=True)
+    if n % BLOCK:
+        raise PayloadError(f"a fragment has a multiple of {BLOCK} elements, got {n}; pad every slice with zeros")
+    if down.lossless != (residual is None):
+        raise PayloadError(f"codec {down.name} {'keeps no' if down.lossless else 'needs a'} residual")
+    if residual is not None:
+        check_floats("residual", residual, n, writable=True)
+    return n
+
+
+def _check_contributions(
+    count: int, weights: Sequence[float], norms: Sequence[F64], slice_count: int
+) -> tuple[F64, F64]:
+    """Weights normalised to add up to 1, and norms as [slice, contribution]."""
+    shares = np.asarray(weights, np.float64)
+    if count == 0 or shares.shape != (count,) or len(norms) != count:
+        raise PayloadError(f"{count} payloads with {shares.size} weights and {len(norms)} norms: one each is needed")
+    if not np.all(np.isfinite(shares)) or np.any(shares < 0.0) or not shares.sum() > 0.0:
+        raise PayloadError(f"weights must be finite, not negative and not all zero; got {list(weights)}")
+    lengths = np.stack([np.asarray(norm, np.float64) for norm in norms], axis=1)
+    if lengths.shape != (slice_count, count):
+        raise PayloadError(f"norms have shape {lengths.shape[::-1]}, expected ({count}, {slice_count})")
+    return shares / shares.max() / (shares / shares.max()).sum(), lengths

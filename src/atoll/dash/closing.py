@@ -1,0 +1,75 @@
+"""The closing words of a run in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from atoll.dash import words
+from atoll.dash.report import read_text
+from atoll.dash.text import count_text, duration_text, loss_text
+from atoll.observe.summary import RunState, summarize
+
+FAULTS_PRINTED_MAX = 10
+SAMPLE_LINES_MAX = 12
+SAMPLE_CHARS_MAX = 800
+
+
+def print_summary(run_folder: str | Path, console: Console | None = None) -> None:
+    """Say what happened: loss, goodput, what the failures cost, bytes, the fate of the tokens, a sample of text."""
+    folder = Path(run_folder)
+    console = console if console is not None else Console()
+    state = summarize(folder)
+    console.print(Rule("[bold]summary", style="cyan"))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, text in _facts(state):
+        grid.add_row(name, Text(text))
+    console.print(grid)
+    _print_faults(state, console)
+    sample = read_text(folder / "sample.txt")
+    if sample:
+        lines = sample[:SAMPLE_CHARS_MAX].splitlines()[:SAMPLE_LINES_MAX]
+        console.print(Text("\na sample from the model", style="dim"))
+        console.print(Padding(Text("\n".join(lines), style="italic"), (0, 2)))
+    report = folder / "report.html"
+    if report.exists():
+        console.print(Text.assemble(("\nreport  ", "dim"), (str(report.resolve()), "bold")), soft_wrap=True)
+
+
+def _facts(state: RunState) -> list[tuple[str, str]]:
+    seconds = (state.end_ns - state.start_ns) / 1e9
+    learners = f"{len(state.learners)} learner{'s' if len(state.learners) != 1 else ''}"
+    facts = [
+        ("loss", f"{loss_text(state.eval_loss)} nats per token, published model on held-out data"),
+        ("trained", f"{count_text(state.tokens)} tokens in {duration_text(seconds)} by {learners}"),
+        ("goodput", words.goodput_sentence(state)),
+        ("bytes", words.bytes_sentence(state)),
+        ("tokens", words.ledger_sentence(state)),
+    ]
+    if state.rounds.commits:
+        rounds = state.rounds
+        merged = f"{rounds.merged:,} contributions merged in {rounds.commits:,} commits"
+        facts.append(
+            ("rounds", f"{merged}, {rounds.late:,} came late and were carried on, {rounds.aborted} rounds aborted")
+        )
+    return facts
+
+
+def _print_faults(state: RunState, console: Console) -> None:
+    costs = state.fault_costs()
+    if not costs:
+        return
+    console.print(Text("\nwhat the failures cost", style="dim"))
+    for cost in costs[:FAULTS_PRINTED_MAX]:
+        console.print(Text.assemble(("  ✗ ", "red"), (words.fault_headline(state, cost), "bold")))
+        console.print(Padding(Text(words.fault_own_cost(cost)), (0, 0, 0, 4)))
+        console.print(Padding(Text(words.fault_others_cost(cost), style="green"), (0, 0, 0, 4)))
+    if len(costs) > FAULTS_PRINTED_MAX:
+        console.print(Text(f"  and {len(costs) - FAULTS_PRINTED_MAX} more, in the report", style="dim"))

@@ -1,0 +1,240 @@
+"""report.html: one self-contained page about a run, made from its events alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from atoll.dash import bars, curves, page, words
+from atoll.dash.text import count_text, duration_text, loss_text, percent_text, ratio_text
+from atoll.errors import LaunchError
+from atoll.observe.goodput import CATEGORIES
+from atoll.observe.summary import RunState, summarize
+
+WIDE_PX, HALF_PX, NARROW_PX = 1000.0, 484.0, 400.0
+HALF_HEIGHT_PX = 300.0
+SAMPLE_CHARS_MAX = 4000
+FAULTS_SHOWN_MAX = 50
+SETTINGS_SHOWN_MAX = 200
+
+
+def write_report(run_folder: str | Path) -> Path:
+    """Write RUN/report.html and return its path. Raises LaunchError when there is nothing to report on."""
+    folder = Path(run_folder)
+    state = summarize(folder)
+    if state.first_ns is None:
+        raise LaunchError(
+            f"the event files of {folder} hold no readable event; give the folder of a run that has started"
+        )
+    target = folder / "report.html"
+    partial = target.with_name("report.html.partial")
+    try:
+        partial.write_text(render(state, folder), encoding="utf-8")
+        partial.replace(target)
+    except OSError as error:
+        raise LaunchError(f"cannot write {target}: {error}; make the run folder writable or free some space") from error
+    return target
+
+
+def render(state: RunState, folder: Path) -> str:
+    """The page as text."""
+    title = state.run.title if state.run and state.run.title else folder.resolve().name
+    return page.page(f"Atoll: {title}", _body(state, folder, title))
+
+
+def _body(state: RunState, folder: Path, title: str) -> Iterator[str]:
+    yield page.header(title, _headline(state))
+    yield page.tiles(_tiles(state))
+    if state.faults:
+        yield _failures(state)
+    if not state.learner_steps:
+        yield page.section("No step yet", "No learner had reported a step when this was made.")
+    else:
+        yield _loss(state)
+        yield _lanes(state)
+        yield _speeds(state)
+        yield _time(state)
+    if state.rounds.commits:
+        yield _rounds(state)
+    yield _traffic(state)
+    yield from _appendix(state, folder)
+
+
+def _headline(state: RunState) -> str:
+    run = state.run
+    parts = [state.method]
+    count = max(len(state.learners), run.learners if run else 0)
+    parts.append(f"{count} learner{'s' if count != 1 else ''}")
+    if state.parameters:
+        parts.append(f"{count_text(state.parameters)} parameters")
+    if run and state.method in ("decoupled", "diloco"):
+        parts.append(f"a round every {run.sync_every} steps over {run.fragments} fragments")
+        parts.append(f"{run.codec_up} up, {run.codec_down} down")
+    reason = state.finished.reason if state.finished else "not finished when this was made"
+    parts.append(reason if reason.startswith(("finished", "not finished")) else f"finished: {reason}")
+    return " · ".join(parts)
+
+
+def _tiles(state: RunState) -> list[tuple[str, str]]:
+    ours, theirs = state.bytes_up + state.bytes_down, state.data_parallel_bytes
+    figures = [
+        (loss_text(state.eval_loss), "loss of the published model"),
+        (percent_text(state.goodput().share), "goodput"),
+        (count_text(state.tokens), "tokens processed"),
+        (duration_text(curves.run_seconds(state)), "from first to last step"),
+    ]
+    if ours and theirs:
+        figures.append((ratio_text(theirs / ours), "fewer bytes than data-parallel"))
+    if state.rounds.commits:
+        figures.append((f"{state.rounds.commits:,}", "versions committed"))
+    else:
+        figures.append((f"{state.learner_steps:,}", "steps, over all learners"))
+    return figures
+
+
+def _failures(state: RunState) -> str:
+    costs = state.fault_costs()
+    entries = [
+        (words.fault_headline(state, cost), words.fault_own_cost(cost), words.fault_others_cost(cost))
+        for cost in costs[:FAULTS_SHOWN_MAX]
+    ]
+    lead = (
+        "Each fault, what it cost the learner that it hit, and how the others fared meanwhile. Learners on one machine "
+        "share its cores, so the others may speed up a little while one is down, or slow down while it starts again."
+    )
+    if len(costs) > FAULTS_SHOWN_MAX:
+        lead += f" The first {FAULTS_SHOWN_MAX} of {len(costs)} are listed."
+    return page.section("What the failures cost", lead, page.faults(entries))
+
+
+def _loss(state: RunState) -> str:
+    over_tokens = curves.loss_over_tokens(state, HALF_PX, HALF_HEIGHT_PX)
+    over_time = curves.loss_over_time(state, HALF_PX, HALF_HEIGHT_PX)
+    faults = ", with the faults marked" if state.faults else ""
+    return page.pair(
+        page.half("Loss over tokens", "Bold: the published model on held-out data.", over_tokens),
+        page.half("Loss over time", f"The same against the clock{faults}.", over_time),
+    )
+
+
+def _lanes(state: RunState) -> str:
+    signs = [
+        ("background:var(--compute);opacity:.62", "training"),
+        ("background:var(--slow);opacity:.62", "training at less than half its usual speed"),
+        ("background:var(--stall);opacity:.62", "waiting on Atoll"),
+        ("background:var(--evaluate);opacity:.62", "testing the published model"),
+        ("background:var(--recovery);opacity:.62", "restarting"),
+        ("background:var(--down);opacity:.62", "down"),
+    ]
+    dots = [
+        ("background:var(--dot)", "a contribution that was merged"),
+        ("border:1.5px solid var(--fault)", "one that came late and was carried into the next round"),
+    ]
+    legends = page.legend(signs) + (page.legend(dots, "round") if state.rounds.commits else "")
+    picture = page.wide_and_narrow(bars.timeline(state, WIDE_PX), bars.timeline(state, NARROW_PX))
+    return page.section(
+        "Rounds, learner by learner" if state.rounds.commits else "Learner by learner",
+        "",
+        legends,
+        picture,
+        _more(state),
+    )
+
+
+def _speeds(state: RunState) -> str:
+    lead = "One panel per learner on the same scale."
+    if state.faults:
+        lead += " Look down a red band: the learner that was hit dips, and it shows whether the others went on."
+    picture = page.wide_and_narrow(curves.tokens_per_second(state, WIDE_PX), curves.tokens_per_second(state, NARROW_PX))
+    return page.section("Tokens per second", lead, picture, _more(state))
+
+
+def _more(state: RunState) -> str:
+    hidden = len(state.learners) - curves.PANELS_MAX
+    return f'<p class="lead">and {hidden} more learners, not drawn</p>' if hidden > 0 else ""
+
+
+def _time(state: RunState) -> str:
+    seconds = state.goodput().seconds
+    shown = [name for name in CATEGORIES if seconds[name] > 0]
+    picture = page.wide_and_narrow(bars.where_the_time_went(state, WIDE_PX), bars.where_the_time_went(state, NARROW_PX))
+    lead = f"Goodput: {words.goodput_sentence(state)}."
+    return page.section("Where the time went", lead, page.category_legend(shown), picture)
+
+
+def _rounds(state: RunState) -> str:
+    rounds = state.rounds
+    lead = f"{rounds.merged:,} contributions in {rounds.commits:,} commits; {rounds.late:,} came late. "
+    lead += "Hollow: not all that were asked were in time."
+    return page.pair(
+        page.half("Contributors per commit", lead, curves.contributors_per_commit(state, HALF_PX, 240)),
+        page.half(
+            "Agreement from commit to commit",
+            "rho: cosine between successive merged gradients of a fragment. Below 0 the outer step overshoots.",
+            curves.rho_over_time(state, HALF_PX, 240),
+        ),
+    )
+
+
+def _traffic(state: RunState) -> str:
+    ledger = state.ledger
+    rows = [("processed", ledger.processed), ("merged", ledger.merged), ("pending", ledger.pending)]
+    rows += [(f"discarded: {words.CAUSES.get(c, c.replace('_', ' '))}", n) for c, n in sorted(ledger.discarded.items())]
+    whole = max(1, ledger.processed)
+    fates = page.table(
+        ("fate", "tokens", "share"), [(name, f"{n:,}", percent_text(n / whole)) for name, n in rows], numbers=(1, 2)
+    )
+    who_counted = "As counted by the syncer." if state.stats else "There is no syncer: every token is in the model."
+    tokens = page.half("Every token has a known fate", who_counted, fates)
+    if not (state.bytes_up or state.bytes_down or state.data_parallel_bytes):
+        return page.pair(tokens, "")
+    lead = (
+        "Data-parallel: a ring all-reduce of bf16 gradients at each of the same steps, "
+        "2 (M-1)/M x 2 bytes x parameters per learner."
+    )
+    return page.pair(page.half("Bytes", lead, bars.bytes_sent(state, HALF_PX)), tokens)
+
+
+def _appendix(state: RunState, folder: Path) -> Iterator[str]:
+    sample = read_text(folder / "sample.txt")
+    if sample:
+        yield page.section("A sample from the model", "", page.preformatted(sample[:SAMPLE_CHARS_MAX]))
+    for name, title in (("config.json", "Settings"), ("result.json", "Result")):
+        values = list(flatten(read_json(folder / name)))[:SETTINGS_SHOWN_MAX]
+        if values:
+            yield page.section(title, f"From {name} in the run folder.", page.settings(values))
+    command = f"atoll report {shlex.quote(str(folder))}"
+    yield page.footer(f"Made from the events of the run. To make it again: <code>{escape(command)}</code>")
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or nothing when there is none that can be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file, or an empty one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as "outer.inner" -> text."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flatten(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield f"{prefix}{name}", f"{value:.6g}" if math.isfinite(value) else "-"
+        else:
+            yield f"{prefix}{name}", value if isinstance(value, str) else json.dumps(value, default=str)

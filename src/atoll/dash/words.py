@@ -1,0 +1,93 @@
+"""Sentences about a run that a stranger understands; the report and the closing summary share them."""
+
+from __future__ import annotations
+
+import math
+
+from atoll.core.config import SECOND_NS
+from atoll.dash.text import bytes_text, clock_text, count_text, duration_text, percent_text, ratio_text
+from atoll.observe.faults import FaultCost
+from atoll.observe.summary import RunState
+
+CAUSES = {
+    "learner_lost": "lost with a learner that died",
+    "overwritten": "overwritten by a published version",
+    "stale": "too old to be merged",
+    "reseeded": "dropped when a learner took the whole published state again",
+    "quarantined": "quarantined",
+}
+
+
+def fault_headline(state: RunState, cost: FaultCost) -> str:
+    """ "learner-2 killed (SIGKILL) at 00:32"."""
+    at_s = (cost.fault.start_ns - state.start_ns) / SECOND_NS
+    return f"{cost.fault.target} {cost.fault.text}, at {clock_text(at_s)}"
+
+
+def fault_own_cost(cost: FaultCost) -> str:
+    """What it cost the learner that it hit."""
+    fault = cost.fault
+    if cost.duration_s <= 0:
+        return "an instant, with no measured cost"
+    if cost.lost_s <= 0:
+        return f"lasted {duration_text(cost.duration_s)}"
+    parts = f"cost it {duration_text(cost.lost_s)} of training, about {cost.lost_steps:.0f} steps"
+    if fault.ended_process:
+        if fault.end_ns is None:
+            return f"it did not come back; {parts}"
+        joined = f" at step {fault.joined_step:,} (generation {fault.joined_generation})" if fault.joined_ns else ""
+        return f"training again after {duration_text(cost.duration_s)}{joined}; {parts}"
+    over = "" if fault.end_ns is not None else " so far"
+    return f"lasted {duration_text(cost.duration_s)}{over}; {parts}"
+
+
+def fault_others_cost(cost: FaultCost) -> str:
+    """What it cost the others: the promise is nothing."""
+    if not cost.others or not math.isfinite(cost.others_ratio):
+        return "no other learner to compare with"
+    before = sum(other.steps_s_before for other in cost.others)
+    during = sum(other.steps_s_during for other in cost.others)
+    who = "the other learner" if len(cost.others) == 1 else f"the {len(cost.others)} others"
+    speed = f"{who} made {during:.2f} steps/s against {before:.2f} before ({cost.others_ratio:.0%})"
+    return f"{speed} and waited {duration_text(cost.others_stall_s)}"
+
+
+def bytes_sentence(state: RunState) -> str:
+    """Our bytes against what data-parallel would have sent."""
+    ours, theirs = state.bytes_up + state.bytes_down, state.data_parallel_bytes
+    if not ours and theirs and state.method == "dp":
+        return f"{bytes_text(theirs)} of gradients by data-parallel (reckoned: a ring all-reduce in bf16 at every step)"
+    if not ours:
+        return "nothing was sent through a syncer"
+    text = f"{bytes_text(ours)} in all ({bytes_text(state.bytes_up)} up, {bytes_text(state.bytes_down)} down)"
+    if not theirs:
+        return text
+    return f"{text}; data-parallel would have sent {bytes_text(theirs)}, {ratio_text(theirs / ours)} as much"
+
+
+def ledger_sentence(state: RunState) -> str:
+    """The fate of every token."""
+    ledger = state.ledger
+    text = f"{count_text(ledger.processed)} processed = {count_text(ledger.merged)} merged"
+    text += f" + {count_text(ledger.pending)} pending"
+    lost = sum(ledger.discarded.values())
+    text += f" + {count_text(lost)} discarded"
+    if lost:
+        share = percent_text(lost / max(1, ledger.processed))
+        causes = ", ".join(
+            f"{count_text(n)} {CAUSES.get(c, c.replace('_', ' '))}" for c, n in ledger.discarded.items() if n
+        )
+        text += f" ({share}: {causes})"
+    return text
+
+
+def goodput_sentence(state: RunState) -> str:
+    goodput = state.goodput()
+    seconds = goodput.seconds
+    rest = {name: s for name, s in seconds.items() if name != "compute" and s >= 0.05}
+    top = sorted(rest.items(), key=lambda item: -item[1])[:3]
+    learner_time = duration_text(goodput.allocated_s)
+    text = f"{percent_text(goodput.share)} of {learner_time} of learner time made progress that counts"
+    if top:
+        text += "; the rest: " + ", ".join(f"{name} {duration_text(s)}" for name, s in top)
+    return text

@@ -1,0 +1,18 @@
+"""Numbers that kernels, codecs and the merge share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BLOCK: Final = 256
+"""Elements per block. Each block of an integer codec has its own scale."""
+
+FP32: Final = 0
+BF16: Final = 1
+INT8: Final = 2
+INT4: Final = 3
+"""The kinds of payload, as the compiled loops know them."""
+
+SEGMENT_BLOCKS: Final = 1024
+"""Most blocks per partial sum and per unit of work of a thread: 256k elements, about 0.4 ms of merging. Results depend
+on this number in the last bit of the sums, so changing it changes what a replayed tape gives."""

@@ -1,0 +1,88 @@
+"""The commands and environments of a run's processes: how the syncer and the learners are told who they are."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from atoll.core.config import SyncConfig
+from atoll.launch.folder import RunFolder, write_json
+from atoll.launch.options import sync_options
+from atoll.launch.process import Command
+
+LISTEN = "127.0.0.1:0"
+"""Everything is on this machine, and the kernel picks a port that is free."""
+TOKEN_BYTES = 16
+
+
+def new_token() -> str:
+    """A secret that keeps other runs on this machine out of this one. It travels by environment, never by argv."""
+    return secrets.token_hex(TOKEN_BYTES)
+
+
+def syncer_command(folder: RunFolder, sync: SyncConfig, *, token: str) -> Command:
+    """`atoll syncer` of this very Python, with its settings in RUN/sync.json."""
+    settings = folder.path / "sync.json"
+    values = {**sync_options(sync), "learners": sync.learners_expected, "tokens_budget": sync.tokens_budget}
+    write_json(settings, values)
+    argv = [sys.executable, "-m", "atoll", "syncer", "--listen", LISTEN]
+    argv += ["--run-folder", str(folder.path), "--config", str(settings)]
+    return Command(
+        role="syncer",
+        id="syncer",
+        argv=argv,
+        environment={"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1"},
+        orphan_signal=signal.SIGTERM,  # Even without its launcher it shall write the model.
+    )
+
+
+def learner_commands(
+    folder: RunFolder,
+    argv: Sequence[str],
+    *,
+    count: int,
+    threads: int,
+    environment: Mapping[str, str],
+) -> list[Command]:
+    """`count` times the same command, each with its own identity."""
+    commands = []
+    for rank in range(count):
+        id = f"learner-{rank}"
+        own = {
+            "ATOLL_LEARNER": id,
+            "ATOLL_RANK": str(rank),
+            "ATOLL_WORLD": str(count),
+            "ATOLL_RUN_FOLDER": str(folder.path),
+            "ATOLL_SLOW_FILE": str(folder.slow_file(id)),
+            "OMP_NUM_THREADS": str(threads),
+            "PYTHONUNBUFFERED": "1",
+            "PATH": path_with_this_python(),
+        }
+        commands.append(Command(role="learner", id=id, argv=argv, environment={**own, **environment}))
+    return commands
+
+
+def data_parallel_environments(commands: Sequence[Command]) -> list[Command]:
+    """The same commands as ranks of one torch.distributed world."""
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(commands))}
+    return [
+        Command(c.role, c.id, c.argv, {**c.environment, **world, "RANK": str(rank)}) for rank, c in enumerate(commands)
+    ]
+
+
+def free_port() -> int:
+    """A port that was free a moment ago; torch.distributed wants a number before it listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def path_with_this_python() -> str:
+    """PATH with the folder of this Python first, so that `python` in a user's command is the one that has Atoll."""
+    here = str(Path(sys.executable).parent)
+    return os.pathsep.join([here, os.environ.get("PATH", os.defpath)])

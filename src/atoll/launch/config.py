@@ -1,0 +1,239 @@
+"""Everything that `atoll train` and `atoll run` take, as frozen dataclasses with checks.
+
+One dial, `learners`, derives the rest: who is expected, how many contributions a quorum is, how many tokens the run
+processes, how many threads each learner gets. `describe` prints what was derived.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from atoll.chaos.plan import CHAOS_PLANS, chaos_plan
+from atoll.core.config import SyncConfig, one_of
+from atoll.core.policy import quorum_count
+from atoll.errors import ConfigError
+from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options
+from atoll.zoo import count_parameters, model_config
+
+METHODS = ("decoupled", "diloco", "dp", "single")
+OPTIMIZERS = ("adamw", "muon", "sgd")
+DEVICES = ("auto", "cpu", "cuda")
+LEARNERS_LOCAL_MAX = 1024
+"""More processes than this on one machine only measure its scheduler."""
+COUNT_MAX = 1_000_000_000
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "decoupled": {},
+    # DiLoCo is one fragment per round: all parameters at once, every H steps.
+    "diloco": {"overlap": 0, "fragments": 1},
+    "dp": {},
+    "single": {},
+}
+"""Defaults of a method where they differ from SyncConfig's; an explicit setting wins over them."""
+FORCED: dict[str, dict[str, Any]] = {
+    "decoupled": {},
+    "diloco": {"quorum": "all", "grace_cap": 0.0},
+    "dp": {},
+    "single": {},
+}
+"""What a method is by definition: these win over explicit settings, and the launcher says so."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """One run of `atoll train`, fully resolved. Build it with `train_config`, which applies the method's presets."""
+
+    method: str = "decoupled"
+    """decoupled, diloco (synchronous), dp (DistributedDataParallel) or single."""
+    learners: int = 4
+    """Learner processes (M). The one dial. Method single takes all their steps in one process."""
+    steps: int = 300
+    """Inner steps per learner if all are equally fast; faster learners take over steps of slower ones."""
+    batch: int = 8
+    """Sequences per inner step of one learner."""
+    seq: int = 128
+    """Tokens (bytes) per sequence."""
+    model: str = "tiny"
+    """Name of a reference GPT of the zoo."""
+    corpus: str = "stdlib"
+    """stdlib (the source of Python's standard library), a file or folder of text, or hf:NAME[:split[:column]]."""
+    optimizer: str = "adamw"
+    """Inner optimizer: adamw, muon (on the hidden matrices, AdamW for the rest) or sgd."""
+    lr: float = 0.0
+    """Peak learning rate of the inner optimizer; 0: the model's own."""
+    device: str = "auto"
+    """auto (CUDA if there is any), cpu or cuda."""
+    threads: int = 0
+    """CPU threads per learner; 0: the machine's cores divided by the learners, at least 1."""
+    eval_every: int = 0
+    """Steps between evaluations of the published model during the run; 0: an eighth of the steps."""
+    chaos: str = "none"
+    """none, or demo: kill one learner and slow another while the run goes on."""
+    seed: int = 0
+    """Seed of parameters, data order and sampling."""
+    out: str = ""
+    """Run folder; empty: a new folder under runs/."""
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    """How the learners synchronise; its learners_expected and tokens_budget follow from the fields above."""
+
+    def __post_init__(self) -> None:
+        one_of("method", self.method, METHODS)
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
+        one_of("chaos", self.chaos, CHAOS_PLANS)
+        if self.device not in DEVICES and not self.device.startswith("cuda:"):
+            one_of("device", self.device, DEVICES)
+        _whole("learners", self.learners, 1, LEARNERS_LOCAL_MAX)
+        for name in ("steps", "batch", "seq"):
+            _whole(name, getattr(self, name), 1, COUNT_MAX)
+        for name in ("threads", "eval_every", "seed"):
+            _whole(name, getattr(self, name), 0, COUNT_MAX)
+        if not math.isfinite(self.lr) or not 0.0 <= self.lr <= 10.0:
+            raise ConfigError(f"lr must be a number from 0 (the model's own) to 10; not {self.lr!r}")
+        model_config(self.model)
+        chaos_plan(self.chaos, self.learners)
+        if self.chaos != "none" and not self.synchronises:
+            raise ConfigError(
+                f"chaos {self.chaos} kills a learner, and method {self.method} does not survive that; "
+                f"use --chaos none, or --method decoupled or diloco"
+            )
+
+    @property
+    def synchronises(self) -> bool:
+        """True for the methods that run a syncer."""
+        return self.method in ("decoupled", "diloco")
+
+    @property
+    def tokens_budget(self) -> int:
+        """Tokens that the run processes in total."""
+        return self.learners * self.steps * self.batch * self.seq
+
+    @property
+    def processes(self) -> int:
+        """Training processes that are really started."""
+        return 1 if self.method == "single" else self.learners
+
+    @property
+    def steps_per_process(self) -> int:
+        """Steps that each of them takes if all are equally fast."""
+        return self.learners * self.steps // self.processes
+
+    @property
+    def threads_per_learner(self) -> int:
+        return self.threads or threads_for(self.processes)
+
+    @property
+    def eval_every_steps(self) -> int:
+        return self.eval_every or max(1, self.steps_per_process // 8)
+
+    def options(self) -> dict[str, Any]:
+        """Flat settings as `train_config` takes them again."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sync"}
+        return {**own, **sync_options(self.sync)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One run of `atoll run`: the user's own command, started once per learner."""
+
+    learners: int = 2
+    """Processes (M) that run the command."""
+    threads: int = 0
+    """CPU threads per learner (OMP_NUM_THREADS); 0: the machine's cores divided by the learners, at least 1."""
+    out: str = ""
+    """Run folder; empty: a new folder under runs/."""
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    """How the learners synchronise."""
+
+    def __post_init__(self) -> None:
+        _whole("learners", self.learners, 1, LEARNERS_LOCAL_MAX)
+        _whole("threads", self.threads, 0, COUNT_MAX)
+
+    @property
+    def threads_per_learner(self) -> int:
+        return self.threads or threads_for(self.learners)
+
+    def options(self) -> dict[str, Any]:
+        """Flat settings as `run_config` takes them again."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sync"}
+        return {**own, **sync_options(self.sync)}
+
+
+def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> tuple[TrainConfig, list[str]]:
+    """The run that these settings mean, and notes on settings that the method overrode.
+
+    Raises ConfigError for unknown names, wrong types and values that cannot work.
+    """
+    own, sync = split_values(values, (f.name for f in fields(TrainConfig) if f.name != "sync"), where=where)
+    own = check_types(TrainConfig, own)
+    method = one_of("method", own.get("method", "decoupled"), METHODS)
+    notes: list[str] = []
+    plain = TrainConfig(**own)
+    sizes = {"learners": plain.learners, "tokens_budget": plain.tokens_budget}
+    if plain.synchronises:
+        # What was asked for is checked before the method's definition replaces any of it: a slip stays an error.
+        sync_config(sync, **sizes)
+        for name, value in FORCED[method].items():
+            if name in sync and str(sync[name]) != str(value):
+                notes.append(f"method {method} means {name} {value}: {sync[name]} is not used")
+        sync = {**PRESETS[method], **sync, **FORCED[method]}
+    else:
+        # Nothing synchronises, so a quorum that would suit another method must not stop a comparison with one flag.
+        sync.pop("quorum", None)
+    return TrainConfig(**own, sync=sync_config(sync, **sizes)), notes
+
+
+def run_config(values: Mapping[str, Any], *, where: str = "the settings") -> RunConfig:
+    """The settings of `atoll run`. The user's script decides how long it trains: there is no token budget."""
+    own, sync = split_values(values, (f.name for f in fields(RunConfig) if f.name != "sync"), where=where)
+    plain = RunConfig(**check_types(RunConfig, own))
+    return RunConfig(**check_types(RunConfig, own), sync=sync_config(sync, learners=plain.learners))
+
+
+def threads_for(learners: int) -> int:
+    """Cores that this process may use, shared out; several learners that each take all cores would only fight."""
+    return max(1, len(os.sched_getaffinity(0)) // learners) if hasattr(os, "sched_getaffinity") else 1
+
+
+def describe(config: TrainConfig | RunConfig) -> list[str]:
+    """What the settings come to, one line per thought."""
+    lines = []
+    if isinstance(config, TrainConfig):
+        who = "1 process" if config.processes == 1 else f"{config.processes} learners"
+        lines.append(
+            f"{config.method}: {who} x {config.steps_per_process} steps x {config.batch} sequences x {config.seq} "
+            f"tokens = {config.tokens_budget:,} tokens; model {config.model}, "
+            f"{count_parameters(model_config(config.model)):,} parameters"
+        )
+    if isinstance(config, RunConfig) or config.synchronises:
+        lines += describe_sync(config.sync)
+    threads = config.threads_per_learner
+    lines.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per learner")
+    return lines
+
+
+def describe_sync(sync: SyncConfig) -> list[str]:
+    """The quorum as a number, the rhythm of rounds and the encodings."""
+    quorum = quorum_count(sync, sync.learners_expected, sync.learners_expected)
+    wait = "learners wait for each merge" if sync.synchronous else f"hidden behind {sync.overlap} steps"
+    return [
+        f"quorum {sync.quorum} = {quorum} of {sync.learners_expected}, "
+        f"grace up to {sync.grace_cap_steps:g}x a step's time",
+        f"{sync.fragments} fragments, each every {sync.sync_every} steps, {wait}",
+        f"contributions {sync.codec_up}, updates {sync.codec_down}; merge {sync.merge}, "
+        f"outer lr {sync.outer_lr:g}, momentum {sync.outer_momentum:g}; adopt {sync.adopt}",
+    ]
+
+
+def resolved(config: TrainConfig | RunConfig) -> dict[str, Any]:
+    """The options and, apart, what was derived from them: the content of RUN/config.json."""
+    derived = {name: getattr(config.sync, name) for name in DERIVED}
+    return {**config.options(), "derived": {**derived, "threads": config.threads_per_learner}}
+
+
+def _whole(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}; not {value!r}")

@@ -1,0 +1,110 @@
+"""The run folder: where one run, and only one, keeps everything that it leaves behind.
+
+RUN/config.json     what the run was told and what was derived     RUN/config.toml  the same, for --config
+RUN/processes.json  role, id and pid of every process              RUN/syncer.json  address of the syncer
+RUN/events/*.jsonl  what happened, one file per process            RUN/logs/*.log   what the processes printed
+RUN/model.safetensors, RUN/sample.txt, RUN/result.json, RUN/report.html   the outcome
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import LaunchError
+from atoll.launch.options import to_toml
+
+DEFAULT_PARENT = Path("runs")
+SUFFIX_MAX = 10_000
+"""Default folders of one day and method; the bound only ends a loop on a file system that lies."""
+MARKERS = ("config.json", "processes.json", "syncer.json", "events", "result.json")
+"""What tells that a folder already holds a run."""
+
+
+class RunFolder:
+    """Paths of a run and the small files that the launcher writes; every file appears whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.events = path / "events"
+        self.logs = path / "logs"
+        self.syncer_file = path / "syncer.json"
+        self.processes_file = path / "processes.json"
+        self.model_file = path / "model.safetensors"
+        self.sample_file = path / "sample.txt"
+        self.result_file = path / "result.json"
+
+    def log_file(self, role: str, id: str) -> Path:
+        return self.logs / f"{role}-{id}.log"
+
+    def slow_file(self, learner: str) -> Path:
+        return self.path / f"slow-{learner}"
+
+    def write_config(self, options: Mapping[str, Any], resolved: Mapping[str, Any]) -> None:
+        """RUN/config.json is complete; RUN/config.toml holds the options alone, without the folder, to run it again."""
+        write_json(self.path / "config.json", resolved)
+        again = {name: value for name, value in options.items() if name != "out"}
+        write_text(self.path / "config.toml", to_toml(again, comment="Run this again with: --config THIS_FILE"))
+
+    def write_processes(self, processes: Sequence[Mapping[str, Any]]) -> None:
+        write_json(self.processes_file, list(processes))
+
+
+def create_run_folder(out: str, *, name: str) -> RunFolder:
+    """Make `out`, or a new folder runs/<date>-<name>-<n>. A folder that holds a run is never written into again."""
+    try:
+        path = Path(out).expanduser() if out else _new_default(name)
+        path.mkdir(parents=True, exist_ok=True)
+        old = [marker for marker in MARKERS if (path / marker).exists()]
+        if old:
+            raise LaunchError(
+                f"{path} already holds a run ({old[0]} is there), and two runs in one folder could not be told apart; "
+                f"give another --out, leave --out away for a new folder under runs/, or delete {path} first"
+            )
+        folder = RunFolder(path.resolve())
+        folder.events.mkdir()
+        folder.logs.mkdir(exist_ok=True)
+    except OSError as error:
+        where = out or str(DEFAULT_PARENT)
+        raise LaunchError(
+            f"the run folder {where} cannot be written ({error.strerror}); give one that you may write to with --out"
+        ) from error
+    return folder
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(without_nan(value), indent=2, allow_nan=False) + "\n")
+
+
+def without_nan(value: Any) -> Any:
+    """The same value with every NaN and infinity replaced by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): without_nan(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(item) for item in value]
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside and rename, so that a reader sees the old file or the new one and never half of it."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _new_default(name: str) -> Path:
+    day = datetime.date.today().strftime("%Y%m%d")
+    for number in range(1, SUFFIX_MAX):
+        path = DEFAULT_PARENT / f"{day}-{name}-{number}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise LaunchError(f"{DEFAULT_PARENT} holds {SUFFIX_MAX} runs of today; delete some or give --out")

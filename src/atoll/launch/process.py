@@ -1,0 +1,129 @@
+"""One child process: its own session, its output in a log file, and no life beyond its parent's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.errors import LaunchError
+
+LOG_TAIL_LINES = 15
+LOG_TAIL_BYTES_MAX = 8192
+"""Enough for a traceback; an error message longer than a screen hides its own remedy."""
+WAIT_POLL_S = 0.02
+_PR_SET_PDEATHSIG = 1
+# Loaded here because nothing may be imported or loaded between fork and exec.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What to start: `environment` is added to that of the launcher."""
+
+    role: str
+    id: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    orphan_signal: int = signal.SIGKILL
+    """What the process gets when the launcher dies without having stopped it."""
+
+
+class Child:
+    """A started process. It leads a process group, so that what it started itself is ended together with it."""
+
+    def __init__(self, command: Command, log_file: Path) -> None:
+        self.role = command.role
+        self.id = command.id
+        self.log_file = log_file
+        self.started_ns = time.time_ns()
+        parent = os.getpid()
+        environment = {**os.environ, **command.environment}
+        try:
+            with log_file.open("ab") as log:
+                self._process = subprocess.Popen(
+                    list(command.argv),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=environment,
+                    start_new_session=True,
+                    preexec_fn=lambda: _die_with(parent, command.orphan_signal),
+                )
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise LaunchError(
+                f"cannot start {command.role} {command.id}: {command.argv[0]!r} ({reason}); check that the command "
+                f"exists and may be executed"
+            ) from error
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit status once it has ended (negative: the signal that ended it), else None."""
+        code = self._process.poll()
+        if code is not None:
+            self._signal_group(signal.SIGKILL)
+        return code
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it now."""
+        self._signal_group(signal.SIGKILL)
+
+    def wait(self, timeout_s: float, *, hurry: Callable[[], bool]) -> int | None:
+        """Wait for its end, at most `timeout_s` and only while nobody is in a hurry."""
+        deadline_s = time.monotonic() + timeout_s
+        while (code := self.poll()) is None and time.monotonic() < deadline_s and not hurry():
+            time.sleep(WAIT_POLL_S)
+        return code
+
+    def log_tail(self) -> str:
+        return tail_of(self.log_file)
+
+    def _signal_group(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            # The group is gone already, which is what was wanted.
+            pass
+
+
+def tail_of(path: Path) -> str:
+    """The last lines of a log, for an error message."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - LOG_TAIL_BYTES_MAX))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return "(no log)"
+    return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:]) or "    (it printed nothing)"
+
+
+def describe_exit(code: int) -> str:
+    """0 -> "finished"; 3 -> "exit status 3"; -9 -> "killed by SIGKILL"."""
+    if code >= 0:
+        return "finished" if code == 0 else f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def _die_with(parent: int, number: int) -> None:
+    """Runs in the child before exec. Linux ties the signal to the thread that forked, so the supervisor must start its
+    processes from a thread that lives as long as they do: the one that calls `Supervisor.run`."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+        if os.getppid() != parent:
+            # The launcher died between fork and prctl.
+            os._exit(1)

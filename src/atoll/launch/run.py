@@ -1,0 +1,68 @@
+"""`atoll run` without the terminal: the user's own command, once per learner, around one syncer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from atoll.errors import ConfigError, LaunchError
+from atoll.launch.commands import learner_commands, new_token, syncer_command
+from atoll.launch.config import RunConfig, resolved
+from atoll.launch.folder import create_run_folder
+from atoll.launch.local import Supervisor
+from atoll.launch.plan import LaunchPlan, Outcome
+from atoll.launch.result import measure
+from atoll.observe import EventWriter
+from atoll.observe.events import RunFinished, RunStarted
+
+
+def run_command(
+    config: RunConfig,
+    command: Sequence[str],
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    say_raw: Callable[[bytes], None] = lambda data: None,
+) -> tuple[Outcome, Path]:
+    """Run `command` as every learner. Returns how it ended and the run folder; `say_raw` gets learner-0's output."""
+    if not command:
+        raise ConfigError("atoll run needs the learners' command after --, such as: atoll run -- python train.py")
+    folder = create_run_folder(config.out, name="run")
+    folder.write_config(config.options(), {**resolved(config), "command": list(command)})
+    say(f"run folder: {folder.path} (logs of all learners in its logs/)")
+    token = new_token()
+    plan = LaunchPlan(
+        learner_commands(
+            folder,
+            command,
+            count=config.learners,
+            threads=config.threads_per_learner,
+            environment={"ATOLL_TOKEN": token},
+        ),
+        syncer=syncer_command(folder, config.sync, token=token),
+        follow="learner-0",
+    )
+    with EventWriter(folder.events / "launcher.jsonl") as writer:
+        writer.emit(_run_started(config, command))
+        try:
+            outcome = Supervisor(folder, plan, writer=writer, say=say, say_raw=say_raw).run()
+        except LaunchError:
+            writer.emit(RunFinished("failed", float("nan"), 0.0))
+            raise
+        writer.flush()
+        wall_s = measure(folder.path).wall_s
+        writer.emit(RunFinished(outcome.reason, float("nan"), wall_s))
+    return outcome, folder.path
+
+
+def _run_started(config: RunConfig, command: Sequence[str]) -> RunStarted:
+    return RunStarted(
+        method="run",
+        learners=config.learners,
+        parameters=0,
+        sync_every=config.sync.sync_every,
+        fragments=config.sync.fragments,
+        codec_up=config.sync.codec_up,
+        codec_down=config.sync.codec_down,
+        tokens_budget=0,
+        title=" ".join(command),
+    )

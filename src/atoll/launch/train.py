@@ -1,0 +1,153 @@
+"""`atoll train` without the terminal: one run of the reference GPT, from its config to its published model's loss."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.chaos import chaos_plan
+from atoll.errors import LaunchError
+from atoll.launch.commands import data_parallel_environments, learner_commands, new_token, syncer_command
+from atoll.launch.config import TrainConfig, resolved
+from atoll.launch.folder import RunFolder, create_run_folder, write_json, write_text
+from atoll.launch.local import Supervisor
+from atoll.launch.plan import LaunchPlan, Outcome, RestartPolicy, View
+from atoll.launch.process import tail_of
+from atoll.launch.result import build_result, measure
+from atoll.observe import EventWriter
+from atoll.observe.events import RunFinished, RunStarted
+from atoll.zoo import WorkerConfig, count_parameters, model_config
+
+SAMPLE_PROMPT = "def "
+SAMPLE_BYTES = 400
+"""A few lines: enough to see indentation and names, or that there are none yet."""
+
+STRAGGLE_S_MAX = 120.0
+"""The budget ends the run for all learners at once; each then ends a step and hands over its last deltas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run that has ended. `result` is None when a signal ended it before its time."""
+
+    folder: Path
+    outcome: Outcome
+    result: dict[str, Any] | None
+
+
+def run_train(
+    config: TrainConfig,
+    *,
+    view: Callable[[Path], View] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Finished:
+    """Train, evaluate the published model, write RUN/result.json. `view` makes the live view of a run folder."""
+    began_s = time.monotonic()
+    # The corpus is read before anything is started: an empty one is an error here, not in the logs of M processes.
+    from atoll.zoo import load_corpus
+
+    corpus = load_corpus(config.corpus)
+    corpus.check(config.processes, config.seq)
+    folder = create_run_folder(config.out, name=config.method)
+    folder.write_config(config.options(), resolved(config))
+    say(f"run folder: {folder.path}")
+    with EventWriter(folder.events / "launcher.jsonl") as writer:
+        writer.emit(_run_started(config))
+        supervisor = Supervisor(
+            folder, _plan(config, folder), writer=writer, view=view(folder.path) if view is not None else None, say=say
+        )
+        try:
+            outcome = supervisor.run()
+        except LaunchError:
+            writer.emit(RunFinished("failed", float("nan"), 0.0))
+            raise
+        if outcome.interrupted:
+            writer.emit(RunFinished(outcome.reason, float("nan"), 0.0))
+            return Finished(folder.path, outcome, None)
+        writer.flush()
+        measured = measure(folder.path)
+        eval_loss = _evaluate(config, folder, corpus=corpus)
+        writer.emit(RunFinished("finished", eval_loss, measured.wall_s))
+    total_s = time.monotonic() - began_s
+    result = build_result(config, folder, measured=measured, outcome=outcome, eval_loss=eval_loss, total_s=total_s)
+    write_json(folder.result_file, result)
+    return Finished(folder.path, outcome, result)
+
+
+def _plan(config: TrainConfig, folder: RunFolder) -> LaunchPlan:
+    """The processes of the method: a syncer and learners, ranks of one world, or one process."""
+    worker_file = folder.path / "worker.json"
+    write_text(worker_file, _worker_config(config).to_json() + "\n")
+    token = new_token()
+    learners = learner_commands(
+        folder,
+        [sys.executable, "-m", "atoll.zoo.worker", str(worker_file)],
+        count=config.processes,
+        threads=config.threads_per_learner,
+        environment={"ATOLL_TOKEN": token},
+    )
+    if not config.synchronises:
+        # Neither survives the loss of a process: there is nobody who holds its state.
+        return LaunchPlan(data_parallel_environments(learners), restarts=RestartPolicy(restarts_max=0))
+    return LaunchPlan(
+        learners,
+        syncer=syncer_command(folder, config.sync, token=token),
+        faults=chaos_plan(config.chaos, config.learners),
+        tokens_budget=config.tokens_budget,
+        straggle_s_max=STRAGGLE_S_MAX,
+    )
+
+
+def _worker_config(config: TrainConfig) -> WorkerConfig:
+    return WorkerConfig(
+        method=config.method,
+        learners=config.learners,
+        steps=config.steps,
+        batch=config.batch,
+        seq=config.seq,
+        model=config.model,
+        corpus=config.corpus,
+        seed=config.seed,
+        lr=config.lr,
+        optimizer=config.optimizer,
+        eval_every=config.eval_every_steps,
+        device=config.device,
+        threads=config.threads_per_learner,
+    )
+
+
+def _run_started(config: TrainConfig) -> RunStarted:
+    sync = config.sync if config.synchronises else None
+    return RunStarted(
+        method=config.method,
+        learners=config.processes,
+        parameters=count_parameters(model_config(config.model)),
+        sync_every=sync.sync_every if sync else 0,
+        fragments=sync.fragments if sync else 0,
+        codec_up=sync.codec_up if sync else "",
+        codec_down=sync.codec_down if sync else "",
+        tokens_budget=config.tokens_budget,
+        title=f"{config.model} GPT on {config.corpus}",
+    )
+
+
+def _evaluate(config: TrainConfig, folder: RunFolder, *, corpus: Any) -> float:
+    """Held-out loss and a text sample of RUN/model.safetensors: the published model, not some learner's replica."""
+    import torch
+
+    from atoll.zoo import eval_loss, load_saved, sample
+
+    if not folder.model_file.exists():
+        writer = folder.log_file("syncer", "syncer") if config.synchronises else folder.log_file("learner", "learner-0")
+        raise LaunchError(
+            f"the run ended without writing {folder.model_file}; the end of the log {writer} shows why:\n"
+            f"{tail_of(writer)}"
+        )
+    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    model = load_saved(folder.model_file, config.model).to(device)
+    write_text(folder.sample_file, sample(model, SAMPLE_PROMPT, SAMPLE_BYTES, seed=config.seed) + "\n")
+    return float(eval_loss(model, corpus, batch=config.batch, seq=config.seq, device=device))

@@ -1,0 +1,60 @@
+"""Bytes in flight: gRPC between learners and the syncer. The contract is `generated/atoll.proto`.
+
+    service.py     what a syncer must offer (SyncerService), how its port is opened (ServerOptions)
+    server.py      serve(service, options) -> RunningServer;  sessions.py and transfers.py are its two halves
+    channel.py     how a learner reaches the syncer (ClientOptions)
+    control.py     run_sessions: a control session that always comes back;  fetch_status
+    bulk.py        BulkClient: push and fetch payloads
+    convert.py     control messages <-> bytes, parts.py: bulk messages <-> bytes, checks.py: nothing is trusted
+    limits.py      every bound, with where it comes from
+
+Names are loaded on first use, so that importing the room does not start gRPC.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from atoll.wire.bulk import BulkClient
+    from atoll.wire.channel import ClientOptions
+    from atoll.wire.control import ControlClient, SendToSyncer, SessionHandler, fetch_status, run_sessions
+    from atoll.wire.server import RunningServer, serve
+    from atoll.wire.service import SendToLearner, ServerOptions, SyncerService
+
+__all__ = [
+    "BulkClient",
+    "ClientOptions",
+    "ControlClient",
+    "RunningServer",
+    "SendToLearner",
+    "SendToSyncer",
+    "ServerOptions",
+    "SessionHandler",
+    "SyncerService",
+    "fetch_status",
+    "run_sessions",
+    "serve",
+]
+
+_HOMES = {
+    "BulkClient": "bulk",
+    "ClientOptions": "channel",
+    "ControlClient": "control",
+    "SendToSyncer": "control",
+    "SessionHandler": "control",
+    "fetch_status": "control",
+    "run_sessions": "control",
+    "RunningServer": "server",
+    "serve": "server",
+    "SendToLearner": "service",
+    "ServerOptions": "service",
+    "SyncerService": "service",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"atoll.wire.{_HOMES[name]}"), name)

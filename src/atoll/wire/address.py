@@ -1,0 +1,33 @@
+"""host:port strings: what they mean, and which of them stay on this machine."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from atoll.errors import ConfigError
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """ "127.0.0.1:7077" -> ("127.0.0.1", 7077); "[::1]:7077" -> ("::1", 7077)."""
+    host, colon, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not colon or not host or ("::" not in host and ":" in host) or not port.isascii() or not port.isdigit():
+        raise ConfigError(f"address {address!r} is not host:port; write it like 127.0.0.1:7077 or [::1]:7077")
+    if int(port) > 65535:
+        raise ConfigError(f"port {port} of address {address!r} is above 65535; choose one from 1 to 65535")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """True when bytes sent to `host` cannot leave this machine. Other names are not looked up: an answer from the
+    network must not decide whether a token may be sent in clear."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

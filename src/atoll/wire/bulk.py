@@ -1,0 +1,257 @@
+"""The learner's side of payloads: push and fetch over one or several connections, with deadlines and retries."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from atoll.core.messages import FetchHeader, FetchRequest, PushHeader, PushReply, Refusal
+from atoll.errors import (
+    AtollError,
+    LocalProtocolError,
+    PayloadError,
+    RefusedError,
+    RemoteProtocolError,
+    UnreachableError,
+)
+from atoll.wire.assembly import Assembly
+from atoll.wire.buffers import Buffers
+from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
+from atoll.wire.limits import (
+    BULK_ATTEMPTS_MAX,
+    BULK_DEADLINE_S_MIN,
+    BULK_RATE_MIN,
+    PART_BYTES,
+    PUSH_BYTES_MAX,
+    STRIPE_BYTES_MIN,
+)
+from atoll.wire.parts import (
+    PushOpen,
+    RawPart,
+    encode_fetch_request,
+    encode_part,
+    encode_push_open,
+    parse_fetch_header,
+    parse_fetch_refused,
+    parse_part,
+    parse_push_reply,
+)
+from atoll.wire.service import Bytes
+from atoll.wire.transport import FETCH_METHOD, PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
+
+Buffer = bytes | bytearray | memoryview | Bytes
+"""Contiguous bytes; an array must be uint8."""
+
+
+def deadline_s(size: int) -> float:
+    """Never infinite: a transfer that is slower than the minimum rate on average is given up."""
+    return BULK_DEADLINE_S_MIN + size / BULK_RATE_MIN
+
+
+class BulkClient:
+    """Payload transfers of one learner. Bound to the event loop that uses it; transfers may run side by side."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        keep_heap()
+        self._options = options
+        self._channels: list[Any] = [open_channel(options, bulk_channel_arguments()) for _ in range(options.stripes)]
+        self._buffers = Buffers()
+        self.bytes_up = 0
+        """Payload bytes sent, repeated ones included."""
+        self.bytes_down = 0
+        """Payload bytes received whole."""
+
+    async def close(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels))
+
+    # ------------------------------------------------------------ push
+
+    async def push(self, header: PushHeader, payload: Buffer) -> PushReply:
+        """Send one payload and return the syncer's answer. A broken connection and a busy syncer are tried again, from
+        the start; raises UnreachableError when that does not help and RefusedError for a wrong token."""
+        view = memoryview(payload).cast("B")  # type: ignore[arg-type]  # numpy below 2.2 types no buffer
+        if view.nbytes != header.size:
+            raise LocalProtocolError(f"the header announces {header.size} bytes but the payload has {view.nbytes}")
+        backoff = Backoff()
+        failure: AtollError | None = None
+        reply: PushReply | None = None
+        for _ in range(BULK_ATTEMPTS_MAX):
+            try:
+                reply = await self._push_once(header, view)
+                if reply.code != Refusal.BUSY:
+                    return reply
+            except (UnreachableError, RemoteProtocolError) as error:
+                failure = error
+            await asyncio.sleep(backoff.next_s())
+        if reply is not None:
+            return reply
+        raise UnreachableError(f"{BULK_ATTEMPTS_MAX} attempts to push fragment {header.fragment} failed: {failure}")
+
+    async def _push_once(self, header: PushHeader, view: memoryview) -> PushReply:
+        stripes = self._stripes(view.nbytes)
+        opened = PushOpen(header, secrets.randbits(64), stripes, PART_BYTES)
+        # All stripes draw from one sequence: a slow connection then carries less, and the parts arrive nearly in order.
+        offsets = iter(range(0, view.nbytes, PART_BYTES))
+        firsts = [next(offsets, 0) for _ in range(stripes)]
+        tasks = [
+            asyncio.create_task(self._push_stripe(channel, opened, view, _chain(first, offsets)))
+            for channel, first in zip(self._channels, firsts, strict=False)
+        ]
+        try:
+            return (await asyncio.gather(*tasks))[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _push_stripe(self, channel: Any, opened: PushOpen, view: memoryview, offsets: Iterator[int]) -> PushReply:
+        call = channel.stream_unary(PUSH_METHOD)(
+            metadata=self._options.metadata, timeout=deadline_s(view.nbytes), wait_for_ready=False
+        )
+        opening = encode_push_open(opened)
+        try:
+            for offset in offsets:
+                data = view[offset : offset + PART_BYTES]
+                await call.write(encode_part(offset, data, opening))
+                self.bytes_up += data.nbytes
+                opening = b""
+            await call.done_writing()
+        except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            pass  # The call ended before we were done; its answer or error says why.
+        try:
+            return parse_push_reply(await call)
+        except grpc.aio.AioRpcError as error:
+            raise call_error(self._options, error) from None
+
+    def _stripes(self, size: int) -> int:
+        return max(1, min(len(self._channels), size // STRIPE_BYTES_MIN))
+
+    # ------------------------------------------------------------ fetch
+
+    async def fetch(self, request: FetchRequest) -> tuple[FetchHeader, Bytes]:
+        """The whole content that `request` names (its offset and length are ignored), checked. Broken connections are
+        resumed where they broke. Raises RefusedError, or UnreachableError when retries do not help."""
+        fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers)
+        # The first range tells the size. When there are several connections it is kept short, the rest is spread.
+        first_stop = STRIPE_BYTES_MIN if len(self._channels) > 1 else None
+        await fetch.range(self._channels[0], 0, first_stop)
+        header, assembly = fetch.header, fetch.assembly
+        assert header is not None and assembly is not None
+        if not assembly.complete:
+            await self._fetch_rest(fetch, header.size)
+        self.bytes_down += header.size
+        payload = await asyncio.to_thread(assembly.verify, header.checksum)
+        return header, payload
+
+    async def _fetch_rest(self, fetch: _Fetch, size: int) -> None:
+        """Split what is left evenly, at part boundaries."""
+        parts_count = -(-(size - STRIPE_BYTES_MIN) // PART_BYTES)
+        stripes = min(self._stripes(size), parts_count)
+        bounds = [STRIPE_BYTES_MIN + parts_count * i // stripes * PART_BYTES for i in range(stripes)] + [size]
+        tasks = [
+            asyncio.create_task(fetch.range(channel, start, stop))
+            for channel, start, stop in zip(self._channels, bounds, bounds[1:], strict=False)
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+class _Fetch:
+    """One content being fetched: what the first answer said about it, and the bytes so far."""
+
+    def __init__(self, options: ClientOptions, request: FetchRequest, buffers: Buffers) -> None:
+        self._options = options
+        self._buffers = buffers
+        self._request = request
+        self.header: FetchHeader | None = None
+        self.assembly: Assembly | None = None
+
+    async def range(self, channel: Any, start: int, stop: int | None) -> None:
+        """Fetch [start, stop) (None: to the end), resuming after faults until BULK_ATTEMPTS_MAX in a row brought
+        nothing."""
+        backoff = Backoff()
+        position, attempts = start, 0
+        while True:
+            before = position
+            try:
+                async for length in self._stream(channel, position, stop):
+                    position += length
+                if self.header is not None and position >= min(stop or self.header.size, self.header.size):
+                    return
+                failure: AtollError = RemoteProtocolError("the syncer ended a fetch early")
+            except (UnreachableError, RemoteProtocolError, PayloadError) as error:
+                failure = error
+            attempts = 1 if position > before else attempts + 1
+            if position > before:
+                backoff.reset()
+            if attempts >= BULK_ATTEMPTS_MAX:
+                raise UnreachableError(
+                    f"{attempts} attempts to fetch fragment {self._request.fragment} from byte {position} on failed: "
+                    f"{failure}"
+                )
+            await asyncio.sleep(backoff.next_s())
+
+    async def _stream(self, channel: Any, position: int, stop: int | None) -> AsyncIterator[int]:
+        """One call; yields the length of each part that was placed."""
+        length = 0 if stop is None else stop - position
+        request = dataclasses.replace(self._request, offset=position, length=length)
+        size = length or (self.header.size - position if self.header else 0)
+        # Before the first header the size is not known; PUSH_BYTES_MAX bounds it.
+        timeout = deadline_s(size) if size else deadline_s(PUSH_BYTES_MAX)
+        call = channel.unary_stream(FETCH_METHOD)(
+            encode_fetch_request(request), metadata=self._options.metadata, timeout=timeout
+        )
+        first = True
+        try:
+            async for message in call:
+                part = parse_part(message)
+                if first:
+                    self._open(part)
+                    first = False
+                if part.offset != position:
+                    raise RemoteProtocolError(f"a fetch jumped to byte {part.offset}, {position} was next")
+                placed = self._place(part)
+                position += placed
+                yield placed
+        except grpc.aio.AioRpcError as error:
+            raise call_error(self._options, error) from None
+        finally:
+            call.cancel()
+
+    def _open(self, part: RawPart) -> None:
+        """Look at the first part of a stream. The first stream of all pins the version for the others."""
+        if part.refused is not None:
+            refused = parse_fetch_refused(part.refused)
+            raise refused_error(refused.code, refused.detail)
+        if part.opening is None:
+            raise RemoteProtocolError("the first part of a fetch must carry its header")
+        header = parse_fetch_header(part.opening)
+        if self.header is None:
+            self.header = header
+            self.assembly = Assembly(self._buffers.take(header.size), PART_BYTES)
+            self._request = dataclasses.replace(self._request, version=header.version)
+        elif header != self.header:
+            # Versions are immutable: the same version with other bytes must never be adopted.
+            raise RefusedError(
+                Refusal.CHECKSUM,
+                f"version {header.version} of fragment {self._request.fragment} changed while it was fetched; restart "
+                f"this learner, and look at the syncer's log",
+            )
+
+    def _place(self, part: RawPart) -> int:
+        assert self.assembly is not None
+        try:
+            return self.assembly.place(part)
+        except RefusedError as error:
+            # Not what was asked for: the stream is dropped and resumed here.
+            raise RemoteProtocolError(error.detail) from None
+
+
+def _chain(first: int, rest: Iterator[int]) -> Iterator[int]:
+    yield first
+    yield from rest

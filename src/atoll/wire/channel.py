@@ -1,0 +1,113 @@
+"""The learner's end of connections: where to, with which token, under which certificate."""
+
+from __future__ import annotations
+
+import random
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.core.messages import Refusal
+from atoll.errors import AtollError, ConfigError, FencedError, RefusedError, UnreachableError
+from atoll.wire.address import is_loopback, split_address
+from atoll.wire.limits import (
+    BACKOFF_FACTOR,
+    BACKOFF_JITTER,
+    BACKOFF_S_MAX,
+    BACKOFF_S_MIN,
+    ID_CHARS_MAX,
+    STRIPES_DEFAULT,
+    STRIPES_MAX,
+)
+from atoll.wire.transport import TOKEN_KEY, Arguments, grpc
+
+SYSTEM_ROOTS = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """How a learner (or `atoll status`) reaches the syncer."""
+
+    address: str
+    """host:port of the syncer."""
+    token: str = ""
+    """The run token, sent with every call."""
+    tls_ca: str = ""
+    """Path of a PEM file with the certificates to trust, or "system" for those of the machine. Empty: no TLS."""
+    stripes: int = STRIPES_DEFAULT
+    """Connections over which one large payload is spread."""
+
+    def __post_init__(self) -> None:
+        host, port = split_address(self.address)
+        if port == 0:
+            raise ConfigError(f"address {self.address!r} has port 0; give the port that the syncer printed")
+        check_token(self.token)
+        if not 1 <= self.stripes <= STRIPES_MAX:
+            raise ConfigError(f"stripes must be from 1 to {STRIPES_MAX}; not {self.stripes}")
+        if self.token and not self.tls_ca and not is_loopback(host):
+            raise ConfigError(
+                f"the run token would be sent in clear to {self.address}; give the syncer's certificate (or the one "
+                f"that signed it) with --tls-ca, or reach the syncer through a tunnel on 127.0.0.1"
+            )
+        if self.tls_ca and self.tls_ca != SYSTEM_ROOTS:
+            _check_roots(self.tls_ca)
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((TOKEN_KEY, self.token),) if self.token else ()
+
+
+def check_token(token: str) -> None:
+    """Tokens travel as gRPC metadata, which is printable ASCII."""
+    if token and (
+        len(token) > ID_CHARS_MAX or not token.isascii() or not token.isprintable() or token.strip() != token
+    ):
+        raise ConfigError(
+            f"a run token must be at most {ID_CHARS_MAX} printable ASCII characters without spaces around; make one "
+            f"with: python -c 'import secrets; print(secrets.token_urlsafe())'"
+        )
+
+
+def _check_roots(path: str) -> None:
+    try:
+        ssl.create_default_context(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot read certificates from {path}: {error}; give a PEM file with --tls-ca") from None
+
+
+def open_channel(options: ClientOptions, arguments: Arguments) -> Any:
+    """A new connection (made on first use) that shares nothing with other channels."""
+    if not options.tls_ca:
+        return grpc.aio.insecure_channel(options.address, options=arguments)
+    roots = None if options.tls_ca == SYSTEM_ROOTS else Path(options.tls_ca).read_bytes()
+    return grpc.aio.secure_channel(options.address, grpc.ssl_channel_credentials(roots), options=arguments)
+
+
+def refused_error(code: str, detail: str) -> RefusedError:
+    return FencedError(code, detail) if code == Refusal.FENCED else RefusedError(code, detail)
+
+
+def call_error(options: ClientOptions, error: Any) -> AtollError:
+    """What a failed call means to us. Only a wrong token is final; everything else may be better next time."""
+    if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+        return RefusedError(Refusal.TOKEN, error.details() or "the syncer wants another run token")
+    return UnreachableError(
+        f"no answer from the syncer at {options.address}: {error.code().name.lower()}: {error.details()}; check "
+        f"that it runs there and that the address is right"
+    )
+
+
+class Backoff:
+    """Waits that double up to a bound, with jitter so that many learners do not come back at once."""
+
+    def __init__(self) -> None:
+        self._wait_s = BACKOFF_S_MIN
+
+    def reset(self) -> None:
+        self._wait_s = BACKOFF_S_MIN
+
+    def next_s(self) -> float:
+        wait_s = self._wait_s * random.uniform(1.0 - BACKOFF_JITTER, 1.0)
+        self._wait_s = min(self._wait_s * BACKOFF_FACTOR, BACKOFF_S_MAX)
+        return wait_s

@@ -1,0 +1,63 @@
+"""Checks on values from the other side. Each returns the value or raises RemoteProtocolError naming the field."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from atoll.core.config import FRAGMENTS_MAX
+from atoll.errors import RemoteProtocolError
+from atoll.wire.limits import COUNT_MAX, ID_CHARS_MAX, TEXT_CHARS_MAX
+
+
+def identifier(name: str, value: str, chars_max: int = ID_CHARS_MAX) -> str:
+    """A non-empty printable name: it will appear in logs, file names and terminals."""
+    if not value or len(value) > chars_max or not value.isprintable():
+        raise RemoteProtocolError(f"{name} must be 1 to {chars_max} printable characters; got {_shown(value)}")
+    return value
+
+
+def optional_identifier(name: str, value: str) -> str:
+    return identifier(name, value) if value else ""
+
+
+def text(name: str, value: str) -> str:
+    """Words for a person: bounded, otherwise free."""
+    if len(value) > TEXT_CHARS_MAX:
+        raise RemoteProtocolError(f"{name} must be at most {TEXT_CHARS_MAX} characters; got {len(value)}")
+    return value
+
+
+def cut(value: str) -> str:
+    """Our own long texts (an exception's, say) are cut here rather than refused by the other side."""
+    return value if len(value) <= TEXT_CHARS_MAX else value[: TEXT_CHARS_MAX - 1] + "…"
+
+
+def choice(name: str, value: str, choices: Sequence[str]) -> str:
+    if value not in choices:
+        raise RemoteProtocolError(f"{name} must be one of {', '.join(choices)}; got {_shown(value)}")
+    return value
+
+
+def count(name: str, value: int, low: int = 0, high: int = COUNT_MAX) -> int:
+    if not low <= value <= high:
+        raise RemoteProtocolError(f"{name} must be from {low} to {high}; got {value}")
+    return int(value)
+
+
+def fragment(name: str, value: int) -> int:
+    return count(name, value, high=FRAGMENTS_MAX - 1)
+
+
+def versions(name: str, values: Sequence[int]) -> tuple[int, ...]:
+    """One version per fragment, -1 where there is none."""
+    length(name, len(values), FRAGMENTS_MAX)
+    return tuple(count(name, value, low=-1) for value in values)
+
+
+def length(name: str, actual: int, length_max: int) -> None:
+    if actual > length_max:
+        raise RemoteProtocolError(f"{name} must have at most {length_max} entries; got {actual}")
+
+
+def _shown(value: str) -> str:
+    return repr(value) if len(value) <= 80 else f"{len(value)} characters starting with {value[:80]!r}"

@@ -1,0 +1,240 @@
+"""The learner's side of control sessions: one session at a time, and a loop that always wants one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from atoll.core.messages import Hello, LearnerMessage, Progress, Refused, SyncerMessage, Welcome
+from atoll.errors import LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
+from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
+from atoll.wire.convert import encode_learner_message, parse_bytes, parse_json_object, parse_syncer_message
+from atoll.wire.generated import atoll_pb2 as pb
+from atoll.wire.limits import (
+    BACKOFF_S_MAX,
+    CONTROL_MESSAGE_BYTES_MAX,
+    FLUSH_S,
+    HELLO_S,
+    LEARNER_QUEUE_MAX,
+    STATUS_S,
+)
+from atoll.wire.transport import EOF, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
+
+SendToSyncer = Callable[[LearnerMessage], None]
+
+
+class SessionHandler(Protocol):
+    """What a learner does with its sessions. Called on the event loop; every method must return at once."""
+
+    def hello(self) -> Hello:
+        """The first message of a new session, with what the learner holds by now."""
+
+    def on_up(self, send: SendToSyncer, welcome: Welcome) -> None:
+        """The syncer took us in. `send` never blocks, is for the event loop's thread only, and does nothing once this
+        session is down."""
+
+    def on_message(self, message: SyncerMessage) -> None:
+        """Everything after Welcome, in order. Never a Refused: that one ends `run_sessions`."""
+
+    def on_down(self, reason: str) -> None:
+        """A session ended, or an attempt to open one failed (then without an `on_up` before it). Another attempt
+        follows after a wait, unless `run_sessions` was asked to stop."""
+
+
+class ControlClient:
+    """One session on a connection of its own: `open` it, then iterate over it for messages.
+
+    async with ControlClient(options) as client:
+        welcome = await client.open(hello)
+        client.send(Ready(...))
+        async for message in client: ...
+    """
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._options = options
+        self._channel = open_channel(options, control_channel_arguments())
+        self._call: Any = None
+        self._writer: asyncio.Task[None] | None = None
+        self._queue: deque[LearnerMessage] = deque()
+        self._wake = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
+        self._closed = False
+
+    async def __aenter__(self) -> ControlClient:
+        return self
+
+    async def __aexit__(self, *_exception: object) -> None:
+        self._closed = True
+        if self._writer is not None:
+            self._writer.cancel()
+        await self._channel.close()
+
+    async def open(self, hello: Hello) -> Welcome:
+        """Connect and say hello. Raises RefusedError, FencedError, UnreachableError or RemoteProtocolError."""
+        encoded = encode_learner_message(hello)
+        if len(encoded) > CONTROL_MESSAGE_BYTES_MAX:
+            raise LocalProtocolError(
+                f"a Hello of {len(encoded)} bytes; at most {CONTROL_MESSAGE_BYTES_MAX} are allowed"
+            )
+        self._call = self._channel.stream_stream(SESSION_METHOD)(metadata=self._options.metadata)
+        try:
+            async with asyncio.timeout(HELLO_S):
+                await self._write_one(encoded)
+                welcome = await self._read()
+        except TimeoutError:
+            raise UnreachableError(
+                f"the syncer at {self._options.address} did not answer within {HELLO_S:g} s; check its log"
+            ) from None
+        if not isinstance(welcome, Welcome):
+            raise RemoteProtocolError(f"the syncer answered Hello with {type(welcome).__name__} instead of Welcome")
+        self._writer = asyncio.create_task(self._write())
+        return welcome
+
+    @property
+    def is_open(self) -> bool:
+        return self._writer is not None and not self._closed
+
+    async def finish(self) -> None:
+        """Send what is queued and close our half of the stream, within FLUSH_S. The syncer ends its half when it has
+        read everything: whoever iterates over this client sees that end."""
+        if not self.is_open:
+            return
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self._drained.wait()
+                await self._call.done_writing()
+        except (TimeoutError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
+            pass
+
+    def send(self, message: LearnerMessage) -> None:
+        """Queue a message; never blocks. Of several unsent Progress only the newest is kept: each says it all."""
+        if self._closed:
+            return
+        if isinstance(message, Progress):
+            for queued in self._queue:
+                if isinstance(queued, Progress):
+                    self._queue.remove(queued)
+                    break
+        if len(self._queue) >= LEARNER_QUEUE_MAX:
+            # The link is up but takes nothing. A new session starts from a Hello that says everything.
+            self._closed = True
+            self._call.cancel()
+            return
+        self._queue.append(message)
+        self._drained.clear()
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[SyncerMessage]:
+        """Messages until the syncer ends the session. Raises UnreachableError when the connection breaks instead, and
+        RefusedError or FencedError when the syncer says so."""
+        while (message := await self._read()) is not None:
+            yield message
+
+    async def _read(self) -> SyncerMessage | None:
+        try:
+            data = await self._call.read()
+            if data is EOF:
+                status = await self._call.code()
+                if status != grpc.StatusCode.OK:
+                    raise UnreachableError(f"the session with {self._options.address} broke: {status.name.lower()}")
+                return None
+        except grpc.aio.AioRpcError as error:
+            raise call_error(self._options, error) from None
+        except asyncio.CancelledError:
+            if self._call.cancelled() and self._closed:
+                raise UnreachableError(f"the link to {self._options.address} takes no more messages") from None
+            raise
+        message = parse_syncer_message(data)
+        if isinstance(message, Refused):
+            raise refused_error(message.code, message.detail)
+        return message
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                while self._queue:
+                    await self._write_one(encode_learner_message(self._queue.popleft()))
+                self._drained.set()
+                self._wake.clear()
+                await self._wake.wait()
+        except UnreachableError:
+            # The reader sees the same end and says why.
+            self._closed = True
+            self._drained.set()
+
+    async def _write_one(self, encoded: bytes) -> None:
+        try:
+            await self._call.write(encoded)
+        except grpc.aio.AioRpcError as error:
+            raise call_error(self._options, error) from None
+        except asyncio.InvalidStateError:
+            # The syncer ended the stream first, perhaps with a refusal that is still to be read.
+            raise UnreachableError(f"the syncer at {self._options.address} ended the session") from None
+
+
+async def run_sessions(options: ClientOptions, handler: SessionHandler, stop: asyncio.Event) -> None:
+    """Keep a session open until `stop` is set, reconnecting for ever with growing, jittered waits. What was sent before
+    `stop` (a Leave) still goes out, within FLUSH_S.
+
+    Raises RefusedError or FencedError when the syncer says no: trying again would not help.
+    """
+    backoff = Backoff()
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        while not stop.is_set():
+            began = time.monotonic()
+            await _one_session(options, handler, stopped)
+            # A session that lived for a while was a good one; one that ended at once must not be retried in a hurry.
+            if time.monotonic() - began > BACKOFF_S_MAX:
+                backoff.reset()
+            await asyncio.wait({stopped}, timeout=backoff.next_s())
+    finally:
+        stopped.cancel()
+
+
+async def _one_session(options: ClientOptions, handler: SessionHandler, stopped: asyncio.Task[bool]) -> None:
+    """One attempt to connect and, if it succeeds, the session until it ends or we are asked to stop."""
+    reason = "asked to stop"
+    async with ControlClient(options) as client:
+        listening = asyncio.create_task(_listen(client, handler))
+        try:
+            await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if not listening.done() and client.is_open:
+                await client.finish()
+                await asyncio.wait({listening}, timeout=FLUSH_S)
+            elif listening.done():
+                listening.result()
+                reason = "the syncer ended the session"
+        except (UnreachableError, RemoteProtocolError) as error:
+            reason = str(error)
+        except RefusedError as error:
+            reason = str(error)
+            raise
+        finally:
+            listening.cancel()
+            handler.on_down(reason)
+
+
+async def _listen(client: ControlClient, handler: SessionHandler) -> None:
+    welcome = await client.open(handler.hello())
+    handler.on_up(client.send, welcome)
+    async for message in client:
+        handler.on_message(message)
+
+
+async def fetch_status(options: ClientOptions) -> dict[str, Any]:
+    """The syncer's live state, once. Raises RefusedError, UnreachableError or RemoteProtocolError."""
+    channel = open_channel(options, control_channel_arguments())
+    try:
+        request = bytes(pb.StatusRequest().SerializeToString())
+        call = channel.unary_unary(STATUS_METHOD)
+        reply = await call(request, metadata=options.metadata, timeout=STATUS_S)
+        return parse_json_object("StatusReply.json", parse_bytes(pb.StatusReply, reply).json)
+    except grpc.aio.AioRpcError as error:
+        raise call_error(options, error) from None
+    finally:
+        await channel.close()

@@ -1,0 +1,1 @@
+"""The contract (`atoll.proto`) and the Python that `scripts/proto` makes from it."""

@@ -1,0 +1,372 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PushKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PUSH_UNSPECIFIED: _ClassVar[PushKind]
+    PUSH_CONTRIBUTION: _ClassVar[PushKind]
+    PUSH_SEED: _ClassVar[PushKind]
+
+class FetchKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FETCH_UNSPECIFIED: _ClassVar[FetchKind]
+    FETCH_UPDATE: _ClassVar[FetchKind]
+    FETCH_THETA: _ClassVar[FetchKind]
+PUSH_UNSPECIFIED: PushKind
+PUSH_CONTRIBUTION: PushKind
+PUSH_SEED: PushKind
+FETCH_UNSPECIFIED: FetchKind
+FETCH_UPDATE: FetchKind
+FETCH_THETA: FetchKind
+
+class LearnerMessage(_message.Message):
+    __slots__ = ("hello", "ready", "progress", "nothing", "leave")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    NOTHING_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    ready: Ready
+    progress: Progress
+    nothing: Nothing
+    leave: Leave
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("learner", "instance", "protocol", "tensors", "generation", "run", "bases", "outstanding")
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+    learner: str
+    instance: str
+    protocol: int
+    tensors: _containers.RepeatedCompositeFieldContainer[TensorSpec]
+    generation: int
+    run: str
+    bases: _containers.RepeatedScalarFieldContainer[int]
+    outstanding: _containers.RepeatedCompositeFieldContainer[Outstanding]
+    def __init__(self, learner: _Optional[str] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ..., bases: _Optional[_Iterable[int]] = ..., outstanding: _Optional[_Iterable[_Union[Outstanding, _Mapping]]] = ...) -> None: ...
+
+class TensorSpec(_message.Message):
+    __slots__ = ("name", "shape", "dtype", "merge")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MERGE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    dtype: str
+    merge: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., merge: _Optional[str] = ...) -> None: ...
+
+class Outstanding(_message.Message):
+    __slots__ = ("fragment", "seq")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    seq: int
+    def __init__(self, fragment: _Optional[int] = ..., seq: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ("step", "bases")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    bases: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., bases: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Progress(_message.Message):
+    __slots__ = ("step", "steps", "tokens", "step_ns", "loss", "bases", "discarded")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_NS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    DISCARDED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    steps: int
+    tokens: int
+    step_ns: int
+    loss: float
+    bases: _containers.RepeatedScalarFieldContainer[int]
+    discarded: _containers.RepeatedCompositeFieldContainer[DiscardCount]
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., step_ns: _Optional[int] = ..., loss: _Optional[float] = ..., bases: _Optional[_Iterable[int]] = ..., discarded: _Optional[_Iterable[_Union[DiscardCount, _Mapping]]] = ...) -> None: ...
+
+class DiscardCount(_message.Message):
+    __slots__ = ("fragment", "cause", "tokens")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    cause: str
+    tokens: int
+    def __init__(self, fragment: _Optional[int] = ..., cause: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+
+class Nothing(_message.Message):
+    __slots__ = ("round", "fragment")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    fragment: int
+    def __init__(self, round: _Optional[int] = ..., fragment: _Optional[int] = ...) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class SyncerMessage(_message.Message):
+    __slots__ = ("welcome", "refused", "start", "upcoming", "request", "published", "fate", "reseed", "stop")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    UPCOMING_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    FATE_FIELD_NUMBER: _ClassVar[int]
+    RESEED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    refused: Refused
+    start: Start
+    upcoming: Upcoming
+    request: Request
+    published: Published
+    fate: Fate
+    reseed: Reseed
+    stop: Stop
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., upcoming: _Optional[_Union[Upcoming, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., reseed: _Optional[_Union[Reseed, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("run", "epoch", "generation", "config_json", "fingerprint", "seed")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    epoch: int
+    generation: int
+    config_json: str
+    fingerprint: str
+    seed: bool
+    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., config_json: _Optional[str] = ..., fingerprint: _Optional[str] = ..., seed: _Optional[bool] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("code", "detail")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    detail: str
+    def __init__(self, code: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("step", "fragments", "due_steps")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    DUE_STEPS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    fragments: _containers.RepeatedCompositeFieldContainer[FragmentState]
+    due_steps: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., fragments: _Optional[_Iterable[_Union[FragmentState, _Mapping]]] = ..., due_steps: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class FragmentState(_message.Message):
+    __slots__ = ("version", "checksum")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    checksum: int
+    def __init__(self, version: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class Upcoming(_message.Message):
+    __slots__ = ("fragments",)
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    fragments: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fragments: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("round", "attempt", "fragment")
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    round: int
+    attempt: int
+    fragment: int
+    def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., fragment: _Optional[int] = ...) -> None: ...
+
+class Published(_message.Message):
+    __slots__ = ("fragment", "version", "round", "checksum", "merged_seq", "contributors", "clock_step")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    MERGED_SEQ_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_STEP_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    round: int
+    checksum: int
+    merged_seq: int
+    contributors: int
+    clock_step: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., checksum: _Optional[int] = ..., merged_seq: _Optional[int] = ..., contributors: _Optional[int] = ..., clock_step: _Optional[int] = ...) -> None: ...
+
+class Fate(_message.Message):
+    __slots__ = ("fragment", "seq", "version", "reason")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    seq: int
+    version: int
+    reason: str
+    def __init__(self, fragment: _Optional[int] = ..., seq: _Optional[int] = ..., version: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Reseed(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
+
+class PushPart(_message.Message):
+    __slots__ = ("offset", "checksum", "open", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    checksum: int
+    open: PushOpen
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., checksum: _Optional[int] = ..., open: _Optional[_Union[PushOpen, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class PushOpen(_message.Message):
+    __slots__ = ("header", "attempt_id", "stripes", "part_bytes")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
+    PART_BYTES_FIELD_NUMBER: _ClassVar[int]
+    header: PushHeader
+    attempt_id: int
+    stripes: int
+    part_bytes: int
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., attempt_id: _Optional[int] = ..., stripes: _Optional[int] = ..., part_bytes: _Optional[int] = ...) -> None: ...
+
+class PushHeader(_message.Message):
+    __slots__ = ("kind", "learner", "generation", "fragment", "round", "attempt", "seq", "base_version", "steps", "tokens", "codec", "size", "checksum")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    kind: PushKind
+    learner: str
+    generation: int
+    fragment: int
+    round: int
+    attempt: int
+    seq: int
+    base_version: int
+    steps: int
+    tokens: int
+    codec: str
+    size: int
+    checksum: int
+    def __init__(self, kind: _Optional[_Union[PushKind, str]] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., fragment: _Optional[int] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., seq: _Optional[int] = ..., base_version: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., codec: _Optional[str] = ..., size: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class PushReply(_message.Message):
+    __slots__ = ("accepted", "code", "detail", "late")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    code: str
+    detail: str
+    late: bool
+    def __init__(self, accepted: _Optional[bool] = ..., code: _Optional[str] = ..., detail: _Optional[str] = ..., late: _Optional[bool] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("kind", "learner", "generation", "fragment", "version", "offset", "length")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    kind: FetchKind
+    learner: str
+    generation: int
+    fragment: int
+    version: int
+    offset: int
+    length: int
+    def __init__(self, kind: _Optional[_Union[FetchKind, str]] = ..., learner: _Optional[str] = ..., generation: _Optional[int] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
+
+class FetchPart(_message.Message):
+    __slots__ = ("offset", "checksum", "header", "refused", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    checksum: int
+    header: FetchHeader
+    refused: Refused
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., checksum: _Optional[int] = ..., header: _Optional[_Union[FetchHeader, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class FetchHeader(_message.Message):
+    __slots__ = ("version", "codec", "size", "checksum")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    codec: str
+    size: int
+    checksum: int
+    def __init__(self, version: _Optional[int] = ..., codec: _Optional[str] = ..., size: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...

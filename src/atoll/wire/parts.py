@@ -1,0 +1,276 @@
+"""Bulk messages: headers through protobuf, parts by hand.
+
+A part is a few small fields and a megabyte of data. The protobuf library would copy the data twice on each side; here
+one join makes the outgoing bytes and the incoming data is a view. The bytes are exactly those of protobuf's encoding
+of PushPart and FetchPart in `atoll.proto` (tests/wire/test_parts.py holds one against the other):
+
+    08 offset   11 checksum   1a open or header   22 refused   7a data       fields with default values are left out
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import xxhash
+
+from atoll.core.messages import (
+    NO_VERSION,
+    FetchHeader,
+    FetchKind,
+    FetchRequest,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Refused,
+)
+from atoll.errors import PayloadError, RemoteProtocolError
+from atoll.wire import checks
+from atoll.wire.convert import parse_bytes, parse_refused
+from atoll.wire.generated import atoll_pb2 as pb
+from atoll.wire.limits import PART_BYTES_MAX, PART_BYTES_MIN, PUSH_BYTES_MAX, STRIPES_MAX
+
+_PUSH_KINDS = {pb.PUSH_CONTRIBUTION: PushKind.CONTRIBUTION, pb.PUSH_SEED: PushKind.SEED}
+_PUSH_NUMBERS = {kind: number for number, kind in _PUSH_KINDS.items()}
+_FETCH_KINDS = {pb.FETCH_UPDATE: FetchKind.UPDATE, pb.FETCH_THETA: FetchKind.THETA}
+_FETCH_NUMBERS = {kind: number for number, kind in _FETCH_KINDS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class PushOpen:
+    """How one transfer is cut and spread: see the message of that name in atoll.proto."""
+
+    header: PushHeader
+    attempt_id: int
+    stripes: int
+    part_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RawPart:
+    """The fields of a part as they are on the wire: the nested ones not yet parsed, the data a view of the message.
+    The checksum was right (a part with a refusal has none)."""
+
+    offset: int
+    opening: memoryview | None  # field 3: PushOpen or FetchHeader
+    refused: memoryview | None  # field 4
+    data: memoryview
+
+
+# ---------------------------------------------------------------- parts
+
+
+def encode_part(offset: int, data: memoryview, opening: bytes = b"") -> bytes:
+    """One part with the checksum of its data; `opening` is an encoded PushOpen or FetchHeader for the first one."""
+    checksum = _checksum(opening, data)
+    fields = bytearray()
+    if offset:
+        fields += b"\x08" + _varint(offset)
+    if checksum:
+        fields += b"\x11" + checksum.to_bytes(8, "little")
+    if opening:
+        fields += b"\x1a" + _varint(len(opening)) + opening
+    if not data.nbytes:
+        return bytes(fields)
+    fields += b"\x7a" + _varint(data.nbytes)
+    return b"".join((fields, data))
+
+
+def encode_refused_part(code: str, detail: str) -> bytes:
+    return bytes(pb.FetchPart(refused=pb.Refused(code=code, detail=checks.cut(detail))).SerializeToString())
+
+
+def parse_part(message: bytes) -> RawPart:
+    """Split a part into its fields and check it. Raises PayloadError for a wrong checksum, RemoteProtocolError for all
+    else. Fields of other numbers are skipped, as protobuf does: the contract can grow."""
+    view = memoryview(message)
+    found: dict[int, Any] = {}
+    position = 0
+    value: int | memoryview
+    while position < len(view):
+        key, position = _read_varint(view, position)
+        number, wire_type = key >> 3, key & 7
+        if number == 0:
+            raise RemoteProtocolError("a part has a field with number 0, which protobuf does not know")
+        if wire_type == 0:
+            value, position = _read_varint(view, position)
+        elif wire_type == 1:
+            value, position = int.from_bytes(_take(view, position, 8), "little"), position + 8
+        elif wire_type == 2:
+            size, position = _read_varint(view, position)
+            value, position = _take(view, position, size), position + size
+        elif wire_type == 5:
+            value, position = _take(view, position, 4), position + 4
+        else:
+            raise RemoteProtocolError(f"a part has a field of unknown wire type {wire_type}")
+        if number in _PART_FIELDS:
+            if wire_type != _PART_FIELDS[number] or number in found:
+                raise RemoteProtocolError(f"field {number} of a part is doubled or of the wrong type")
+            found[number] = value
+    data = found.get(15, view[:0])
+    if data.nbytes > PART_BYTES_MAX:
+        raise RemoteProtocolError(f"a part has {data.nbytes} bytes of data; at most {PART_BYTES_MAX} are allowed")
+    offset = checks.count("offset of a part", found.get(1, 0), high=PUSH_BYTES_MAX)
+    opening = found.get(3)
+    if 4 not in found and _checksum(opening or b"", data) != found.get(2, 0):
+        raise PayloadError(f"the part at offset {offset} was corrupted on the way")
+    return RawPart(offset, opening, found.get(4), data)
+
+
+def _checksum(opening: bytes | memoryview, data: memoryview) -> int:
+    """xxh3-64 of the opening and the data: a flipped bit in a counter of the header must not go unseen either."""
+    if not opening:
+        return int(xxhash.xxh3_64_intdigest(data))
+    hasher = xxhash.xxh3_64(opening)
+    hasher.update(data)
+    return int(hasher.intdigest())
+
+
+_PART_FIELDS = {1: 0, 2: 1, 3: 2, 4: 2, 15: 2}
+"""Field number -> wire type of the fields that PushPart and FetchPart share."""
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(view):
+            break
+        byte = view[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise RemoteProtocolError("a part ends inside a number or holds one of more than 10 bytes")
+
+
+def _take(view: memoryview, position: int, size: int) -> memoryview:
+    if size > len(view) - position:
+        raise RemoteProtocolError(f"a part is truncated: a field wants {size} bytes, {len(view) - position} are left")
+    return view[position : position + size]
+
+
+# ---------------------------------------------------------------- push
+
+
+def encode_push_open(opened: PushOpen) -> bytes:
+    header = opened.header
+    message = pb.PushOpen(
+        header=pb.PushHeader(
+            kind=_PUSH_NUMBERS[header.kind],
+            learner=header.learner,
+            generation=header.generation,
+            fragment=header.fragment,
+            round=header.round,
+            attempt=header.attempt,
+            seq=header.seq,
+            base_version=header.base_version,
+            steps=header.steps,
+            tokens=header.tokens,
+            codec=header.codec,
+            size=header.size,
+            checksum=header.checksum,
+        ),
+        attempt_id=opened.attempt_id,
+        stripes=opened.stripes,
+        part_bytes=opened.part_bytes,
+    )
+    return bytes(message.SerializeToString())
+
+
+def parse_push_open(data: memoryview) -> PushOpen:
+    opened = parse_bytes(pb.PushOpen, data)
+    header = opened.header
+    if header.kind not in _PUSH_KINDS:
+        raise RemoteProtocolError(f"PushHeader.kind {header.kind} is unknown; update the older side")
+    return PushOpen(
+        header=PushHeader(
+            kind=_PUSH_KINDS[header.kind],
+            learner=checks.identifier("PushHeader.learner", header.learner),
+            generation=checks.count("PushHeader.generation", header.generation),
+            fragment=checks.fragment("PushHeader.fragment", header.fragment),
+            round=checks.count("PushHeader.round", header.round),
+            attempt=checks.count("PushHeader.attempt", header.attempt),
+            seq=checks.count("PushHeader.seq", header.seq),
+            base_version=checks.count("PushHeader.base_version", header.base_version, low=NO_VERSION),
+            steps=checks.count("PushHeader.steps", header.steps),
+            tokens=checks.count("PushHeader.tokens", header.tokens),
+            codec=checks.identifier("PushHeader.codec", header.codec),
+            size=checks.count("PushHeader.size", header.size, high=PUSH_BYTES_MAX),
+            checksum=int(header.checksum),
+        ),
+        attempt_id=int(opened.attempt_id),
+        stripes=checks.count("PushOpen.stripes", opened.stripes, low=1, high=STRIPES_MAX),
+        part_bytes=checks.count("PushOpen.part_bytes", opened.part_bytes, low=PART_BYTES_MIN, high=PART_BYTES_MAX),
+    )
+
+
+def encode_push_reply(reply: PushReply) -> bytes:
+    message = pb.PushReply(accepted=reply.accepted, code=reply.code, detail=checks.cut(reply.detail), late=reply.late)
+    return bytes(message.SerializeToString())
+
+
+def parse_push_reply(data: bytes) -> PushReply:
+    reply = parse_bytes(pb.PushReply, data)
+    code = checks.optional_identifier("PushReply.code", reply.code)
+    if reply.accepted == bool(code):
+        raise RemoteProtocolError("PushReply must be either accepted or carry a code")
+    return PushReply(bool(reply.accepted), code, checks.text("PushReply.detail", reply.detail), bool(reply.late))
+
+
+# ---------------------------------------------------------------- fetch
+
+
+def encode_fetch_request(request: FetchRequest) -> bytes:
+    message = pb.FetchRequest(
+        kind=_FETCH_NUMBERS[request.kind],
+        learner=request.learner,
+        generation=request.generation,
+        fragment=request.fragment,
+        version=request.version,
+        offset=request.offset,
+        length=request.length,
+    )
+    return bytes(message.SerializeToString())
+
+
+def parse_fetch_request(data: bytes) -> FetchRequest:
+    request = parse_bytes(pb.FetchRequest, data)
+    if request.kind not in _FETCH_KINDS:
+        raise RemoteProtocolError(f"FetchRequest.kind {request.kind} is unknown; update the older side")
+    return FetchRequest(
+        kind=_FETCH_KINDS[request.kind],
+        learner=checks.identifier("FetchRequest.learner", request.learner),
+        generation=checks.count("FetchRequest.generation", request.generation),
+        fragment=checks.fragment("FetchRequest.fragment", request.fragment),
+        version=checks.count("FetchRequest.version", request.version, low=NO_VERSION),
+        offset=checks.count("FetchRequest.offset", request.offset),
+        length=checks.count("FetchRequest.length", request.length),
+    )
+
+
+def encode_fetch_header(header: FetchHeader) -> bytes:
+    message = pb.FetchHeader(version=header.version, codec=header.codec, size=header.size, checksum=header.checksum)
+    return bytes(message.SerializeToString())
+
+
+def parse_fetch_header(data: memoryview) -> FetchHeader:
+    header = parse_bytes(pb.FetchHeader, data)
+    return FetchHeader(
+        version=checks.count("FetchHeader.version", header.version),
+        codec=checks.identifier("FetchHeader.codec", header.codec),
+        size=checks.count("FetchHeader.size", header.size, high=PUSH_BYTES_MAX),
+        checksum=int(header.checksum),
+    )
+
+
+def parse_fetch_refused(data: memoryview) -> Refused:
+    return parse_refused(parse_bytes(pb.Refused, data))

@@ -1,0 +1,212 @@
+"""The syncer's port: binding it safely, checking the token, and handing calls to sessions, transfers and fetches."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import json
+import logging
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+from atoll.core.messages import FetchHeader, FetchRequest, Refusal
+from atoll.errors import ConfigError, LaunchError, RefusedError, RemoteProtocolError
+from atoll.wire.address import is_loopback, join_address, split_address
+from atoll.wire.channel import check_token
+from atoll.wire.generated import atoll_pb2 as pb
+from atoll.wire.limits import FLUSH_S, JSON_CHARS_MAX, PART_BYTES, PART_S, RPCS_MAX
+from atoll.wire.parts import (
+    encode_fetch_header,
+    encode_part,
+    encode_push_reply,
+    encode_refused_part,
+    parse_fetch_request,
+)
+from atoll.wire.service import ServerOptions, SyncerService
+from atoll.wire.sessions import Sessions
+from atoll.wire.transfers import Transfers
+from atoll.wire.transport import EOF, TOKEN_KEY, grpc, keep_heap, server_arguments
+
+log = logging.getLogger(__name__)
+
+
+async def serve(service: SyncerService, options: ServerOptions) -> RunningServer:
+    """Open the port and start answering. Raises ConfigError or LaunchError before anything is served."""
+    host, port = split_address(options.listen)
+    check_token(options.token)
+    credentials = _credentials(options)
+    if not is_loopback(host) and not (options.token and credentials):
+        raise ConfigError(
+            f"listening on {options.listen} would let the network reach this syncer; give --token, --tls-certificate "
+            f"and --tls-key as well, or listen on 127.0.0.1"
+        )
+    keep_heap()
+    server = RunningServer(service, options)
+    await server._start(host, port, credentials)
+    return server
+
+
+def _credentials(options: ServerOptions) -> Any:
+    """gRPC looks at certificates only when a connection comes; Python's ssl reads them now, with a usable error."""
+    if not options.tls_certificate:
+        return None
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.tls_certificate, options.tls_key)
+        pair = Path(options.tls_key).read_bytes(), Path(options.tls_certificate).read_bytes()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"cannot use certificate {options.tls_certificate} with key {options.tls_key}: {error}; give PEM files "
+            f"that belong together"
+        ) from None
+    return grpc.ssl_server_credentials([pair])
+
+
+class RunningServer:
+    """A syncer's open port. Made by `serve`."""
+
+    def __init__(self, service: SyncerService, options: ServerOptions) -> None:
+        self._service = service
+        self._token = options.token.encode()
+        self._sessions = Sessions(service, options)
+        self._transfers = Transfers(service, options)
+        self._server = grpc.aio.server(options=server_arguments(), maximum_concurrent_rpcs=RPCS_MAX)
+        self.address = options.listen
+        """host:port that learners can be given, with the real port."""
+        self.bytes_down = 0
+        """Payload bytes handed out by fetches."""
+
+    @property
+    def bytes_up(self) -> int:
+        """Payload bytes taken in by pushes."""
+        return self._transfers.bytes_up
+
+    @property
+    def sessions_count(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def transfers_count(self) -> int:
+        return len(self._transfers)
+
+    def close_session(self, session: int, reason: str) -> None:
+        """End one session after what was sent to it has gone out. The service's `close_session` follows."""
+        self._sessions.close(session, reason)
+
+    async def stop(self, grace_s: float = FLUSH_S) -> None:
+        """Refuse new calls, let sessions flush and transfers end within `grace_s`, then cut what is left."""
+        self._sessions.close_all("the syncer stops")
+        await self._server.stop(grace_s)
+        self._transfers.fail_all("the syncer stops; it may come back")
+
+    # ------------------------------------------------------------ binding
+
+    async def _start(self, host: str, port: int, credentials: Any) -> None:
+        # (De)serialisers are left out: handlers get and give bytes, so that bad ones get a proper answer.
+        control = {
+            "Session": grpc.stream_stream_rpc_method_handler(self._session),
+            "Status": grpc.unary_unary_rpc_method_handler(self._status),
+        }
+        bulk = {
+            "Push": grpc.stream_unary_rpc_method_handler(self._push),
+            "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
+        }
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler("atoll.v1.Control", control),
+                grpc.method_handlers_generic_handler("atoll.v1.Bulk", bulk),
+            )
+        )
+        address = join_address(host, port)
+        try:
+            if credentials is None:
+                bound = self._server.add_insecure_port(address)
+            else:
+                bound = self._server.add_secure_port(address, credentials)
+        except RuntimeError:
+            bound = 0  # Newer versions of gRPC raise, older ones return 0.
+        if not bound:
+            raise LaunchError(_bind_problem(host, port))
+        self.address = join_address(host, bound)
+        await self._server.start()
+
+    # ------------------------------------------------------------ calls
+
+    async def _authorise(self, context: Any) -> None:
+        """The token comes first: nothing is read, parsed or allocated for a caller that does not have it."""
+        if self._token:
+            given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
+            if not hmac.compare_digest(str(given).encode(), self._token):
+                detail = "wrong or missing run token; use the one that the syncer was started with (ATOLL_TOKEN)"
+                await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
+
+    async def _session(self, _requests: Any, context: Any) -> None:
+        await self._authorise(context)
+        await self._sessions.serve(context)
+
+    async def _status(self, _request: bytes, context: Any) -> bytes:
+        await self._authorise(context)
+        document = json.dumps(self._service.status())
+        if len(document) > JSON_CHARS_MAX:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the status has {len(document)} characters")
+        return bytes(pb.StatusReply(json=document).SerializeToString())
+
+    async def _push(self, _requests: Any, context: Any) -> bytes:
+        await self._authorise(context)
+
+        async def read() -> bytes | None:
+            message = await context.read()
+            return None if message is EOF else message
+
+        return encode_push_reply(await self._transfers.receive(read))
+
+    async def _fetch(self, request_bytes: bytes, context: Any) -> None:
+        await self._authorise(context)
+        try:
+            request = parse_fetch_request(request_bytes)
+            header, content = await self._service.fetch_open(request)
+            content = content.cast("B")
+            start, stop = _range(request, header, content)
+        except RemoteProtocolError as error:
+            await context.write(encode_refused_part(Refusal.BAD_REQUEST, str(error)))
+            return
+        except RefusedError as error:
+            await context.write(encode_refused_part(error.code, error.detail))
+            return
+        opening = encode_fetch_header(header)
+        position = start
+        while position < stop or opening:
+            # Parts end at multiples of PART_BYTES wherever the range starts: see FetchPart in atoll.proto.
+            end = min(stop, (position // PART_BYTES + 1) * PART_BYTES)
+            part = encode_part(position, content[position:end], opening)
+            async with asyncio.timeout(PART_S):
+                await context.write(part)
+            self.bytes_down += end - position
+            position, opening = end, b""
+
+
+def _range(request: FetchRequest, header: FetchHeader, content: memoryview) -> tuple[int, int]:
+    if header.size != content.nbytes:
+        raise RefusedError(Refusal.SIZE, f"the syncer holds {content.nbytes} bytes but announces {header.size}: a bug")
+    if request.offset > header.size:
+        raise RefusedError(Refusal.SIZE, f"offset {request.offset} is past the end at {header.size}")
+    length = request.length or header.size - request.offset
+    return request.offset, min(header.size, request.offset + length)
+
+
+def _bind_problem(host: str, port: int) -> str:
+    """gRPC does not say why a port could not be had, so ask the system directly."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((host, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return (
+                f"port {port} on {host} is in use by another process; choose another with --listen {host}:PORT (0: any)"
+            )
+        return f"cannot listen on {host}:{port}: {error}; choose another address with --listen"
+    return f"cannot listen on {host}:{port}; choose another address with --listen"

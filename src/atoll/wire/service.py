@@ -1,0 +1,93 @@
+"""What the wire needs from a syncer, and what it gives one: the seam between bytes in flight and decisions.
+
+`SyncerService` is implemented by the syncer's shell (and by small fakes in tests). Every method is called on the event
+loop that `serve` runs on. The plain ones must return at once; the `async` ones may await work on other threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.core.messages import (
+    FetchHeader,
+    FetchRequest,
+    Hello,
+    LearnerMessage,
+    PushHeader,
+    PushReply,
+    SyncerMessage,
+)
+from atoll.errors import ConfigError
+from atoll.wire.limits import (
+    SESSION_QUEUE_BYTES_MAX,
+    SESSIONS_MAX,
+    TRANSFER_IDLE_S,
+    TRANSFERS_MAX,
+    TRANSFERS_PER_LEARNER_MAX,
+)
+
+Bytes = NDArray[np.uint8]
+SendToLearner = Callable[[SyncerMessage], None]
+
+
+class SyncerService(Protocol):
+    """The syncer, as the wire sees it. A `RefusedError` raised by any method that may raise one goes back to the
+    learner with its code and detail; any other exception is a bug and ends that one call only."""
+
+    def open_session(self, session: int, hello: Hello, send: SendToLearner) -> None:
+        """A learner said Hello; the token was right. `session` is unique in this process. Check protocol version and
+        layout here, before touching state; raise RefusedError to turn the learner away. `send` may be called at once
+        and until `close_session`; it never blocks, and after a `Refused` went through it the session ends."""
+
+    def receive(self, session: int, message: LearnerMessage) -> None:
+        """One validated message, in the order the learner sent them. A RefusedError ends the session with Refused."""
+
+    def close_session(self, session: int, reason: str) -> None:
+        """The session is over. Called exactly once for every `open_session` that did not raise."""
+
+    def status(self) -> dict[str, object]:
+        """The live state as JSON-compatible data."""
+
+    async def push_begin(self, header: PushHeader) -> int:
+        """A transfer wants to start: return its expected size in bytes or raise RefusedError. Called once per attempt
+        of a transfer, before any buffer exists; the header's own size is only a claim until it equals the answer."""
+
+    async def push_complete(self, header: PushHeader, payload: Bytes) -> PushReply:
+        """All bytes are there and the checksum is right. The array is the service's to keep."""
+
+    async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
+        """The whole immutable content that `request` names (its offset and length are the wire's business), or raise
+        RefusedError. Called per stripe and per resumption: `FetchHeader.checksum` should be known, not computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How the syncer's port is opened and how much it may hold."""
+
+    listen: str = "127.0.0.1:0"
+    """host:port; port 0 takes a free one. Anything but loopback needs a token, a certificate and a key."""
+    token: str = ""
+    """The run token that every call must carry. Empty: no token is asked for (loopback only)."""
+    tls_certificate: str = ""
+    """Path of the PEM certificate chain."""
+    tls_key: str = ""
+    """Path of the PEM private key."""
+    sessions_max: int = SESSIONS_MAX
+    """Control sessions at a time."""
+    session_queue_bytes_max: int = SESSION_QUEUE_BYTES_MAX
+    """Bytes that may wait for one slow reader before its session is closed."""
+    transfers_max: int = TRANSFERS_MAX
+    """Pushes that may be under way at a time, all learners together."""
+    transfers_per_learner_max: int = TRANSFERS_PER_LEARNER_MAX
+    """Pushes that may be under way at a time for one learner."""
+    transfer_idle_s: float = TRANSFER_IDLE_S
+    """A transfer for which nothing arrives for this long is given up and its buffer freed."""
+
+    def __post_init__(self) -> None:
+        if bool(self.tls_certificate) != bool(self.tls_key):
+            raise ConfigError("TLS needs both a certificate and a key: give --tls-certificate and --tls-key together")

@@ -1,0 +1,165 @@
+"""The syncer's side of control sessions: one task reads, one writes, and the service hears of the end exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Any
+
+from atoll.core.messages import Hello, Refusal, Refused, SyncerMessage
+from atoll.errors import RefusedError, RemoteProtocolError
+from atoll.wire.convert import encode_syncer_message, parse_learner_message
+from atoll.wire.limits import FLUSH_S, HELLO_S
+from atoll.wire.service import ServerOptions, SyncerService
+from atoll.wire.transport import EOF
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """The outgoing queue of one session and how it ends."""
+
+    def __init__(self, number: int, queue_bytes_max: int) -> None:
+        self.number = number
+        self._queue: deque[bytes] = deque()
+        self._queue_bytes = 0
+        self._queue_bytes_max = queue_bytes_max
+        self._wake = asyncio.Event()
+        self._last_queued = False
+        self.closing_reason = "the syncer closed the session"
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why the session is over; the streams are closed as soon as this is set."""
+
+    def send(self, message: SyncerMessage) -> None:
+        """Queue a message; never blocks. After the end, or after a Refused, it does nothing."""
+        if self.ended.done() or self._last_queued:
+            return
+        encoded = encode_syncer_message(message)
+        self._queue_bytes += len(encoded)
+        if self._queue_bytes > self._queue_bytes_max:
+            self.end(f"the learner does not read: more than {self._queue_bytes_max} bytes wait for it")
+            return
+        self._queue.append(encoded)
+        if isinstance(message, Refused):
+            self._last_queued = True
+            self.closing_reason = f"refused: {message.detail} [{message.code}]"
+        self._wake.set()
+
+    def close_after_flush(self, reason: str) -> None:
+        """End when what is queued has gone out, or after FLUSH_S."""
+        self.closing_reason = reason
+        self._last_queued = True
+        self._wake.set()
+        asyncio.get_running_loop().call_later(FLUSH_S, self.end, reason)
+
+    def end(self, reason: str) -> None:
+        if not self.ended.done():
+            self._queue.clear()
+            self.ended.set_result(reason)
+
+    async def write_to(self, context: Any) -> None:
+        while True:
+            while self._queue:
+                message = self._queue.popleft()
+                await context.write(message)
+                self._queue_bytes -= len(message)
+            if self._last_queued:
+                return
+            self._wake.clear()
+            await self._wake.wait()
+
+
+class Sessions:
+    """All control sessions of one server."""
+
+    def __init__(self, service: SyncerService, options: ServerOptions) -> None:
+        self._service = service
+        self._options = options
+        self._open: dict[int, Session] = {}
+        self._numbers_used = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def close(self, number: int, reason: str) -> None:
+        if number in self._open:
+            self._open[number].close_after_flush(reason)
+
+    def close_all(self, reason: str) -> None:
+        for number in list(self._open):
+            self.close(number, reason)
+
+    async def serve(self, context: Any) -> None:
+        """Serve one stream from its Hello to its end."""
+        try:
+            hello = await self._read_hello(context)
+            session = self._admit(hello)
+        except RefusedError as error:
+            await context.write(encode_syncer_message(Refused(error.code, error.detail)))
+            return
+        reason = "the connection broke"
+        reader = asyncio.create_task(self._read(session, context))
+        writer = asyncio.create_task(session.write_to(context))
+        try:
+            endings: list[asyncio.Future[Any]] = [reader, writer, session.ended]
+            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+            reason = _reason(session, reader, writer)
+            if not writer.done() and reader.done() and not session.ended.done():
+                # A refusal may have been queued by the last message that was read.
+                session.close_after_flush(reason)
+                await asyncio.wait(endings[1:], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            session.end(reason)
+            reader.cancel()
+            writer.cancel()
+            del self._open[session.number]
+            self._service.close_session(session.number, reason)
+
+    async def _read_hello(self, context: Any) -> Hello:
+        try:
+            async with asyncio.timeout(HELLO_S):
+                data = await context.read()
+            message = None if data is EOF else parse_learner_message(data)
+        except (TimeoutError, RemoteProtocolError) as error:
+            raise RefusedError(Refusal.BAD_REQUEST, f"no usable Hello: {error or 'it took too long'}") from None
+        if not isinstance(message, Hello):
+            raise RefusedError(Refusal.BAD_REQUEST, "a session must start with Hello")
+        return message
+
+    def _admit(self, hello: Hello) -> Session:
+        if len(self._open) >= self._options.sessions_max:
+            raise RefusedError(Refusal.BUSY, f"the syncer already has {len(self._open)} sessions; try again later")
+        self._numbers_used += 1
+        session = Session(self._numbers_used, self._options.session_queue_bytes_max)
+        self._service.open_session(session.number, hello, session.send)
+        self._open[session.number] = session
+        return session
+
+    async def _read(self, session: Session, context: Any) -> str:
+        """Hand messages over until the stream ends; returns why it did."""
+        while True:
+            data = await context.read()
+            if data is EOF:
+                return "the learner closed its stream"
+            try:
+                message = parse_learner_message(data)
+                if isinstance(message, Hello):
+                    raise RemoteProtocolError("a second Hello in one session")
+                self._service.receive(session.number, message)
+            except RemoteProtocolError as error:
+                session.send(Refused(Refusal.BAD_REQUEST, f"{error}; this learner speaks the protocol wrongly"))
+                return str(error)
+            except RefusedError as error:
+                session.send(Refused(error.code, error.detail))
+                return str(error)
+
+
+def _reason(session: Session, reader: asyncio.Task[str], writer: asyncio.Task[None]) -> str:
+    if session.ended.done():
+        return session.ended.result()
+    for task in (reader, writer):
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            log.error("session %d ends on an error", session.number, exc_info=error)
+            return f"an error inside the syncer: {error}"
+    return reader.result() if reader.done() else session.closing_reason

@@ -1,0 +1,247 @@
+"""The syncer's side of pushes: stripes are joined into payloads, and everything that can go wrong gets an answer.
+
+A transfer is one attempt to push one payload. Its streams find each other by key (learner, generation, kind, fragment,
+seq); a random attempt id tells a retry from a straggler of the attempt before. States:
+
+    beginning --push_begin accepts--> receiving --all bytes--> completing --push_complete--> answered
+        '---------------- refused, broken, idle or replaced --------------------------------> answered (buffer freed)
+
+All streams of a transfer wait for the one answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from atoll.core.messages import PushHeader, PushReply, Refusal
+from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
+from atoll.wire.assembly import Assembly
+from atoll.wire.buffers import Buffers
+from atoll.wire.limits import MIB
+from atoll.wire.parts import PushOpen, RawPart, parse_part, parse_push_open
+from atoll.wire.service import ServerOptions, SyncerService
+
+Key = tuple[str, int, str, int, int]
+ReadMessage = Callable[[], Awaitable[bytes | None]]
+"""The next message of a stream, or None at its end."""
+
+log = logging.getLogger(__name__)
+
+VERIFY_INLINE_BYTES_MAX = 4 * MIB
+"""Hashing this much takes under half a millisecond: not worth a thread."""
+
+
+def _key(header: PushHeader) -> Key:
+    return header.learner, header.generation, header.kind, header.fragment, header.seq
+
+
+def _code(error: Exception) -> Refusal:
+    return Refusal.CHECKSUM if isinstance(error, PayloadError) else Refusal.BAD_REQUEST
+
+
+class Transfer:
+    def __init__(self, opened: PushOpen) -> None:
+        self.opened = opened
+        self.assembly: Assembly | None = None
+        self.begun = asyncio.Event()
+        self.answer: asyncio.Future[PushReply] = asyncio.get_running_loop().create_future()
+        self.streams_joined = 0
+        self.streams_ended = 0
+        self.completing = False
+        self.arrivals_count = 0
+
+    @property
+    def over(self) -> bool:
+        return self.answer.done()
+
+
+class Transfers:
+    """All pushes under way on one server."""
+
+    def __init__(self, service: SyncerService, options: ServerOptions) -> None:
+        self._service = service
+        self._options = options
+        self._by_key: dict[Key, Transfer] = {}
+        self._per_learner: Counter[str] = Counter()
+        self._buffers = Buffers()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.bytes_up = 0
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    async def receive(self, read: ReadMessage) -> PushReply:
+        """Serve one stream: the whole of a payload or one stripe of it."""
+        try:
+            async with asyncio.timeout(self._options.transfer_idle_s):
+                message = await read()
+            if message is None:
+                raise RemoteProtocolError("a push without any part")
+            part = parse_part(message)
+            if part.opening is None:
+                raise RemoteProtocolError("the first part of a push must say what is pushed")
+            transfer = self._join(parse_push_open(part.opening))
+        except (RemoteProtocolError, PayloadError, TimeoutError) as error:
+            return PushReply(False, _code(error), str(error) or "a push without any part for too long")
+        except RefusedError as error:
+            return PushReply(False, error.code, error.detail)
+        pump = asyncio.create_task(self._pump(transfer, part, read))
+        try:
+            # The answer may come before the stream's end: a refusal, or a fault on another stripe.
+            endings: list[asyncio.Future[Any]] = [pump, transfer.answer]
+            await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                pump.result()
+            return await asyncio.shield(transfer.answer)
+        except BaseException:
+            self._fail(transfer, Refusal.BUSY, "a connection of this transfer broke; send the payload again")
+            raise
+        finally:
+            pump.cancel()
+
+    def fail_all(self, detail: str) -> None:
+        """The server stops: nobody may be left waiting."""
+        for transfer in list(self._by_key.values()):
+            self._fail(transfer, Refusal.BUSY, detail)
+
+    # ------------------------------------------------------------ joining
+
+    def _join(self, opened: PushOpen) -> Transfer:
+        key = _key(opened.header)
+        transfer = self._by_key.get(key)
+        if transfer is not None and transfer.opened.attempt_id != opened.attempt_id:
+            if transfer.completing:
+                raise RefusedError(Refusal.BUSY, "an earlier attempt of this push is being completed; ask again soon")
+            self._fail(transfer, Refusal.BUSY, "a newer attempt replaced this one")
+            transfer = None
+        if transfer is None:
+            transfer = self._start(key, opened)
+        elif transfer.opened != opened or transfer.streams_joined == opened.stripes:
+            raise RefusedError(
+                Refusal.BAD_REQUEST, "the stripes of a push contradict each other; send the payload again"
+            )
+        transfer.streams_joined += 1
+        return transfer
+
+    def _start(self, key: Key, opened: PushOpen) -> Transfer:
+        learner = opened.header.learner
+        if self._per_learner[learner] >= self._options.transfers_per_learner_max:
+            raise RefusedError(Refusal.BUSY, f"learner {learner} has too many pushes under way; wait for one to end")
+        if len(self._by_key) >= self._options.transfers_max:
+            raise RefusedError(Refusal.BUSY, "the syncer has too many pushes under way; ask again soon")
+        transfer = Transfer(opened)
+        self._by_key[key] = transfer
+        self._per_learner[learner] += 1
+        self._spawn(self._begin(transfer))
+        self._watch(transfer, arrivals_seen=-1)
+        return transfer
+
+    async def _begin(self, transfer: Transfer) -> None:
+        """Ask the service before there is a buffer: the size in the header is only a claim."""
+        header = transfer.opened.header
+        try:
+            expected = await self._service.push_begin(header)
+            if header.size != expected:
+                raise RefusedError(
+                    Refusal.SIZE,
+                    f"fragment {header.fragment} of learner {header.learner} has {header.size} bytes, {expected} are "
+                    f"expected; check that both sides use the same layout and codec",
+                )
+            if not transfer.over:
+                transfer.assembly = Assembly(self._buffers.take(header.size), transfer.opened.part_bytes)
+                transfer.begun.set()
+                if transfer.assembly.complete:
+                    self._finish(transfer)
+        except Exception as error:
+            self._fail_with(transfer, error)
+
+    # ------------------------------------------------------------ receiving
+
+    async def _pump(self, transfer: Transfer, first: RawPart, read: ReadMessage) -> None:
+        await transfer.begun.wait()
+        part = first
+        while not transfer.over:
+            if not transfer.completing:
+                self._place(transfer, part)
+            message = await read()
+            if message is None:
+                break
+            try:
+                part = parse_part(message)
+            except (RemoteProtocolError, PayloadError) as error:
+                self._fail(transfer, _code(error), f"{error}; send the payload again")
+        transfer.streams_ended += 1
+        if transfer.streams_ended == transfer.opened.stripes and not transfer.completing:
+            self._fail(transfer, Refusal.SIZE, "the streams ended before all bytes were there; send the payload again")
+
+    def _place(self, transfer: Transfer, part: RawPart) -> None:
+        assert transfer.assembly is not None
+        transfer.arrivals_count += 1
+        try:
+            self.bytes_up += transfer.assembly.place(part)
+        except RefusedError as error:
+            self._fail(transfer, error.code, error.detail)
+            return
+        if transfer.assembly.complete:
+            self._finish(transfer)
+
+    def _finish(self, transfer: Transfer) -> None:
+        if not transfer.completing and not transfer.over:
+            transfer.completing = True
+            self._spawn(self._complete(transfer))
+
+    async def _complete(self, transfer: Transfer) -> None:
+        header, assembly = transfer.opened.header, transfer.assembly
+        assert assembly is not None
+        try:
+            if header.size <= VERIFY_INLINE_BYTES_MAX:
+                payload = assembly.verify(header.checksum)
+            else:
+                payload = await asyncio.to_thread(assembly.verify, header.checksum)
+            transfer.assembly = None
+            self._answer(transfer, await self._service.push_complete(header, payload))
+        except Exception as error:
+            transfer.completing = False
+            self._fail_with(transfer, error)
+
+    # ------------------------------------------------------------ ending
+
+    def _fail_with(self, transfer: Transfer, error: Exception) -> None:
+        if isinstance(error, RefusedError):
+            self._fail(transfer, error.code, error.detail)
+        else:
+            log.error("push of %s failed inside the syncer", transfer.opened.header, exc_info=error)
+            self._fail(transfer, Refusal.BUSY, "the syncer failed to take this push; see its log")
+
+    def _fail(self, transfer: Transfer, code: str, detail: str) -> None:
+        """Answer all streams and free the buffer. A transfer that is being completed gets its answer from there."""
+        if not transfer.over and not transfer.completing:
+            self._answer(transfer, PushReply(False, code, detail))
+
+    def _answer(self, transfer: Transfer, reply: PushReply) -> None:
+        transfer.assembly = None
+        transfer.answer.set_result(reply)
+        header = transfer.opened.header
+        del self._by_key[_key(header)]
+        learner = header.learner
+        self._per_learner[learner] -= 1
+        if not self._per_learner[learner]:
+            del self._per_learner[learner]
+
+    def _watch(self, transfer: Transfer, arrivals_seen: int) -> None:
+        """Give up a transfer for which nothing came since the last look."""
+        if transfer.over:
+            return
+        if transfer.arrivals_count == arrivals_seen:
+            self._fail(transfer, Refusal.BUSY, "nothing arrived for too long; send the payload again")
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._options.transfer_idle_s, self._watch, transfer, transfer.arrivals_count)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)  # The loop itself keeps only weak references to tasks.
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,93 @@
+"""gRPC itself: the only module that imports it, so that its process-wide settings are made first."""
+
+from __future__ import annotations
+
+import os
+
+# Users fork (PyTorch DataLoader workers). gRPC's own fork handlers would stop our background threads around each fork
+# and can deadlock with them; the children do not use gRPC, so the handlers are not needed.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# Broken connections are normal here and reported by us; gRPC would print each of them to standard error.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+import grpc
+import grpc.aio
+
+from atoll.wire.limits import (
+    BACKOFF_S_MAX,
+    BACKOFF_S_MIN,
+    BULK_KEEPALIVE_TIMEOUT_MS,
+    CONNECT_S,
+    CONTROL_KEEPALIVE_TIMEOUT_MS,
+    CONTROL_MESSAGE_BYTES_MAX,
+    KEEPALIVE_ACCEPTED_MS,
+    KEEPALIVE_TIME_MS,
+    MIB,
+)
+
+__all__ = ["EOF", "bulk_channel_arguments", "control_channel_arguments", "grpc", "keep_heap", "server_arguments"]
+
+EOF = grpc.aio.EOF
+
+SESSION_METHOD = "/atoll.v1.Control/Session"
+STATUS_METHOD = "/atoll.v1.Control/Status"
+PUSH_METHOD = "/atoll.v1.Bulk/Push"
+FETCH_METHOD = "/atoll.v1.Bulk/Fetch"
+TOKEN_KEY = "atoll-token"
+
+Arguments = list[tuple[str, int]]
+
+_MESSAGE_SIZES: Arguments = [
+    ("grpc.max_receive_message_length", CONTROL_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", CONTROL_MESSAGE_BYTES_MAX),
+]
+
+
+def server_arguments() -> Arguments:
+    return [
+        *_MESSAGE_SIZES,
+        # Without this two syncers could share one port, and learners would reach either.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", BULK_KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_ACCEPTED_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def control_channel_arguments() -> Arguments:
+    return _channel_arguments(CONTROL_KEEPALIVE_TIMEOUT_MS)
+
+
+def bulk_channel_arguments() -> Arguments:
+    return _channel_arguments(BULK_KEEPALIVE_TIMEOUT_MS)
+
+
+def _channel_arguments(keepalive_timeout_ms: int) -> Arguments:
+    return [
+        *_MESSAGE_SIZES,
+        # Each channel gets a connection of its own; by default gRPC would put all of them on one.
+        ("grpc.use_local_subchannel_pool", 1),
+        # gRPC's own waits between connection attempts grow to 2 minutes by default; a call in between fails at once.
+        ("grpc.initial_reconnect_backoff_ms", round(1000 * BACKOFF_S_MIN)),
+        ("grpc.min_reconnect_backoff_ms", round(1000 * CONNECT_S)),
+        ("grpc.max_reconnect_backoff_ms", round(1000 * BACKOFF_S_MAX)),
+        # We retry ourselves, with knowledge of what arrived.
+        ("grpc.enable_retries", 0),
+        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", keepalive_timeout_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def keep_heap() -> None:
+    """Let the C allocator keep freed memory for the next part instead of giving it back to the kernel.
+
+    gRPC allocates and frees several copies of every part. glibc hands blocks above its threshold (128 KiB at first)
+    back at once and the kernel clears the same pages again and again: half of the transfer time in our profile. Freeing
+    one large block raises glibc's threshold to that size for the rest of the process (mallopt(3), M_MMAP_THRESHOLD; 32
+    MiB is its maximum). It costs at most twice that in idle heap; other allocators just see one block come and go.
+    """
+    block = bytes(31 * MIB)
+    del block

@@ -1,0 +1,244 @@
+"""The training loops of the four methods. They share everything but the way in which parameters or gradients meet.
+
+decoupled, diloco   atoll.Learner: the three lines that a user would write
+dp                  DistributedDataParallel over gloo: one gradient average per step
+single              nobody to wait for
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from atoll.observe import EventWriter
+from atoll.observe.events import LearnerEvaluated, LearnerFinished, LearnerJoined, LearnerStarted
+from atoll.zoo.corpus import Batches, Corpus, load_corpus
+from atoll.zoo.evaluate import autocast, eval_totals, held_out_batches, save_model
+from atoll.zoo.gpt import GPT, build_model, next_byte_loss
+from atoll.zoo.optim import GRADIENT_NORM_MAX, OptimizerLike, lr_at, make_optimizer, set_lr
+from atoll.zoo.pacing import SlowDown, StepMeter
+from atoll.zoo.settings import Seat, WorkerConfig
+from atoll.zoo.stop import Stop
+
+DP_WAIT_S_MAX = 300
+"""A rank that waits this long for the others gives up. Above the start of a large model on a busy machine."""
+
+
+class StallClock:
+    """Measures how long a backward pass waited for the other ranks' gradients.
+
+    DDP calls the hook when a bucket's gradients are ready here; the buckets before the last travel while backward still
+    computes. So the wait that is not hidden runs from the last call of the hook to the return of `backward`. On a GPU,
+    where kernels run behind the Python thread, this is a lower bound. Without DDP nobody calls the hook: no stall.
+    """
+
+    def __init__(self) -> None:
+        self.stall_ns = 0
+        """Wait of the last backward pass."""
+        self._ready_ns: int | None = None
+
+    def average(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        """The hook: DDP's own averaging, and a note of the time."""
+        self._ready_ns = time.monotonic_ns()
+        return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+    def backward_done(self) -> None:
+        self.stall_ns = 0 if self._ready_ns is None else time.monotonic_ns() - self._ready_ns
+
+
+@dataclass
+class Workbench:
+    """What every method starts from: the same initial parameters on every learner, and data of its own."""
+
+    config: WorkerConfig
+    seat: Seat
+    device: torch.device
+    model: GPT
+    optimizer: OptimizerLike
+    corpus: Corpus
+    held_out: list[tuple[Tensor, Tensor]]
+    slow: SlowDown
+
+    @classmethod
+    def build(cls, config: WorkerConfig, seat: Seat) -> Workbench:
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        device = pick_device(config.device, seat.rank)
+        corpus = load_corpus(config.corpus)
+        corpus.check(1 if config.method == "single" else config.learners, config.seq)
+        held_out = held_out_batches(corpus, batch=config.batch, seq=config.seq, batches_max=config.eval_batches)
+        model = build_model(config.model, config.seed).to(device)
+        optimizer = make_optimizer(model, config.optimizer, config.peak_lr)
+        return cls(config, seat, device, model, optimizer, corpus, held_out, SlowDown(seat.slow_file))
+
+    def batches(self, *, generation: int = 0, start: int = 0) -> Batches:
+        """This learner's data. `single` reads all shards as one."""
+        shards = 1 if self.config.method == "single" else self.config.learners
+        return Batches(
+            self.corpus.shard(self.seat.rank, shards),
+            batch=self.config.batch,
+            seq=self.config.seq,
+            seed=self.config.seed,
+            generation=generation,
+            start=start,
+        )
+
+    def train_step(self, model: nn.Module, pair: tuple[Tensor, Tensor], *, lr: float, stall: StallClock) -> Tensor:
+        """Forward, backward, clip, update. `model` is the bench's own or a wrapper of it. Gives the loss, detached."""
+        set_lr(self.optimizer, lr)
+        self.optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device):
+            loss = next_byte_loss(model, pair[0].to(self.device), pair[1].to(self.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        stall.backward_done()
+        nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM_MAX)
+        self.optimizer.step()
+        return loss.detach()
+
+    def lr(self, step: int, total: int, *, restarted_at: int = 0) -> float:
+        """Learning rate of a step of a run of `total` steps."""
+        config = self.config
+        return lr_at(step, total, peak=config.peak_lr, schedule=config.schedule, restarted_at=restarted_at)
+
+    def eval_due(self, step: int) -> bool:
+        return self.config.eval_every > 0 and step % self.config.eval_every == 0
+
+
+def pick_device(name: str, rank: int) -> torch.device:
+    """The device of learner `rank`: GPUs are dealt out in turn."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(f"cuda:{rank % max(1, torch.cuda.device_count())}" if name == "cuda" else name)
+
+
+# ---------------------------------------------------------------- decoupled and diloco
+
+
+def train_with_atoll(bench: Workbench, stop: Stop) -> None:
+    """Train through `atoll.Learner` until the run's budget is reached.
+
+    A learner alone may do the whole budget (the others may have died), so that is its own limit. Address, id and token
+    are the Learner's own defaults: what the launcher put into the environment.
+    """
+    from atoll.learner import Learner
+
+    config = bench.config
+    # A CombinedOptimizer is no torch Optimizer by descent, but has the `state` that the Learner looks at.
+    with Learner(bench.model, cast(torch.optim.Optimizer, bench.optimizer)) as learner:
+        stop.arm()
+        start, no_stall = learner.start_step, StallClock()
+        batches = bench.batches(generation=learner.generation, start=start)
+
+        def evaluate() -> None:
+            with learner.global_params():
+                total, count = eval_totals(bench.model, bench.held_out, bench.device)
+            learner.events.emit(
+                LearnerEvaluated(bench.seat.learner, learner.step_count, total / count, learner.tokens_seen_run)
+            )
+
+        evaluates = bench.seat.rank == config.eval_rank
+        while not learner.done and not stop.requested() and learner.step_count < config.learners * config.steps:
+            began = time.perf_counter()
+            lr = bench.lr(learner.step_count, config.steps, restarted_at=start)
+            loss = bench.train_step(bench.model, next(batches), lr=lr, stall=no_stall)
+            bench.slow.after_step(time.perf_counter() - began)
+            learner.step(tokens=config.tokens_per_step, loss=loss)
+            if evaluates and bench.eval_due(learner.step_count):
+                evaluate()
+        if evaluates:
+            evaluate()
+
+
+# ---------------------------------------------------------------- dp and single
+
+
+def train_single(bench: Workbench, stop: Stop) -> None:
+    """One process, learners x steps steps of the same batch: the tokens of the other methods, one after another."""
+    with _events(bench) as events:
+        events.emit(LearnerJoined(bench.seat.learner, generation=1, step=0, wait_ns=0))
+        _train_locally(bench, stop, events, bench.model, StallClock())
+
+
+def train_dp(bench: Workbench, stop: Stop) -> None:
+    """DistributedDataParallel over gloo; MASTER_ADDR and MASTER_PORT are in the environment."""
+    with _events(bench) as events:
+        began_ns = time.monotonic_ns()
+        dist.init_process_group(
+            "gloo",
+            rank=bench.seat.rank,
+            world_size=bench.config.learners,
+            timeout=datetime.timedelta(seconds=DP_WAIT_S_MAX),
+        )
+        try:
+            stall = StallClock()
+            wrapped = DistributedDataParallel(bench.model)
+            # A lambda, because DDP refuses a hook whose annotations are strings, which is what they are in this module.
+            wrapped.register_comm_hook(None, lambda state, bucket: stall.average(bucket))
+            wait_ns = time.monotonic_ns() - began_ns
+            events.emit(LearnerJoined(bench.seat.learner, generation=1, step=0, wait_ns=wait_ns))
+            _train_locally(bench, stop, events, wrapped, stall)
+        finally:
+            dist.destroy_process_group()
+
+
+def _train_locally(bench: Workbench, stop: Stop, events: EventWriter, model: nn.Module, stall: StallClock) -> None:
+    """The loop of `dp` and `single`."""
+    config = bench.config
+    world, total = (config.learners, config.steps) if config.method == "dp" else (1, config.learners * config.steps)
+    meter = StepMeter(bench.seat.learner, events.emit)
+    batches = bench.batches()
+    stop.arm()
+    try:
+        while meter.step_count < total and not stop.requested():
+            began = time.perf_counter()
+            lr = bench.lr(meter.step_count, total)
+            loss = bench.train_step(model, next(batches), lr=lr, stall=stall)
+            bench.slow.after_step(time.perf_counter() - began - stall.stall_ns / 1e9)
+            meter.step(tokens=config.tokens_per_step, loss=loss, stall_ns=stall.stall_ns)
+            if bench.eval_due(meter.step_count) or meter.step_count == total:
+                _evaluate(bench, events, meter, world)
+    except RuntimeError:
+        if not stop.requested():
+            raise
+        # Else another rank was told to stop as well, and hung up first. The parameters are those of the last step.
+    meter.flush()
+    if bench.seat.rank == 0:
+        save_model(bench.model, bench.seat.run_folder / "model.safetensors")
+    reason = "done" if meter.step_count == total else "terminated"
+    events.emit(LearnerFinished(bench.seat.learner, meter.step_count, meter.tokens_total, reason))
+
+
+def _evaluate(bench: Workbench, events: EventWriter, meter: StepMeter, world: int) -> None:
+    """Evaluate the model; with dp each rank takes its share of the windows, so that none waits for rank 0 to do it."""
+    began_ns = time.monotonic_ns()
+    rank = bench.seat.rank if world > 1 else 0
+    sums = torch.tensor(eval_totals(bench.model, bench.held_out[rank::world], bench.device), dtype=torch.float64)
+    if world > 1:
+        dist.all_reduce(sums)
+    if rank == 0:
+        tokens_seen = world * meter.tokens_total
+        events.emit(LearnerEvaluated(bench.seat.learner, meter.step_count, float(sums[0] / sums[1]), tokens_seen))
+    meter.overhead(time.monotonic_ns() - began_ns)
+
+
+@contextmanager
+def _events(bench: Workbench) -> Iterator[EventWriter]:
+    """The learner's own event file, opened with LearnerStarted."""
+    path = bench.seat.run_folder / "events" / f"learner-{bench.seat.learner}.jsonl"
+    with EventWriter(path) as events:
+        events.emit(LearnerStarted(bench.seat.learner, os.getpid()))
+        yield events
+
+
+TRAINERS = {"decoupled": train_with_atoll, "diloco": train_with_atoll, "dp": train_dp, "single": train_single}

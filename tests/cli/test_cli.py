@@ -1,0 +1,139 @@
+"""The command line as a user meets it: help, exit codes, and errors without tracebacks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from atoll.cli import main
+
+COMMANDS = ["demo", "train", "run", "syncer", "status", "report", "version"]
+OPTIONS = (
+    "--learners --steps --batch --seq --model --corpus --sync-every --fragments --overlap --quorum --grace-cap "
+    "--weights --merge --outer-lr --outer-momentum --codec-up --codec-down --adopt --chaos --seed --out --json --config"
+)
+
+
+class Said(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+
+Atoll = Callable[..., Said]
+
+
+@pytest.fixture
+def atoll(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Atoll:
+    """Runs the command in this process, which saves the start of a Python for each of many cases."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["atoll", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+def test_help_names_every_command(atoll: Atoll) -> None:
+    result = atoll("--help")
+    assert result.code == 0
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(atoll: Atoll, command: str) -> None:
+    result = atoll(command, "--help")
+    assert result.code == 0
+    assert "Usage" in result.stdout
+
+
+def test_train_has_the_promised_options(atoll: Atoll) -> None:
+    text = atoll("train", "--help").stdout
+    assert [option for option in OPTIONS.split() if option not in text] == []
+
+
+def test_help_loads_nothing_heavy() -> None:
+    program = "import sys; sys.argv = ['atoll', '--help']\nimport atoll.cli\n"
+    program += "try: atoll.cli.main()\nexcept SystemExit: pass\n"
+    program += "print('heavy:', [m for m in ('torch', 'grpc', 'numba', 'numpy') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip().endswith("heavy: []")
+
+
+def test_version_is_printed(atoll: Atoll) -> None:
+    assert atoll("version").stdout == atoll("--version").stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--method", "magic"], ["method", "decoupled", "diloco", "dp", "single"]),
+        (["train", "--codec-up", "int3"], ["codec_up", "fp32", "bf16", "int8", "int4"]),
+        (["train", "--learners", "2", "--quorum", "3"], ["quorum 3", "2 learners", "--quorum 2"]),
+        (["train", "--chaos", "demo", "--learners", "1"], ["at least 2 learners"]),
+        (["train", "--model", "gigantic"], ["model", "tiny", "small"]),
+        (["train", "--config", "no-such-file.toml"], ["no-such-file.toml", "check the path"]),
+        (["train", "--learners", "many"], ["--learners"]),
+        (["train", "--no-such-option"], ["--no-such-option"]),
+        (["demo", "--learners", "1"], ["at least 2 learners"]),
+        (["run", "--learners", "2"], ["after --", "python train.py"]),
+        (["run", "--learners", "2", "--quorum", "3", "--", "true"], ["quorum 3"]),
+        (["syncer", "--quorum", "3"], ["quorum 3"]),
+        (["syncer", "--tls-key", "key.pem"], ["--tls-certificate"]),
+        (["report", "no-such-folder"], ["no-such-folder"]),
+        (["no-such-command"], ["no-such-command"]),
+    ],
+)
+def test_bad_input_is_one_clear_message_and_status_2(
+    atoll: Atoll, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = atoll(*arguments)
+    assert said.code == 2
+    assert [word for word in words if word not in said.stderr] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_module(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "atoll", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True, env={**os.environ, **environment}, timeout=60)
+
+
+def test_errors_have_no_traceback_unless_one_is_debugging() -> None:
+    plain = run_module("train", "--method", "magic")
+    assert (plain.returncode, plain.stdout) == (2, "")
+    assert plain.stderr == "atoll: method must be one of decoupled, diloco, dp, single; not 'magic'\n"
+    assert "Traceback" in run_module("train", "--method", "magic", ATOLL_DEBUG="1").stderr
+
+
+def test_options_win_over_the_file(atoll: Atoll, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('method = "magic"\nlearners = 2\nquorum = 3\n')
+    assert "quorum 3 is above the 2 learners" in atoll("train", "--config", str(path), "--method", "decoupled").stderr
+
+
+def test_an_unwritable_folder_is_refused(atoll: Atoll, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    said = atoll("run", "--out", str(tmp_path / "file" / "below"), "--", "true")
+    assert said.code == 2
+    assert "cannot be written" in said.stderr and "--out" in said.stderr
+
+
+def test_an_empty_corpus_is_refused_before_anything_is_started(atoll: Atoll, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").touch()
+    said = atoll("train", "--corpus", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "run"))
+    assert said.code == 2
+    assert "empty.txt" in said.stderr
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from synthetic_run import KILLED, ORIGIN_NS, SECOND, SLOWED, SyntheticRun
+
+from atoll.dash import print_summary, write_report
+from atoll.dash.svg import clock_ticks, thin, ticks
+from atoll.errors import LaunchError
+from atoll.observe.events import LearnerEvaluated, LearnerSteps, ProcessStarted, RunFinished, RunStarted
+
+PICTURES = (
+    "Loss over tokens processed",
+    "Loss over time, faults marked",
+    "What each learner was doing, its contributions and the faults",
+    "Tokens per second of each learner over time",
+    "Where the time of each learner went",
+    "Bytes sent, against data-parallel training",
+    "Contributors per commit over time",
+    "Cosine between successive merged gradients",
+)
+VOID = {"meta", "line", "rect", "circle", "path", "br", "link", "img"}
+
+
+class Checker(HTMLParser):
+    """Every element that is opened is closed, in order; the drawings' labels and any address are collected."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.labels: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Iterable[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.labels += [values["aria-label"] or ""] if "aria-label" in values else []
+        self.addresses += [str(values[name]) for name in ("src", "href", "xlink:href", "action") if name in values]
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: Iterable[tuple[str, str | None]]) -> None:
+        assert tag in VOID
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def checked(text: str) -> Checker:
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    return checker
+
+
+def summary(folder: Path, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    print_summary(folder, console)
+    return console.export_text()
+
+
+def test_the_report_has_its_pictures_and_needs_nothing_from_outside(tmp_path: Path) -> None:
+    path = write_report(SyntheticRun().write(tmp_path))
+    assert path == tmp_path / "report.html"
+    text = path.read_text()
+    checker = checked(text)
+    assert set(PICTURES) <= set(checker.labels)
+    assert checker.addresses == []
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link", text)
+    assert "prefers-color-scheme: dark" in text and "width=device-width" in text
+    assert "nan" not in re.findall(r"[\w.]+", " ".join(re.findall(r'\b(?:d|x|y|cx|cy|width|height)="([^"]*)"', text)))
+    assert f"{KILLED} killed (SIGKILL), at 00:32" in text
+    assert f"{SLOWED} slow: every step takes 4x as long" in text
+    assert "the 3 others made" in text and "and waited 0.00 s" in text
+    assert f"atoll report {tmp_path}" in text
+
+
+def test_config_result_and_sample_are_shown_and_escaped(tmp_path: Path) -> None:
+    SyntheticRun(seconds=30.0).write(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"method": "decoupled", "sync": {"quorum": "<50%>"}}))
+    (tmp_path / "result.json").write_text("not json")
+    (tmp_path / "sample.txt").write_text("if a < b & c:\n    <script>alert(1)</script>")
+    text = write_report(tmp_path).read_text()
+    checked(text)
+    assert "sync.quorum" in text and "&lt;50%&gt;" in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "<script" not in text
+
+
+def test_names_from_a_run_cannot_break_the_page(tmp_path: Path) -> None:
+    run = SyntheticRun(seconds=30.0)
+    evil = '"><script>x</script>'
+    run.events = [
+        (t, s, replace(e, title=evil) if isinstance(e, RunStarted) else e)
+        if not hasattr(e, "learner") or e.learner != "learner-0"
+        else (t, s, replace(e, learner=evil))
+        for t, s, e in run.events
+    ]
+    text = write_report(run.write(tmp_path)).read_text()
+    checked(text)
+    assert "<script" not in text
+
+
+def test_a_run_without_a_syncer(tmp_path: Path) -> None:
+    run = SyntheticRun(seconds=40.0, synchronous=True)
+    kinds = (RunStarted, ProcessStarted, LearnerSteps, LearnerEvaluated, RunFinished)
+    run.events = [
+        (t, s, replace(e, method="dp") if isinstance(e, RunStarted) else e)
+        for t, s, e in run.events
+        if isinstance(e, kinds)
+    ]
+    text = write_report(run.write(tmp_path)).read_text()
+    checker = checked(text)
+    assert "Contributors per commit over time" not in checker.labels
+    assert "Where the time of each learner went" in checker.labels
+    assert "stall" in text
+    assert "of gradients by data-parallel" in summary(tmp_path)
+
+
+@pytest.mark.parametrize("until_s", [0.05, 3.5, 4.35, 37.0])
+def test_a_run_that_is_not_finished(tmp_path: Path, until_s: float) -> None:
+    run = SyntheticRun()
+    run.events = [stamped for stamped in run.events if stamped[0] <= ORIGIN_NS + until_s * SECOND]
+    checked(write_report(run.write(tmp_path)).read_text())
+    assert "goodput" in summary(tmp_path)
+
+
+def test_many_learners_and_many_rounds_stay_small(tmp_path: Path) -> None:
+    path = write_report(SyntheticRun(learners=24, seconds=120.0).write(tmp_path))
+    assert path.stat().st_size < 3_000_000
+    assert "and 8 more learners, not drawn" in path.read_text()
+
+
+def test_the_closing_summary_says_what_a_stranger_wants_to_know(tmp_path: Path) -> None:
+    SyntheticRun().write(tmp_path)
+    (tmp_path / "sample.txt").write_text("def f(x):\n    return [x]")
+    write_report(tmp_path)
+    text = summary(tmp_path)
+    for words in (
+        "loss",
+        "nats per token",
+        "goodput",
+        "data-parallel would have sent",
+        "processed =",
+        "49.2k discarded",
+    ):
+        assert words in text
+    assert f"{KILLED} killed (SIGKILL), at 00:32" in text
+    assert "training again after 5.2 s at step" in text
+    assert "    return [x]" in text
+    assert "report.html" in text
+    assert all(len(line) <= 80 for line in summary(tmp_path, 80).splitlines() if "report.html" not in line)
+
+
+def test_a_folder_without_events_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+    for action in (write_report, print_summary):
+        with pytest.raises(LaunchError, match="give the folder"):
+            action(tmp_path)
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "x.jsonl").write_text("torn")
+    with pytest.raises(LaunchError, match="no readable event"):
+        write_report(tmp_path)
+
+
+def test_the_front_door_is_light() -> None:
+    heavy = ("rich", "torch", "numpy", "grpc")
+    code = f"import atoll.dash, atoll.observe, sys; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_ticks_are_round() -> None:
+    assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
+    assert ticks(1.2, 4.3, 4) == [2, 3, 4]
+    assert ticks(3, 3, 4) == [3]
+    assert clock_ticks(116, 12) == [float(10 * i) for i in range(12)]
+    assert len(clock_ticks(10 * 86400, 8)) <= 9
+    assert thin([(0, 0), (1, 2), (2, 4), (3, 6)], 2) == [(0.5, 1), (2.5, 5)]
+    assert thin([], 5) == []

@@ -1,0 +1,140 @@
+"""The thread pool of the kernels, the cut into segments, and the kernels where no folder can hold a cache."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import atoll
+from atoll import kernels
+from atoll.errors import ConfigError
+from atoll.kernels.constants import SEGMENT_BLOCKS
+from atoll.kernels.pool import run_ranges
+from atoll.kernels.run import cut_segments
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads():
+    before = kernels.threads()
+    yield
+    kernels.set_threads(before)
+
+
+@settings(deadline=None, max_examples=50)
+@given(count=st.integers(0, 300), per_task=st.integers(1, 60), threads=st.integers(1, 4))
+def test_every_piece_is_done_once(count: int, per_task: int, threads: int) -> None:
+    kernels.set_threads(threads)
+    done, lock = [], threading.Lock()
+
+    def work(lo: int, hi: int, scratch: int) -> bool:
+        assert scratch % 64 == 0
+        with lock:
+            done.extend(range(lo, hi))
+        return True
+
+    assert run_ranges(count, per_task, work)
+    assert sorted(done) == list(range(count))
+
+
+def test_one_piece_that_is_not_finite_decides() -> None:
+    kernels.set_threads(2)
+    assert not run_ranges(100, 1, lambda lo, hi, scratch: lo != 57)
+
+
+def test_an_error_in_another_thread_reaches_the_caller() -> None:
+    kernels.set_threads(2)
+    caller = threading.current_thread()
+    other_is_in = threading.Event()
+
+    def work(lo: int, hi: int, scratch: int) -> bool:
+        if threading.current_thread() is not caller:
+            other_is_in.set()
+            raise RuntimeError("from the other thread")
+        assert other_is_in.wait(10)
+        return True
+
+    with pytest.raises(RuntimeError, match="from the other thread"):
+        run_ranges(8, 1, work)
+
+
+@pytest.mark.parametrize("count", [0, -1, 17, True, 1.5, "2"])
+def test_thread_counts_that_make_no_sense_are_refused(count: object) -> None:
+    with pytest.raises(ConfigError, match="whole number from 1 to 16"):
+        kernels.set_threads(count)  # type: ignore[arg-type]
+
+
+def test_many_python_threads_may_call_at_once_while_the_count_changes() -> None:
+    n = 3 * SEGMENT_BLOCKS * kernels.BLOCK
+    x = np.random.default_rng(0).standard_normal(n).astype(np.float32)
+
+    def once(turn: int) -> bytes:
+        kernels.set_threads(1 + turn % 3)
+        payload = np.empty(n // 256 * 132, np.uint8)
+        assert kernels.encode(kernels.INT4, x, payload)
+        return payload.tobytes()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert len(set(pool.map(once, range(24)))) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_threads_it_does_not_have() -> None:
+    code = """
+import os, signal, numpy as np
+from atoll import kernels
+kernels.set_threads(2)
+x, payload = np.ones(2**20, np.float32), np.empty(2**22, np.uint8)
+kernels.encode(kernels.FP32, x, payload)
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    os._exit(0 if kernels.encode(kernels.FP32, x, payload) else 1)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(sizes=st.lists(st.integers(0, 3000), max_size=12))
+def test_segments_cover_each_slice_in_order_and_never_cross_one(sizes: list[int]) -> None:
+    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    segments = cut_segments(offsets, int(offsets[-1]))
+    lengths = np.diff(segments.starts)
+    assert np.all(lengths > 0) and np.all(lengths <= SEGMENT_BLOCKS)
+    assert np.all(np.diff(segments.slices) >= 0)
+    assert segments.per_slice(lengths.astype(np.float64)).tolist() == [float(size) for size in sizes]
+
+
+def test_kernels_work_where_no_folder_can_hold_the_cache(tmp_path: Path) -> None:
+    """An installed package in a read-only folder, and a home that does not exist: only the cache is lost."""
+    code = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []  # what numba is left with when every folder is read-only
+import numpy as np
+from atoll import kernels
+target = np.zeros(3, np.float32)
+kernels.decode(kernels.FP32, np.ones(3, np.float32).view(np.uint8), target, add=True)
+assert target.tolist() == [1.0, 1.0, 1.0]
+"""
+    source = str(Path(atoll.__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": source, "HOME": str(tmp_path / "none")}
+    result = subprocess.run([sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_warm_up_leaves_nothing_to_compile() -> None:
+    kernels.warm_up()
+    from atoll.kernels import loops
+
+    for name in ("encode", "decode", "inspect", "direction", "outer_step"):
+        assert len(getattr(loops, name).signatures) == 1, f"{name} was compiled for several argument types"

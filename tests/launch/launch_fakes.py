@@ -1,0 +1,71 @@
+"""Fake processes for the supervisor: short Python programs that write the events a real learner or syncer would."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from atoll.launch.folder import RunFolder, create_run_folder
+from atoll.launch.local import Supervisor
+from atoll.launch.plan import LaunchPlan
+from atoll.launch.process import Command
+from atoll.observe import EventWriter
+
+HELPERS = """
+import json, os, sys, time, signal, pathlib
+run = pathlib.Path(os.environ["ATOLL_RUN_FOLDER"])
+me = os.environ.get("ATOLL_LEARNER", "syncer")
+
+def event(kind, **values):
+    with open(run / "events" / f"learner-{me}-{os.getpid()}.jsonl", "a") as file:
+        file.write(json.dumps({"t_ns": time.time_ns(), "kind": kind, **values}) + "\\n")
+
+def joined():
+    event("learner_joined", learner=me, generation=1, step=0, wait_ns=0)
+
+def stepped(tokens):
+    event("learner_steps", learner=me, generation=1, step=1, steps=1, tokens=tokens, tokens_total=tokens, loss=1.0,
+          compute_ns=1, stall_ns=0, adopt_ns=0, snapshot_ns=0, overhead_ns=0, fragments_behind=0)
+
+def first_time():
+    mark = run / f"was-here-{me}"
+    first = not mark.exists()
+    mark.touch()
+    return first
+
+def serve():
+    def finish(*_):
+        (run / "model.safetensors").write_text("the model")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, finish)
+    partial = run / "syncer.partial"
+    partial.write_text(json.dumps({"address": "127.0.0.1:1", "pid": os.getpid(), "run": "r"}))
+    partial.replace(run / "syncer.json")
+    time.sleep(600)
+"""
+
+
+def folder_in(path: Path) -> RunFolder:
+    return create_run_folder(str(path / "run"), name="test")
+
+
+def command(folder: RunFolder, id: str, program: str) -> Command:
+    """A learner (or, by its id, the syncer) that runs `program` after the helpers."""
+    environment = {"ATOLL_RUN_FOLDER": str(folder.path)}
+    if id != "syncer":
+        environment["ATOLL_LEARNER"] = id
+    role = "syncer" if id == "syncer" else "learner"
+    return Command(role=role, id=id, argv=(sys.executable, "-c", HELPERS + program), environment=environment)
+
+
+def supervisor(folder: RunFolder, plan: LaunchPlan, said: list[str] | None = None) -> Supervisor:
+    said = [] if said is None else said
+    return Supervisor(folder, plan, writer=EventWriter(folder.events / "launcher.jsonl"), say=said.append)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

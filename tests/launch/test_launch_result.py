@@ -1,0 +1,104 @@
+"""The result object: its keys are a promise, and its tokens add up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.chaos import InjectedFault
+from atoll.errors import LaunchError
+from atoll.launch.config import train_config
+from atoll.launch.folder import RunFolder, create_run_folder
+from atoll.launch.plan import Outcome
+from atoll.launch.result import build_result, measure
+from atoll.observe import EventWriter
+from atoll.observe.events import LearnerSteps, SyncerStats
+
+PROMISED = [
+    "method",
+    "learners",
+    "steps",
+    "tokens",
+    "eval_loss",
+    "goodput",
+    "wall_s",
+    "bytes_up",
+    "bytes_down",
+    "dp_bytes_equivalent",
+    "commits",
+    "contributions_merged",
+    "contributions_late",
+    "tokens_merged",
+    "tokens_pending",
+    "tokens_discarded",
+    "faults",
+]
+OUTCOME = Outcome("finished", 1, (), (), (InjectedFault("kill", "learner-0", 1.5),), 0)
+
+
+def steps(learner: str, tokens: int) -> LearnerSteps:
+    return LearnerSteps(
+        learner=learner,
+        generation=1,
+        step=4,
+        steps=4,
+        tokens=tokens,
+        tokens_total=tokens,
+        loss=2.0,
+        compute_ns=1_000_000,
+        stall_ns=0,
+        adopt_ns=0,
+        snapshot_ns=0,
+        overhead_ns=0,
+        fragments_behind=0,
+    )
+
+
+def folder_with(path: Path, *events: Any) -> RunFolder:
+    folder = create_run_folder(str(path / "run"), name="test")
+    with EventWriter(folder.events / "all.jsonl") as writer:
+        for event in events:
+            writer.emit(event)
+    return folder
+
+
+def result_of(method: str, folder: RunFolder) -> dict[str, Any]:
+    config, _ = train_config({"method": method, "learners": 2, "steps": 4, "batch": 2, "seq": 8, "model": "nano"})
+    measured = measure(folder.path)
+    return build_result(config, folder, measured=measured, outcome=OUTCOME, eval_loss=2.5, total_s=9.0)
+
+
+def check(result: dict[str, Any]) -> None:
+    assert [key for key in PROMISED if key not in result] == []
+    discarded = sum(result["tokens_discarded"].values())
+    assert result["tokens"] == result["tokens_merged"] + result["tokens_pending"] + discarded
+    assert 0.0 <= result["goodput"] <= 1.0
+
+
+def test_a_synchronised_run_takes_the_last_word_of_the_syncer(tmp_path: Path) -> None:
+    early = SyncerStats(1, 2, 1, 0, 2, 0, 10, 10, 64, 32, 32)
+    last = SyncerStats(4, 2, 5, 0, 9, 1, 100, 90, 128, 100, 20, {"learner_lost": 8})
+    folder = folder_with(tmp_path, early, steps("learner-0", 64), steps("learner-1", 64), last)
+    result = result_of("decoupled", folder)
+    check(result)
+    assert (result["tokens"], result["commits"], result["contributions_late"]) == (128, 5, 1)
+    assert result["tokens_discarded"] == {"learner_lost": 8}
+    assert result["faults"] == [{"fault": "kill", "target": "learner-0", "t_s": 1.5}]
+    assert result["dp_bytes_equivalent"] > 0
+
+
+@pytest.mark.parametrize(("method", "learners"), [("dp", 2), ("single", 1)])
+def test_without_a_syncer_every_token_is_merged(tmp_path: Path, method: str, learners: int) -> None:
+    folder = folder_with(tmp_path, *(steps(f"learner-{rank}", 128 // learners) for rank in range(learners)))
+    result = result_of(method, folder)
+    check(result)
+    assert (result["learners"], result["tokens"], result["tokens_merged"]) == (learners, 128, 128)
+    assert (result["bytes_up"] > 0) == (method == "dp")
+
+
+def test_a_syncer_that_left_no_word_is_an_error(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, steps("learner-0", 64))
+    with pytest.raises(LaunchError, match="left no statistics"):
+        result_of("decoupled", folder)

@@ -1,0 +1,77 @@
+"""`atoll run` around a syncer that only pretends: what the user's script is told, and what the user sees of it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from launch_fakes import command
+
+from atoll.core.config import SyncConfig
+from atoll.errors import ConfigError
+from atoll.launch import run as run_module
+from atoll.launch.commands import syncer_command
+from atoll.launch.config import run_config
+from atoll.launch.folder import RunFolder, create_run_folder
+from atoll.launch.options import read_config_file, split_values, sync_config
+from atoll.launch.process import Command
+
+SCRIPT = """
+import json, os, pathlib, shutil
+names = [n for n in os.environ if n.startswith("ATOLL_") or n == "OMP_NUM_THREADS"]
+told = {n: os.environ[n] for n in names} | {"python": shutil.which("python")}
+me = os.environ["ATOLL_LEARNER"]
+pathlib.Path(os.environ["ATOLL_RUN_FOLDER"], f"told-{me}.json").write_text(json.dumps(told))
+print("hello from", me)
+"""
+
+
+@pytest.fixture
+def fake_syncer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(folder: RunFolder, sync: SyncConfig, *, token: str) -> Command:
+        return command(folder, "syncer", "serve()")
+
+    monkeypatch.setattr(run_module, "syncer_command", fake)
+
+
+@pytest.mark.usefixtures("fake_syncer")
+def test_every_learner_is_told_who_it_is_and_the_first_is_heard(tmp_path: Path) -> None:
+    said, heard = list[str](), list[bytes]()
+    config = run_config({"learners": 2, "threads": 3, "out": str(tmp_path / "run")})
+    outcome, folder = run_module.run_command(config, ["python", "-c", SCRIPT], say=said.append, say_raw=heard.append)
+    assert outcome.reason == "finished"
+    assert b"".join(heard) == b"hello from learner-0\n"
+    assert (folder / "logs" / "learner-learner-1.log").read_text() == "hello from learner-1\n"
+    told = [json.loads((folder / f"told-learner-{rank}.json").read_text()) for rank in range(2)]
+    assert [t["ATOLL_RANK"] for t in told] == ["0", "1"]
+    assert told[0]["ATOLL_TOKEN"] == told[1]["ATOLL_TOKEN"] != ""
+    for t in told:
+        assert (t["ATOLL_WORLD"], t["ATOLL_SYNCER"], t["OMP_NUM_THREADS"]) == ("2", "127.0.0.1:1", "3")
+        assert t["ATOLL_RUN_FOLDER"] == str(folder)
+        # `python` in the user's command is the one that Atoll is installed in, activated or not.
+        assert Path(t["python"]).parent == Path(sys.executable).parent
+    assert any(str(folder) in line for line in said)
+    assert json.loads((folder / "config.json").read_text())["command"][0] == "python"
+
+
+@pytest.mark.usefixtures("fake_syncer")
+def test_scripts_that_never_join_are_noticed(tmp_path: Path) -> None:
+    outcome, _ = run_module.run_command(run_config({"learners": 2, "out": str(tmp_path / "run")}), ["true"])
+    assert outcome.silent == ("learner-0", "learner-1")
+
+
+def test_a_command_is_needed() -> None:
+    with pytest.raises(ConfigError, match="after --"):
+        run_module.run_command(run_config({}), [])
+
+
+def test_the_syncer_reads_back_the_settings_that_it_is_given(tmp_path: Path) -> None:
+    folder = create_run_folder(str(tmp_path / "run"), name="run")
+    config = SyncConfig(learners_expected=4, quorum="3", grace_cap_steps=0.5, tokens_budget=77)
+    argv = list(syncer_command(folder, config, token="secret").argv)
+    assert "secret" not in argv
+    path = Path(argv[argv.index("--config") + 1])
+    own, sync = split_values(read_config_file(path), ("learners", "tokens_budget"), where=str(path))
+    assert sync_config(sync, learners=own["learners"], tokens_budget=own["tokens_budget"]) == config

@@ -1,0 +1,266 @@
+"""The supervisor with real processes that only pretend to train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from launch_fakes import alive, command, folder_in, supervisor
+
+from atoll.chaos import Fault
+from atoll.errors import LaunchError
+from atoll.launch.folder import RunFolder
+from atoll.launch.plan import LaunchPlan, RestartPolicy
+from atoll.observe import read_events
+from atoll.observe.events import FaultEnded, FaultInjected, ProcessExited, ProcessStarted
+
+QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=3)
+WAIT_S_MAX = 30.0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited too long"
+        time.sleep(0.02)
+
+
+def events_of(folder: RunFolder, kind: type) -> list[object]:
+    return [event for _, _, event in read_events(folder.path) if isinstance(event, kind)]
+
+
+def pids_of(folder: RunFolder) -> list[int]:
+    entries = json.loads(folder.processes_file.read_text())
+    return [entry["pid"] for entry in entries if entry["role"] != "launcher"]
+
+
+def test_a_run_starts_all_ends_all_and_the_syncer_gets_to_write_its_model(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    learners = [command(folder, f"learner-{i}", "joined(); stepped(10)") for i in range(3)]
+    supervised = supervisor(folder, LaunchPlan(learners, syncer=command(folder, "syncer", "serve()")))
+    outcome = supervised.run()
+    assert outcome.reason == "finished"
+    assert outcome.given_up == outcome.silent == ()
+    assert outcome.syncer_code == 0
+    assert folder.model_file.read_text() == "the model"
+    entries = json.loads(folder.processes_file.read_text())
+    assert [(e["role"], e["id"]) for e in entries] == [
+        ("launcher", "launcher"),
+        ("syncer", "syncer"),
+        ("learner", "learner-0"),
+        ("learner", "learner-1"),
+        ("learner", "learner-2"),
+    ]
+    assert not any(alive(pid) for pid in pids_of(folder))
+
+
+def test_starts_and_exits_are_in_the_events(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    supervised = supervisor(folder, LaunchPlan([command(folder, "learner-0", "joined()")]))
+    supervised.run()
+    supervised._writer.close()
+    [started] = events_of(folder, ProcessStarted)
+    [exited] = events_of(folder, ProcessExited)
+    assert isinstance(started, ProcessStarted) and isinstance(exited, ProcessExited)
+    assert (exited.role, exited.id, exited.pid, exited.code) == ("learner", "learner-0", started.pid, 0)
+
+
+def test_a_learner_that_dies_is_restarted_and_the_run_says_so(tmp_path: Path) -> None:
+    folder, said = folder_in(tmp_path), list[str]()
+    dies_once = "joined()\nif first_time(): os.kill(os.getpid(), 9)\n"
+    waits = "joined()\nwhile len(list((run / 'events').glob('learner-learner-1-*'))) < 2: time.sleep(0.02)\n"
+    plan = LaunchPlan([command(folder, "learner-0", waits), command(folder, "learner-1", dies_once)], restarts=QUICK)
+    outcome = supervisor(folder, plan, said).run()
+    assert (outcome.reason, outcome.restarts, outcome.given_up) == ("finished", 1, ())
+    assert any("learner-1: killed by SIGKILL" in line for line in said)
+    assert "--- restart 1 ---" in folder.log_file("learner", "learner-1").read_text()
+
+
+def test_the_restarted_pid_is_in_processes_json(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    dies_once = "joined()\nif first_time(): os._exit(3)\n(run / 'second-pid').write_text(str(os.getpid()))\n"
+    supervisor(folder, LaunchPlan([command(folder, "learner-0", dies_once)], restarts=QUICK)).run()
+    assert pids_of(folder) == [int((folder.path / "second-pid").read_text())]
+
+
+def test_a_script_that_crashes_at_import_ends_the_run_with_the_end_of_its_log(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    learners = [command(folder, f"learner-{i}", "import no_such_module_at_all") for i in range(2)]
+    plan = LaunchPlan(learners, syncer=command(folder, "syncer", "serve()"), restarts=QUICK)
+    with pytest.raises(LaunchError, match=r"died 2 times before it joined(?s:.*)no_such_module_at_all"):
+        supervisor(folder, plan).run()
+    assert not any(alive(pid) for pid in pids_of(folder))
+
+
+def test_a_learner_that_keeps_dying_after_it_joined_is_given_up_and_the_others_finish(tmp_path: Path) -> None:
+    folder, said = folder_in(tmp_path), list[str]()
+    dies = "joined(); open(run / 'deaths', 'a').write('x'); os._exit(1)"
+    waits = "joined()\nwhile not (run / 'deaths').exists() or (run / 'deaths').stat().st_size < 4: time.sleep(0.02)\n"
+    waits += "time.sleep(0.5)"
+    plan = LaunchPlan([command(folder, "learner-0", waits), command(folder, "learner-1", dies)], restarts=QUICK)
+    outcome = supervisor(folder, plan, said).run()
+    assert outcome.given_up == ("learner-1",)
+    assert outcome.restarts == QUICK.restarts_max
+    assert any("given up" in line for line in said)
+
+
+def test_the_death_of_a_data_parallel_worker_ends_the_run(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    learners = [
+        command(folder, "learner-0", "joined(); time.sleep(600)"),
+        command(folder, "learner-1", "joined(); 1/0"),
+    ]
+    with pytest.raises(LaunchError, match=r"(?s)cannot be replaced.*ZeroDivisionError"):
+        supervisor(folder, LaunchPlan(learners, restarts=RestartPolicy(restarts_max=0))).run()
+    assert not any(alive(pid) for pid in pids_of(folder))
+
+
+def test_a_syncer_that_cannot_start_is_reported_with_its_log(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    bad = command(folder, "syncer", "sys.exit('the port is in use')")
+    with pytest.raises(LaunchError, match=r"(?s)the syncer ended.*the port is in use"):
+        supervisor(folder, LaunchPlan([command(folder, "learner-0", "pass")], syncer=bad)).run()
+    assert [e["role"] for e in json.loads(folder.processes_file.read_text())] == ["launcher", "syncer"]
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    missing = command(folder, "learner-0", "")
+    missing = type(missing)("learner", "learner-0", ("/no/such/program",), {})
+    with pytest.raises(LaunchError, match="/no/such/program"):
+        supervisor(folder, LaunchPlan([missing])).run()
+
+
+def test_a_learner_that_never_joined_is_known_to_be_silent(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    outcome = supervisor(folder, LaunchPlan([command(folder, "learner-0", "print('hello')")])).run()
+    assert outcome.silent == ("learner-0",)
+
+
+def test_faults_hit_the_learners_at_their_moment(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    killed = "joined(); stepped(50)\nif first_time(): time.sleep(600)\n(run / 'again').touch()\n"
+    slowed = "joined()\nslow = pathlib.Path(run / 'slow-learner-0')\n"
+    slowed += "while not slow.exists(): time.sleep(0.02)\nassert float(slow.read_text()) == 4.0\n"
+    slowed += "while not (run / 'again').exists(): time.sleep(0.02)\nstepped(50)\n"
+    slowed += "while slow.exists(): time.sleep(0.02)\n"
+    faults = [Fault("kill", "learner-1", 0.3), Fault("slow", "learner-0", 0.4, until_progress=0.9, factor=4.0)]
+    plan = LaunchPlan(
+        [command(folder, "learner-0", slowed), command(folder, "learner-1", killed)],
+        restarts=QUICK,
+        faults=faults,
+        tokens_budget=150,
+    )
+    supervised = supervisor(folder, plan)
+    outcome = supervised.run()
+    supervised._writer.close()
+    assert sorted((f.fault, f.target) for f in outcome.faults) == [("kill", "learner-1"), ("slow", "learner-0")]
+    assert len(events_of(folder, FaultInjected)) == 2
+    assert [e.target for e in events_of(folder, FaultEnded) if isinstance(e, FaultEnded)] == ["learner-0"]
+    assert not folder.slow_file("learner-0").exists()
+
+
+def test_a_learner_that_does_not_end_with_the_run_is_stopped(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    learners = [command(folder, "learner-0", "joined()"), command(folder, "learner-1", "joined(); time.sleep(600)")]
+    outcome = supervisor(folder, LaunchPlan(learners, straggle_s_max=0.5)).run()
+    assert outcome.given_up == ("learner-1",)
+    assert not any(alive(pid) for pid in pids_of(folder))
+
+
+def test_a_learner_is_not_restarted_into_a_run_that_has_ended(tmp_path: Path) -> None:
+    folder, said = folder_in(tmp_path), list[str]()
+    waits = "joined()\nwhile not (run / 'was-here-learner-1').exists(): time.sleep(0.02)\ntime.sleep(0.5)\n"
+    dies = "joined(); first_time(); os._exit(1)"
+    plan = LaunchPlan(
+        [command(folder, "learner-0", waits), command(folder, "learner-1", dies)], restarts=RestartPolicy(delay_s=300.0)
+    )
+    outcome = supervisor(folder, plan, said).run()
+    assert (outcome.given_up, outcome.restarts) == (("learner-1",), 0)
+    assert any("the run is ending" in line for line in said)
+
+
+def test_a_run_may_go_on_in_a_thread_that_cannot_hear_signals(tmp_path: Path) -> None:
+    folder, reasons = folder_in(tmp_path), list[str]()
+    supervised = supervisor(folder, LaunchPlan([command(folder, "learner-0", "joined()")]))
+    thread = threading.Thread(target=lambda: reasons.append(supervised.run().reason))
+    thread.start()
+    thread.join(WAIT_S_MAX)
+    assert reasons == ["finished"]
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from atoll.launch.plan import LaunchPlan
+from launch_fakes import command, folder_in, supervisor
+folder = folder_in(Path(sys.argv[1]))
+grandchild = "import subprocess; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " if "stubborn" in sys.argv else ""
+program = stubborn + grandchild + "joined(); time.sleep(600)"
+learners = [command(folder, f"learner-{i}", program) for i in range(2)]
+plan = LaunchPlan(learners, syncer=command(folder, "syncer", "serve()"))
+print(supervisor(folder, plan).run().reason)
+"""
+
+
+def start_launcher(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen[str], RunFolder]:
+    """A launcher in its own process whose two learners have joined and never end by themselves."""
+    argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), *arguments]
+    launcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
+    folder = RunFolder(tmp_path / "run")
+    wait_for(lambda: len(list(folder.events.glob("learner-*"))) == 2)
+    return launcher, folder
+
+
+def session_members(leaders: list[int]) -> list[int]:
+    """Every live process in the sessions that these processes led, grandchildren included."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and alive(int(entry.name)):
+            try:
+                if os.getsid(int(entry.name)) in leaders:
+                    members.append(int(entry.name))
+            except ProcessLookupError:
+                continue
+    return members
+
+
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "SIGINT"), (signal.SIGTERM, "SIGTERM")])
+def test_a_stopped_launcher_leaves_no_process_and_a_model(tmp_path: Path, number: int, reason: str) -> None:
+    launcher, folder = start_launcher(tmp_path)
+    pids = pids_of(folder)
+    assert len(session_members(pids)) == 5
+    launcher.send_signal(number)
+    output, _ = launcher.communicate(timeout=WAIT_S_MAX)
+    assert output.strip() == reason
+    assert session_members(pids) == []
+    assert folder.model_file.exists()
+
+
+def test_a_second_interrupt_ends_learners_that_ignore_the_first(tmp_path: Path) -> None:
+    launcher, folder = start_launcher(tmp_path, "stubborn")
+    pids = pids_of(folder)
+    launcher.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=WAIT_S_MAX)
+    assert session_members(pids) == []
+
+
+def test_no_process_survives_a_launcher_that_was_killed(tmp_path: Path) -> None:
+    launcher, folder = start_launcher(tmp_path)
+    pids = pids_of(folder)
+    launcher.kill()
+    launcher.communicate(timeout=WAIT_S_MAX)
+    wait_for(lambda: not any(alive(pid) for pid in pids))
+    for stray in session_members(pids):
+        os.kill(stray, signal.SIGKILL)

@@ -1,0 +1,313 @@
+"""Control sessions over real sockets: greetings, refusals, order, bounds, reconnecting."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import socket
+import threading
+
+import pytest
+from wire_fakes import FakeSyncer, bulk_client, fetch_request, hello, payload_of, push_header, run, serving, until
+
+from atoll.core.messages import (
+    Hello,
+    Leave,
+    Nothing,
+    Progress,
+    Ready,
+    Refusal,
+    Refused,
+    Request,
+    Stop,
+    SyncerMessage,
+    Upcoming,
+    Welcome,
+)
+from atoll.errors import FencedError, RefusedError, UnreachableError
+from atoll.wire import ClientOptions, ControlClient, SendToSyncer, fetch_status, run_sessions
+from atoll.wire.channel import Backoff, open_channel
+from atoll.wire.convert import encode_learner_message, parse_syncer_message
+from atoll.wire.transport import EOF, SESSION_METHOD, control_channel_arguments
+
+
+def progress(step: int) -> Progress:
+    return Progress(step, step, step * 100, 10**6, math.nan, (0,))
+
+
+class Learner:
+    """A handler that writes down what happens."""
+
+    def __init__(self, name: str = "a") -> None:
+        self.name = name
+        self.send: SendToSyncer | None = None
+        self.ups: list[Welcome] = []
+        self.messages: list[SyncerMessage] = []
+        self.downs: list[str] = []
+
+    def hello(self) -> Hello:
+        return hello(self.name)
+
+    def on_up(self, send: SendToSyncer, welcome: Welcome) -> None:
+        self.send = send
+        self.ups.append(welcome)
+
+    def on_message(self, message: SyncerMessage) -> None:
+        self.messages.append(message)
+
+    def on_down(self, reason: str) -> None:
+        self.downs.append(reason)
+
+
+def test_messages_go_both_ways_in_order() -> None:
+    async def main() -> None:
+        service = FakeSyncer()
+        async with serving(service) as server, ControlClient(ClientOptions(server.address)) as client:
+            welcome = await client.open(hello())
+            assert welcome.run == "run" and welcome.config.sync_every == 24
+            sent = [Ready(3, (0, -1)), Nothing(4, 1), Leave("done")]
+            for message in sent:
+                client.send(message)
+            for fragment in range(50):
+                service.sends[1](Request(9, 0, fragment))
+            await until(lambda: len(service.received) == 3)
+            assert service.received == [(1, message) for message in sent]
+            server.close_session(1, "enough")
+            assert [message async for message in client] == [Request(9, 0, fragment) for fragment in range(50)]
+            await until(lambda: bool(service.closed))
+            assert service.closed == [(1, "enough")]
+
+    run(main())
+
+
+def test_a_refused_hello_says_why() -> None:
+    async def main() -> None:
+        service = FakeSyncer()
+        async with serving(service) as server, ControlClient(ClientOptions(server.address)) as client:
+            with pytest.raises(RefusedError, match="update the learner") as caught:
+                await client.open(hello(protocol=99))
+            assert caught.value.code == Refusal.PROTOCOL
+            assert not service.closed
+
+    run(main())
+
+
+def test_a_second_instance_fences_the_first() -> None:
+    async def main() -> None:
+        service, learner = FakeSyncer(), Learner()
+        async with serving(service) as server:
+            sessions = asyncio.create_task(run_sessions(ClientOptions(server.address), learner, asyncio.Event()))
+            await until(lambda: bool(learner.ups))
+            service.sends[1](Refused(Refusal.FENCED, "a newer process has this id; stop this one"))
+            with pytest.raises(FencedError, match="newer process"):
+                await sessions
+            await until(lambda: bool(service.closed))
+            assert len(service.closed) == len(learner.downs) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("token", ["", "wrong"])
+def test_a_wrong_token_is_refused_on_every_call(token: str) -> None:
+    async def main() -> None:
+        service = FakeSyncer(content=payload_of(10))
+        async with serving(service, token="right") as server:
+            options = ClientOptions(server.address, token=token)
+            with pytest.raises(RefusedError, match="run token") as caught:
+                await run_sessions(options, Learner(), asyncio.Event())
+            assert caught.value.code == Refusal.TOKEN
+            with pytest.raises(RefusedError, match="run token"):
+                await fetch_status(options)
+            async with bulk_client(server.address, token=token) as client:
+                with pytest.raises(RefusedError, match="run token"):
+                    await client.push(push_header(payload_of(10)), payload_of(10))
+                with pytest.raises(RefusedError, match="run token"):
+                    await client.fetch(fetch_request())
+            assert not service.sends and not service.begun and not service.fetches
+            assert await fetch_status(ClientOptions(server.address, token="right")) == {"learners": 0}
+
+    run(main())
+
+
+def test_a_learner_comes_back_after_the_syncer_restarts_on_the_same_port() -> None:
+    async def main() -> None:
+        learner, stop = Learner(), asyncio.Event()
+        first, second = FakeSyncer(), FakeSyncer()
+        async with serving(first) as server:
+            address = server.address
+            sessions = asyncio.create_task(run_sessions(ClientOptions(address), learner, stop))
+            await until(lambda: len(learner.ups) == 1)
+        await until(lambda: bool(learner.downs))
+        assert [number for number, _ in first.closed] == [1]
+        async with serving(second, listen=address):
+            await until(lambda: len(learner.ups) == 2)
+            assert learner.send is not None
+            learner.send(Leave("finished"))
+            stop.set()
+            await sessions
+            assert second.received == [(1, Leave("finished"))]
+            await until(lambda: bool(second.closed))
+            assert second.closed == [(1, "the learner closed its stream")]
+
+    run(main())
+
+
+def test_unreachable_is_reported_and_retried_until_asked_to_stop() -> None:
+    async def main() -> None:
+        async with serving(FakeSyncer()) as server:
+            address = server.address
+        learner, stop = Learner(), asyncio.Event()
+        sessions = asyncio.create_task(run_sessions(ClientOptions(address), learner, stop))
+        await until(lambda: len(learner.downs) >= 3)
+        assert not learner.ups and "check that it runs there" in learner.downs[0]
+        stop.set()
+        await sessions
+        with pytest.raises(UnreachableError, match="check that it runs there"):
+            await fetch_status(ClientOptions(address))
+
+    run(main())
+
+
+def test_of_several_unsent_progress_only_the_newest_is_sent() -> None:
+    async def main() -> None:
+        service = FakeSyncer()
+        async with serving(service) as server, ControlClient(ClientOptions(server.address)) as client:
+            await client.open(hello())
+            for step in range(1, 1001):
+                client.send(progress(step))
+            client.send(Nothing(1, 0))
+            client.send(progress(1001))
+            await until(lambda: len(service.received) >= 2)
+            await client.finish()
+            steps = [m.step for _, m in service.received if isinstance(m, Progress)]
+            assert steps == [1001] and isinstance(service.received[0][1], Nothing)
+
+    run(main())
+
+
+def test_a_learner_that_does_not_read_is_closed_and_its_queue_freed() -> None:
+    async def main() -> None:
+        service = FakeSyncer()
+        async with serving(service, session_queue_bytes_max=100_000) as server:
+            options = ClientOptions(server.address)
+            channel = open_channel(options, control_channel_arguments())
+            call = channel.stream_stream(SESSION_METHOD)()
+            await call.write(encode_learner_message(hello()))
+            await until(lambda: bool(service.sends))
+            text = Upcoming(tuple(range(4000)))
+            for _ in range(100_000):
+                if service.closed:
+                    break
+                for _ in range(10):
+                    service.sends[1](text)
+                await asyncio.sleep(0)
+            assert [number for number, _ in service.closed] == [1]
+            assert "does not read" in service.closed[0][1]
+            service.sends[1](text)  # A late send does nothing.
+            async with ControlClient(options) as other:
+                await other.open(hello("b"))  # The others are unharmed.
+            await channel.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("bad", [b"", b"\xff\xff\xff", encode_learner_message(hello())])
+def test_a_message_that_breaks_the_rules_ends_the_session_with_a_reason(bad: bytes) -> None:
+    async def main() -> None:
+        service = FakeSyncer()
+        async with serving(service) as server:
+            channel = open_channel(ClientOptions(server.address), control_channel_arguments())
+            call = channel.stream_stream(SESSION_METHOD)()
+            await call.write(encode_learner_message(hello()))
+            assert isinstance(parse_syncer_message(await call.read()), Welcome)
+            await call.write(bad)
+            refused = parse_syncer_message(await call.read())
+            assert isinstance(refused, Refused) and refused.code == Refusal.BAD_REQUEST
+            assert await call.read() is EOF
+            await until(lambda: bool(service.closed))
+            assert len(service.closed) == 1 and not service.received
+            await channel.close()
+
+    run(main())
+
+
+def test_sessions_are_bounded() -> None:
+    async def main() -> None:
+        async with serving(FakeSyncer(), sessions_max=1) as server:
+            options = ClientOptions(server.address)
+            async with ControlClient(options) as first, ControlClient(options) as second:
+                await first.open(hello("a"))
+                with pytest.raises(RefusedError, match="1 sessions"):
+                    await second.open(hello("b"))
+
+    run(main())
+
+
+def test_stop_reaches_a_learner_before_the_syncer_goes() -> None:
+    async def main() -> None:
+        service, learner, stop = FakeSyncer(), Learner(), asyncio.Event()
+        async with serving(service) as server:
+            sessions = asyncio.create_task(run_sessions(ClientOptions(server.address), learner, stop))
+            await until(lambda: bool(learner.ups))
+            service.sends[1](Stop("budget spent"))
+            await server.stop(1.0)
+            await until(lambda: bool(learner.downs))
+            assert learner.messages == [Stop("budget spent")]
+            stop.set()
+            await sessions
+
+    run(main())
+
+
+def test_waits_double_up_to_a_bound_with_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.wire.channel.BACKOFF_S_MIN", 0.1)
+    monkeypatch.setattr("atoll.wire.channel.BACKOFF_S_MAX", 5.0)
+    backoff = Backoff()
+    full = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    for wait, most in zip([backoff.next_s() for _ in full], full, strict=True):
+        assert most / 2 <= wait <= most
+    backoff.reset()
+    assert backoff.next_s() <= 0.1
+
+
+def test_asked_to_stop_while_a_syncer_accepts_but_never_answers() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            learner, stop = Learner(), asyncio.Event()
+            options = ClientOptions(f"127.0.0.1:{silent.getsockname()[1]}")
+            sessions = asyncio.create_task(run_sessions(options, learner, stop))
+            await asyncio.sleep(0.05)
+            stop.set()
+            async with asyncio.timeout(1.0):
+                await sessions
+            assert not learner.ups and learner.downs == ["asked to stop"]
+
+    run(main())
+
+
+def test_learner_and_syncer_may_have_event_loops_of_their_own_in_one_process() -> None:
+    service, addresses, done = FakeSyncer(), queue.Queue[str](), threading.Event()
+
+    async def syncer() -> None:
+        async with serving(service) as server:
+            addresses.put(server.address)
+            await asyncio.to_thread(done.wait, 10.0)
+
+    async def learner() -> None:
+        payload = payload_of(100_000)
+        options = ClientOptions(addresses.get(timeout=5.0))
+        async with ControlClient(options) as client, bulk_client(options.address) as bulk:
+            await client.open(hello())
+            for seq in range(20):
+                client.send(progress(seq))
+                assert (await bulk.push(push_header(payload, seq=seq), payload)).accepted
+
+    thread = threading.Thread(target=run, args=(syncer(),))
+    thread.start()
+    try:
+        run(learner())
+    finally:
+        done.set()
+        thread.join(10.0)
+    assert len(service.pushed) == 20

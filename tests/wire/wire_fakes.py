@@ -1,0 +1,147 @@
+"""A syncer small enough to read, and helpers that keep every test from hanging."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import xxhash
+
+from atoll.core.config import SyncConfig
+from atoll.core.messages import (
+    PROTOCOL_VERSION,
+    FetchHeader,
+    FetchKind,
+    FetchRequest,
+    Hello,
+    LearnerMessage,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Refusal,
+    SyncerMessage,
+    TensorSpec,
+    Welcome,
+)
+from atoll.errors import RefusedError
+from atoll.wire import BulkClient, ClientOptions, RunningServer, SendToLearner, ServerOptions, serve
+
+T = TypeVar("T")
+TEST_S_MAX = 20.0
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end, or fail loudly: nothing on the wire may hang."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(TEST_S_MAX):
+            return await work
+
+    return asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def payload_of(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+
+
+def hello(learner: str = "a", protocol: int = PROTOCOL_VERSION) -> Hello:
+    return Hello(learner, f"instance of {learner}", protocol, (TensorSpec("w", (2, 3), "float32"),))
+
+
+def push_header(payload: np.ndarray, **changes: Any) -> PushHeader:
+    values: dict[str, Any] = {
+        "kind": PushKind.CONTRIBUTION,
+        "learner": "a",
+        "generation": 1,
+        "fragment": 0,
+        "round": 5,
+        "attempt": 0,
+        "seq": 1,
+        "base_version": 3,
+        "steps": 10,
+        "tokens": 1000,
+        "codec": "int4",
+        "size": payload.nbytes,
+        "checksum": xxhash.xxh3_64_intdigest(payload.data),
+    }
+    return PushHeader(**{**values, **changes})
+
+
+def fetch_request(**changes: Any) -> FetchRequest:
+    values: dict[str, Any] = {"kind": FetchKind.THETA, "learner": "a", "generation": 1, "fragment": 0, "version": -1}
+    return FetchRequest(**{**values, **changes})
+
+
+class FakeSyncer:
+    """Welcomes everybody, keeps what is pushed and hands out one content."""
+
+    def __init__(self, content: np.ndarray | None = None, expected: int | None = None) -> None:
+        self.content = payload_of(0) if content is None else content
+        self.expected = expected
+        self.version = 7
+        self.sends: dict[int, SendToLearner] = {}
+        self.received: list[tuple[int, LearnerMessage]] = []
+        self.closed: list[tuple[int, str]] = []
+        self.begun: list[PushHeader] = []
+        self.pushed: list[np.ndarray] = []
+        self.fetches: list[FetchRequest] = []
+        self.replies: list[SyncerMessage] = []
+        self.hold_completion: asyncio.Event | None = None
+
+    def open_session(self, session: int, hello: Hello, send: SendToLearner) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            raise RefusedError(Refusal.PROTOCOL, f"protocol {hello.protocol}; update the learner")
+        self.sends[session] = send
+        send(Welcome("run", 1, 1, SyncConfig(), "f" * 64, False))
+
+    def receive(self, session: int, message: LearnerMessage) -> None:
+        self.received.append((session, message))
+
+    def close_session(self, session: int, reason: str) -> None:
+        self.closed.append((session, reason))
+
+    def status(self) -> dict[str, object]:
+        return {"learners": len(self.sends) - len(self.closed)}
+
+    async def push_begin(self, header: PushHeader) -> int:
+        self.begun.append(header)
+        return header.size if self.expected is None else self.expected
+
+    async def push_complete(self, header: PushHeader, payload: np.ndarray) -> PushReply:
+        if self.hold_completion is not None:
+            await self.hold_completion.wait()
+        self.pushed.append(payload)
+        return PushReply(True, late=header.round == 0)
+
+    async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
+        self.fetches.append(request)
+        if request.version not in (-1, self.version):
+            raise RefusedError(Refusal.UNKNOWN_VERSION, f"no version {request.version}; fetch the current one")
+        checksum = xxhash.xxh3_64_intdigest(self.content.data)
+        return FetchHeader(self.version, "fp32", self.content.nbytes, checksum), self.content.data
+
+
+@asynccontextmanager
+async def serving(service: FakeSyncer, **options: Any) -> AsyncIterator[RunningServer]:
+    server = await serve(service, ServerOptions(**options))
+    try:
+        yield server
+    finally:
+        await server.stop(0.0)
+
+
+@asynccontextmanager
+async def bulk_client(address: str, **options: Any) -> AsyncIterator[BulkClient]:
+    client = BulkClient(ClientOptions(address, **options))
+    try:
+        yield client
+    finally:
+        await client.close()
