@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def test_a_slow_file_exists_while_the_fault_lasts(tmp_path: Path, sleeper: subpr
     executor = ChaosExecutor([slow], processes, emit=emitted.append)
     executor.tick(0.001, 10 * SECOND_NS)
     executor.tick(0.4, 14 * SECOND_NS)
-    assert float(processes.slow_file("learner-0").read_text()) == 4.0
+    assert json.loads(processes.slow_file("learner-0").read_text()) == {"factor": 4.0}
     # Four seconds for the first 40% mean that the next 40% will take four more.
     assert emitted == [FaultInjected("slow", "learner-0", "4x", 18 * SECOND_NS)]
     executor.tick(0.8, 18 * SECOND_NS)

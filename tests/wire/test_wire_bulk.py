@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from wire_fakes import FakeSyncer, bulk_client, fetch_request, payload_of, push_header, run, serving, until
 
-from atoll.core.messages import PushReply, Refusal
-from atoll.errors import LocalProtocolError, RefusedError, UnreachableError
+from atoll.core.messages import FetchHeader, FetchRequest, PushReply, Refusal
+from atoll.errors import LocalProtocolError, PayloadError, RefusedError, UnreachableError
 from atoll.wire.channel import ClientOptions, open_channel
 from atoll.wire.limits import MIB, PART_BYTES
 from atoll.wire.parts import PushOpen, encode_part, encode_push_open, parse_push_reply
@@ -55,6 +55,23 @@ def test_fetch_refusal_reaches_the_caller() -> None:
             with pytest.raises(RefusedError, match="no version 3") as caught:
                 await client.fetch(fetch_request(version=3))
             assert caught.value.code == Refusal.UNKNOWN_VERSION
+
+    run(main())
+
+
+def test_a_fetch_that_is_not_what_its_header_says_is_refused() -> None:
+    async def main() -> None:
+        service = FakeSyncer(content=payload_of(5 * MIB))
+        original = service.fetch_open
+
+        async def lying(request: FetchRequest) -> tuple[FetchHeader, memoryview]:
+            header, content = await original(request)
+            return dataclasses.replace(header, checksum=1), content
+
+        service.fetch_open = lying  # type: ignore[method-assign]
+        async with serving(service) as server, bulk_client(server.address) as client:
+            with pytest.raises(PayloadError, match="version 7"):
+                await client.fetch(fetch_request())
 
     run(main())
 

@@ -51,6 +51,28 @@ tensors = st.builds(
 discards = st.builds(m.DiscardCount, fragment=fragments, cause=st.sampled_from(list(m.Discard)), tokens=counts)
 configs = st.builds(SyncConfig, sync_every=st.integers(1, 1000), outer_lr=st.floats(0, 100), quorum=st.just("50%"))
 
+push_headers = st.builds(
+    m.PushHeader,
+    kind=st.sampled_from(m.PushKind),
+    learner=ids,
+    generation=counts,
+    fragment=fragments,
+    round=counts,
+    attempt=counts,
+    seq=counts,
+    base_version=versions,
+    steps=counts,
+    tokens=counts,
+    codec=ids,
+    size=st.integers(0, PUSH_BYTES_MAX),
+    checksum=checksums,
+)
+push_replies = st.one_of(
+    st.builds(m.PushReply, accepted=st.just(True), late=st.booleans(), detail=texts),
+    st.builds(m.PushReply, accepted=st.just(False), code=ids, detail=texts),
+)
+payloads = st.binary(max_size=40)
+
 learner_messages = st.one_of(
     st.builds(
         m.Hello,
@@ -76,6 +98,7 @@ learner_messages = st.one_of(
     ),
     st.builds(m.Nothing, round=counts, fragment=fragments),
     st.builds(m.Leave, reason=texts),
+    st.builds(m.Contribution, header=push_headers, payload=payloads),
 )
 syncer_messages = st.one_of(
     st.builds(m.Welcome, run=ids, epoch=counts, generation=counts, config=configs, fingerprint=ids, seed=st.booleans()),
@@ -97,26 +120,12 @@ syncer_messages = st.one_of(
         merged_seq=versions,
         contributors=counts,
         clock_step=counts,
+        update=payloads,
     ),
     st.builds(m.Fate, fragment=fragments, seq=counts, version=versions, reason=texts),
     st.builds(m.Reseed, reason=texts),
     st.builds(m.Stop, reason=texts),
-)
-push_headers = st.builds(
-    m.PushHeader,
-    kind=st.sampled_from(m.PushKind),
-    learner=ids,
-    generation=counts,
-    fragment=fragments,
-    round=counts,
-    attempt=counts,
-    seq=counts,
-    base_version=versions,
-    steps=counts,
-    tokens=counts,
-    codec=ids,
-    size=st.integers(0, PUSH_BYTES_MAX),
-    checksum=checksums,
+    st.builds(m.Received, fragment=fragments, seq=counts, reply=push_replies),
 )
 push_opens = st.builds(
     parts.PushOpen,

@@ -68,6 +68,13 @@ from atoll.core.policy import first_due_step
 from atoll.core.progress import Counters, FragmentProgress, Sent
 from atoll.errors import LocalProtocolError
 
+_CAUSES: dict[str, Discard] = {
+    Refusal.STALE_BASE: Discard.STALE,
+    Discard.STALE: Discard.STALE,
+    Discard.QUARANTINED: Discard.QUARANTINED,
+}
+"""Why a contribution was dropped -> what the ledger calls it; anything else is `refused`."""
+
 
 class LearnerMachine:
     def __init__(self, learner: str, instance: str, tensors: tuple[TensorSpec, ...]) -> None:
@@ -320,8 +327,7 @@ class LearnerMachine:
         progress.outstanding.remove(sent)
         out.append(Settle(progress.index, sent.seq, merged=False))
         if sent.overwritten:
-            stale = reason in (Refusal.STALE_BASE, Discard.STALE)
-            self._discard(progress, sent.counters.tokens, Discard.STALE if stale else reason, out)
+            self._discard(progress, sent.counters.tokens, _CAUSES.get(reason, Discard.REFUSED), out)
         else:
             progress.local = progress.local + sent.counters
             self._drop_snapshot(progress, out)

@@ -24,6 +24,7 @@ from atoll.core.layout import build_layout
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import (
     NO_VERSION,
+    Contribution,
     FetchKind,
     FetchRequest,
     Hello,
@@ -31,13 +32,15 @@ from atoll.core.messages import (
     PushHeader,
     PushKind,
     PushReply,
+    Received,
     Refusal,
     Reseed,
     SyncerMessage,
     Welcome,
 )
+from atoll.core.messages import Published as PublishedNotice
 from atoll.errors import AtollError, PayloadError, RefusedError, RemoteProtocolError, UnreachableError
-from atoll.learner.snapshot import Mover, Snapshot
+from atoll.learner.snapshot import Mover, Snapshot, Staged
 from atoll.learner.tensors import ParameterSet
 from atoll.learner.vault import AdoptKey, Published, Sending, Vault
 from atoll.observe import Writer, events
@@ -72,6 +75,10 @@ class Engine:
         self._snapshots: dict[int, Snapshot] = {}
         self._seeds: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
         self._pushing: set[tuple[int, int]] = set()
+        self._updates: dict[tuple[int, int], bytes] = {}
+        """Small updates that came inside their Published notice and are not prepared yet."""
+        self._sent: dict[tuple[int, int], int] = {}
+        """Small contributions that were sent on the control connection and not answered yet, and when."""
         self._send: Callable[[LearnerMessage], None] | None = None
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -156,7 +163,10 @@ class Engine:
         elif isinstance(effect, fx.Settle):
             self._settle(effect)
         elif isinstance(effect, fx.Fetch):
-            self._background(lambda: self._fetch(effect))
+            if (effect.fragment, effect.version) in self._updates:
+                self._loop.call_soon_threadsafe(self._take_small, effect)
+            else:
+                self._background(lambda: self._fetch(effect))
         elif isinstance(effect, fx.Note):
             self.writer.emit(getattr(events, effect.kind)(**effect.fields))
         elif isinstance(effect, fx.PushSeed):
@@ -226,7 +236,10 @@ class Engine:
         assert self.vault is not None
         snapshot = self._snapshots.pop(effect.header.fragment)
         sending = self.vault.start_sending(effect.header, snapshot, effect.minus, effect.feedback)
-        self._background(lambda: self._encode(sending))
+        if self.vault.small(effect.header.fragment):
+            self._loop.call_soon_threadsafe(self._send_small, sending)
+        else:
+            self._background(lambda: self._encode(sending))
 
     def _settle(self, effect: fx.Settle) -> None:
         assert self.vault is not None and self._mover is not None
@@ -249,11 +262,20 @@ class Engine:
         self.writer.emit(events.LearnerLink(self.machine.learner, True))
 
     def on_message(self, message: SyncerMessage) -> None:
+        if isinstance(message, Received):
+            self._received(message)
+            return
+        if isinstance(message, PublishedNotice) and message.update:
+            self._updates[message.fragment, message.version] = message.update
         self._apply_here(fx.FromSyncer(message))
 
     def on_down(self, reason: str) -> None:
         self._send = None
         self._apply_here(fx.LinkDown(reason))
+        self._updates.clear()
+        for fragment, seq in list(self._sent):
+            del self._sent[fragment, seq]
+            self._apply_here(fx.PushBroken(fragment, seq))
         self.writer.emit(events.LearnerLink(self.machine.learner, False, reason))
 
     def _fix_layout(self, welcome: Welcome) -> None:
@@ -278,14 +300,46 @@ class Engine:
         try:
             payload = await self._loop.run_in_executor(self._workers, self.vault.encode, sending)
         except PayloadError as error:
-            refusal = PushReply(False, Refusal.NOT_FINITE, str(error))
-            self._apply_here(fx.PushDone(header.fragment, header.seq, refusal))
-            detail = f"learner {header.learner!r} made a delta of fragment {header.fragment} that is not finite"
-            self._apply_here(fx.FromSyncer(Reseed(detail)))
+            self._not_finite(header, error)
             return
         checksum = xxhash.xxh3_64_intdigest(payload.data)
         sending.header = replace(header, size=int(payload.nbytes), checksum=checksum)
         await self._push(header.fragment, header.seq, time.perf_counter_ns() - started_ns)
+
+    def _send_small(self, sending: Sending) -> None:
+        """Encode and send a small contribution at once, on the loop: its kernel takes less than a thread switch."""
+        assert self.vault is not None
+        header = sending.header
+        try:
+            payload = self.vault.encode(sending)
+        except PayloadError as error:
+            self._not_finite(header, error)
+            return
+        sending.header = replace(header, size=int(payload.nbytes), checksum=xxhash.xxh3_64_intdigest(payload.data))
+        self._transmit_small(sending)
+
+    def _transmit_small(self, sending: Sending) -> None:
+        key = (sending.header.fragment, sending.header.seq)
+        assert self.vault is not None and sending.payload is not None
+        if self._send is not None and key in self.vault.sending and key not in self._sent:
+            self._sent[key] = time.perf_counter_ns()
+            self._send(Contribution(sending.header, sending.payload.tobytes()))
+
+    def _received(self, message: Received) -> None:
+        assert self.vault is not None
+        key = (message.fragment, message.seq)
+        began_ns = self._sent.pop(key, 0)
+        with self.changed:
+            sending = self.vault.sending.get(key)
+            if sending is not None:
+                self._note_push(sending.header, message.reply, 0, time.perf_counter_ns() - began_ns)
+            self.apply(fx.PushDone(message.fragment, message.seq, message.reply))
+
+    def _not_finite(self, header: PushHeader, error: PayloadError) -> None:
+        refusal = PushReply(False, Refusal.NOT_FINITE, str(error))
+        self._apply_here(fx.PushDone(header.fragment, header.seq, refusal))
+        detail = f"learner {header.learner!r} made a delta of fragment {header.fragment} that is not finite"
+        self._apply_here(fx.FromSyncer(Reseed(detail)))
 
     async def _push(self, fragment: int, seq: int, encode_ns: int = 0) -> None:
         assert self.vault is not None and self._bulk is not None
@@ -293,6 +347,9 @@ class Engine:
         with self.changed:
             sending = self.vault.sending.get(key)
         if sending is None or sending.payload is None or key in self._pushing:
+            return
+        if self.vault.small(fragment):
+            self._transmit_small(sending)
             return
         self._pushing.add(key)
         started_ns = time.perf_counter_ns()
@@ -369,6 +426,29 @@ class Engine:
 
     # ------------------------------------------------------------ versions
 
+    def _take_small(self, effect: fx.Fetch) -> None:
+        """Prepare a small update that came with its notice, on the loop."""
+        assert self.vault is not None
+        fragment, version = effect.fragment, effect.version
+        payload = np.frombuffer(self._updates.pop((fragment, version)), np.uint8)
+        with self.changed:
+            before = self.vault.newest(fragment)
+            if before is not None and before.version == version - 1:
+                try:
+                    published = self.vault.prepare_update(fragment, before, payload, effect.checksum)
+                except PayloadError as error:
+                    self.writer.emit(events.Warned(self.machine.learner, f"{error}; fetching the fragment whole"))
+                    self.apply(fx.FetchBroken(fragment, version, gone=True))
+                    return
+                key, old, sent = self._plan(fragment, published)
+                if key is not None:
+                    published.staged = (key, self._stage_values(key, old, published, sent))
+                self.vault.prepared[fragment][version] = published
+            self.writer.emit(
+                events.LearnerFetched(self.machine.learner, fragment, version, payload.nbytes, 0, whole=False)
+            )
+            self.apply(fx.Fetched(fragment, version))
+
     async def _fetch(self, effect: fx.Fetch) -> None:
         assert self.vault is not None
         started_ns = time.perf_counter_ns()
@@ -426,19 +506,22 @@ class Engine:
     async def _stage(self, fragment: int, published: Published) -> None:
         """Make what the adopt will need while the training thread is still computing. If the guess is wrong (another
         version was adopted in between), the adopt makes it again."""
-        assert self.vault is not None and self._mover is not None
         with self.changed:
-            old = self.vault.newest(fragment)
-            plan = self.machine.plan_adopt(fragment, published.version)
-            sent = [self.vault.sending[fragment, seq] for seq in plan.minus]
-        if old is None and plan.rule != "overwrite":
-            return
-        key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
-        published.staged = (
-            key,
-            await self._loop.run_in_executor(self._workers, self._stage_values, key, old, published, sent),
-        )
+            key, old, sent = self._plan(fragment, published)
+        if key is not None:
+            values = await self._loop.run_in_executor(self._workers, self._stage_values, key, old, published, sent)
+            published.staged = (key, values)
 
-    def _stage_values(self, key: AdoptKey, old: Published | None, new: Published, sent: Sequence[Sending]) -> Any:
+    def _plan(self, fragment: int, published: Published) -> tuple[AdoptKey | None, Published | None, list[Sending]]:
+        """How this version will be adopted, as far as can be told now. The caller holds `changed`."""
+        assert self.vault is not None
+        old = self.vault.newest(fragment)
+        plan = self.machine.plan_adopt(fragment, published.version)
+        if old is None and plan.rule != "overwrite":
+            return None, None, []
+        sent = [self.vault.sending[fragment, seq] for seq in plan.minus]
+        return AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus), old, sent
+
+    def _stage_values(self, key: AdoptKey, old: Published | None, new: Published, sent: Sequence[Sending]) -> Staged:
         assert self.vault is not None and self._mover is not None
         return self._mover.stage(self.vault.adopt_values(key, old, new, list(sent)))

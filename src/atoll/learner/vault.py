@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from atoll.codec import get_codec
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
-from atoll.core.messages import PushHeader
+from atoll.core.messages import INLINE_BYTES_MAX, PushHeader
 from atoll.errors import PayloadError
 from atoll.learner.snapshot import Snapshot, Staged
 
@@ -73,6 +73,11 @@ class Vault:
         self.prepared: list[dict[int, Published]] = [{} for _ in range(count)]
         self.residuals: list[F32 | None] = [None] * count
         self.sending: dict[tuple[int, int], Sending] = {}
+
+    def small(self, fragment: int) -> bool:
+        """True if contributions of this fragment are small enough for the control connection."""
+        size = get_codec(self.config.codec_up).encoded_size(self.layout.fragments[fragment].size)
+        return size <= INLINE_BYTES_MAX
 
     # ------------------------------------------------------------ published versions
 

@@ -80,7 +80,11 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
 
 
 def _stats(shell: SyncerShell, server: RunningServer) -> events.SyncerStats:
-    return events.SyncerStats(**shell.machine.stats(), bytes_up=server.bytes_up, bytes_down=server.bytes_down)
+    return events.SyncerStats(
+        **shell.machine.stats(),
+        bytes_up=server.bytes_up + shell.inline_up,
+        bytes_down=server.bytes_down + shell.inline_down,
+    )
 
 
 def _save(shell: SyncerShell, folder: Path | None) -> None:

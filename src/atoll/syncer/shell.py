@@ -11,22 +11,28 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
 from atoll.core.messages import (
+    INLINE_BYTES_MAX,
     NO_VERSION,
+    Contribution,
     FetchHeader,
     FetchKind,
     FetchRequest,
     Hello,
     LearnerMessage,
+    Published,
     PushHeader,
     PushKind,
     PushReply,
+    Received,
     Refusal,
     Refused,
     SyncerMessage,
@@ -51,6 +57,9 @@ class SyncerShell:
         self.machine = SyncerMachine(config, run)
         self.finished = asyncio.Event()
         self.failure: BaseException | None = None
+        self.inline_up = 0
+        self.inline_down = 0
+        """Payload bytes that travelled inside control messages."""
         self.end_session: Callable[[int, str], None] = lambda session, reason: None
         self._writer = writer
         self._state: ModelState | None = None
@@ -86,7 +95,7 @@ class SyncerShell:
         if isinstance(effect, fx.ToLearner):
             send = self._sends.get(effect.session)
             if send is not None:
-                send(effect.message)
+                send(self._with_update(effect.message))
         elif isinstance(effect, fx.Note):
             self._writer.emit(getattr(events, effect.kind)(**effect.fields))
         elif isinstance(effect, fx.Merge):
@@ -99,6 +108,15 @@ class SyncerShell:
             self._start(self._commit_seed())
         elif isinstance(effect, fx.Finished):
             self.finished.set()
+
+    def _with_update(self, message: SyncerMessage) -> SyncerMessage:
+        """A small update goes out with its notice, which spares every learner a bulk call."""
+        if isinstance(message, Published) and self._state is not None:
+            update = self._state.fragments[message.fragment].ring[message.version]
+            if update.payload.nbytes <= INLINE_BYTES_MAX:
+                self.inline_down += update.payload.nbytes
+                return replace(message, update=update.payload.tobytes())
+        return message
 
     def _start(self, coroutine: object) -> None:
         task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
@@ -189,7 +207,30 @@ class SyncerShell:
             self._state = ModelState(self.machine.layout, self.machine.config)
 
     def receive(self, session: int, message: LearnerMessage) -> None:
-        self.apply(fx.FromLearner(session, message))
+        if isinstance(message, Contribution):
+            header = message.header
+            reply = self._take_inline(message)
+            send = self._sends.get(session)
+            if send is not None:
+                send(Received(header.fragment, header.seq, reply))
+        else:
+            self.apply(fx.FromLearner(session, message))
+
+    def _take_inline(self, message: Contribution) -> PushReply:
+        """A small contribution on the control connection: the same checks as for a push, without its round trips."""
+        header, payload = message.header, message.payload
+        self.inline_up += len(payload)
+        try:
+            expected = self._expected_size(header)
+        except RefusedError as error:
+            return PushReply(False, error.code, error.detail)
+        if header.kind is not PushKind.CONTRIBUTION or not len(payload) == header.size == expected:
+            return PushReply(False, Refusal.SIZE, f"{len(payload)} bytes came, {expected} were expected; send it again")
+        if xxhash.xxh3_64_intdigest(payload) != header.checksum:
+            return PushReply(False, Refusal.CHECKSUM, "the bytes are not the ones that were sent; send them again")
+        assert self._state is not None
+        finite, held = self._state.inspect(header.fragment, np.frombuffer(payload, np.uint8))
+        return self._take(header, finite, held)
 
     def close_session(self, session: int, reason: str) -> None:
         self._sends.pop(session, None)
@@ -223,6 +264,10 @@ class SyncerShell:
     # ------------------------------------------------------------ SyncerService: bulk
 
     async def push_begin(self, header: PushHeader) -> int:
+        return self._expected_size(header)
+
+    def _expected_size(self, header: PushHeader) -> int:
+        """The size that this push must have, or RefusedError if it may not come in."""
         reply = self.apply(fx.PushOpened(header))
         assert reply is not None
         if not reply.accepted:
@@ -245,6 +290,9 @@ class SyncerShell:
             )
         except PayloadError as error:
             return PushReply(False, Refusal.SIZE, str(error))
+        return self._take(header, finite, held)
+
+    def _take(self, header: PushHeader, finite: bool, held: Held) -> PushReply:
         identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
         taken = identity in self._held
         if not taken:

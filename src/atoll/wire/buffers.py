@@ -1,6 +1,6 @@
 """Receive buffers that are used again.
 
-A fresh buffer of many megabytes costs page faults and cleared pages for all of it: 40% of a push in our profile.
+A fresh buffer of many megabytes costs page faults and cleared pages for all of it: a fifth of a push in our profile.
 Contributions come and go round after round in the same sizes, so the wire keeps the buffers it handed out and looks
 which of them nobody holds any more.
 """

@@ -132,7 +132,8 @@ class BulkClient:
 
     async def fetch(self, request: FetchRequest) -> tuple[FetchHeader, Bytes]:
         """The whole content that `request` names (its offset and length are ignored), checked. Broken connections are
-        resumed where they broke. Raises RefusedError, or UnreachableError when retries do not help."""
+        resumed where they broke. Raises RefusedError, UnreachableError when retries do not help, or PayloadError when
+        the whole is not what its header says."""
         fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers)
         # The first range tells the size. When there are several connections it is kept short, the rest is spread.
         first_stop = STRIPE_BYTES_MIN if len(self._channels) > 1 else None
@@ -142,8 +143,10 @@ class BulkClient:
         if not assembly.complete:
             await self._fetch_rest(fetch, header.size)
         self.bytes_down += header.size
-        payload = await asyncio.to_thread(assembly.verify, header.checksum)
-        return header, payload
+        try:
+            return header, await asyncio.to_thread(assembly.verify, header.checksum)
+        except RefusedError as error:
+            raise PayloadError(f"fragment {request.fragment}, version {header.version}: {error.detail}") from None
 
     async def _fetch_rest(self, fetch: _Fetch, size: int) -> None:
         """Split what is left evenly, at part boundaries."""

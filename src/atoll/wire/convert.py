@@ -17,6 +17,7 @@ from atoll.core.config import FRAGMENTS_MAX, MERGES, SyncConfig
 from atoll.errors import ConfigError, RemoteProtocolError
 from atoll.wire import checks
 from atoll.wire.generated import atoll_pb2 as pb
+from atoll.wire.headers import check_push_header, check_push_reply, push_header_message, push_reply_message
 from atoll.wire.limits import (
     DIMENSIONS_MAX,
     DISCARDS_MAX,
@@ -70,6 +71,9 @@ def _learner_message(message: m.LearnerMessage) -> Any:
             return pb.LearnerMessage(nothing=pb.Nothing(round=message.round, fragment=message.fragment))
         case m.Leave():
             return pb.LearnerMessage(leave=pb.Leave(reason=checks.cut(message.reason)))
+        case m.Contribution():
+            header = push_header_message(message.header)
+            return pb.LearnerMessage(contribution=pb.Contribution(header=header, payload=message.payload))
 
 
 def _hello(hello: m.Hello) -> Any:
@@ -145,6 +149,11 @@ def _parse_progress(progress: Any) -> m.Progress:
     )
 
 
+def _parse_contribution(contribution: Any) -> m.Contribution:
+    checks.length("Contribution.payload", len(contribution.payload), m.INLINE_BYTES_MAX)
+    return m.Contribution(check_push_header(contribution.header), bytes(contribution.payload))
+
+
 _LEARNER_PARSERS: dict[str, Callable[[Any], m.LearnerMessage]] = {
     "hello": _parse_hello,
     "ready": lambda r: m.Ready(step=checks.count("Ready.step", r.step), bases=checks.versions("Ready.bases", r.bases)),
@@ -153,6 +162,7 @@ _LEARNER_PARSERS: dict[str, Callable[[Any], m.LearnerMessage]] = {
         round=checks.count("Nothing.round", n.round), fragment=checks.fragment("Nothing.fragment", n.fragment)
     ),
     "leave": lambda n: m.Leave(reason=checks.text("Leave.reason", n.reason)),
+    "contribution": _parse_contribution,
 }
 
 
@@ -194,6 +204,7 @@ def _syncer_message(message: m.SyncerMessage) -> Any:
                 merged_seq=message.merged_seq,
                 contributors=message.contributors,
                 clock_step=message.clock_step,
+                update=message.update,
             )
             return pb.SyncerMessage(published=published)
         case m.Fate():
@@ -205,6 +216,9 @@ def _syncer_message(message: m.SyncerMessage) -> Any:
             return pb.SyncerMessage(reseed=pb.Reseed(reason=checks.cut(message.reason)))
         case m.Stop():
             return pb.SyncerMessage(stop=pb.Stop(reason=checks.cut(message.reason)))
+        case m.Received():
+            reply = push_reply_message(message.reply)
+            return pb.SyncerMessage(received=pb.Received(fragment=message.fragment, seq=message.seq, reply=reply))
 
 
 def parse_syncer_message(data: bytes) -> m.SyncerMessage:
@@ -279,6 +293,7 @@ def _parse_request(request: Any) -> m.Request:
 
 
 def _parse_published(published: Any) -> m.Published:
+    checks.length("Published.update", len(published.update), m.INLINE_BYTES_MAX)
     return m.Published(
         fragment=checks.fragment("Published.fragment", published.fragment),
         version=checks.count("Published.version", published.version),
@@ -287,6 +302,7 @@ def _parse_published(published: Any) -> m.Published:
         merged_seq=checks.count("Published.merged_seq", published.merged_seq, low=-1),
         contributors=checks.count("Published.contributors", published.contributors),
         clock_step=checks.count("Published.clock_step", published.clock_step),
+        update=bytes(published.update),
     )
 
 
@@ -309,4 +325,9 @@ _SYNCER_PARSERS: dict[str, Callable[[Any], m.SyncerMessage]] = {
     "fate": _parse_fate,
     "reseed": lambda r: m.Reseed(reason=checks.text("Reseed.reason", r.reason)),
     "stop": lambda s: m.Stop(reason=checks.text("Stop.reason", s.reason)),
+    "received": lambda r: m.Received(
+        fragment=checks.fragment("Received.fragment", r.fragment),
+        seq=checks.count("Received.seq", r.seq),
+        reply=check_push_reply(r.reply),
+    ),
 }

@@ -2,7 +2,7 @@
 
 A part is a few small fields and a megabyte of data. The protobuf library would copy the data twice on each side; here
 one join makes the outgoing bytes and the incoming data is a view. The bytes are exactly those of protobuf's encoding
-of PushPart and FetchPart in `atoll.proto` (tests/wire/test_parts.py holds one against the other):
+of PushPart and FetchPart in `atoll.proto` (tests/wire/test_wire_parts.py holds one against the other):
 
     08 offset   11 checksum   1a open or header   22 refused   7a data       fields with default values are left out
 """
@@ -20,7 +20,6 @@ from atoll.core.messages import (
     FetchKind,
     FetchRequest,
     PushHeader,
-    PushKind,
     PushReply,
     Refused,
 )
@@ -28,10 +27,9 @@ from atoll.errors import PayloadError, RemoteProtocolError
 from atoll.wire import checks
 from atoll.wire.convert import parse_bytes, parse_refused
 from atoll.wire.generated import atoll_pb2 as pb
+from atoll.wire.headers import check_push_header, check_push_reply, push_header_message, push_reply_message
 from atoll.wire.limits import PART_BYTES_MAX, PART_BYTES_MIN, PUSH_BYTES_MAX, STRIPES_MAX
 
-_PUSH_KINDS = {pb.PUSH_CONTRIBUTION: PushKind.CONTRIBUTION, pb.PUSH_SEED: PushKind.SEED}
-_PUSH_NUMBERS = {kind: number for number, kind in _PUSH_KINDS.items()}
 _FETCH_KINDS = {pb.FETCH_UPDATE: FetchKind.UPDATE, pb.FETCH_THETA: FetchKind.THETA}
 _FETCH_NUMBERS = {kind: number for number, kind in _FETCH_KINDS.items()}
 
@@ -162,23 +160,8 @@ def _take(view: memoryview, position: int, size: int) -> memoryview:
 
 
 def encode_push_open(opened: PushOpen) -> bytes:
-    header = opened.header
     message = pb.PushOpen(
-        header=pb.PushHeader(
-            kind=_PUSH_NUMBERS[header.kind],
-            learner=header.learner,
-            generation=header.generation,
-            fragment=header.fragment,
-            round=header.round,
-            attempt=header.attempt,
-            seq=header.seq,
-            base_version=header.base_version,
-            steps=header.steps,
-            tokens=header.tokens,
-            codec=header.codec,
-            size=header.size,
-            checksum=header.checksum,
-        ),
+        header=push_header_message(opened.header),
         attempt_id=opened.attempt_id,
         stripes=opened.stripes,
         part_bytes=opened.part_bytes,
@@ -188,25 +171,8 @@ def encode_push_open(opened: PushOpen) -> bytes:
 
 def parse_push_open(data: memoryview) -> PushOpen:
     opened = parse_bytes(pb.PushOpen, data)
-    header = opened.header
-    if header.kind not in _PUSH_KINDS:
-        raise RemoteProtocolError(f"PushHeader.kind {header.kind} is unknown; update the older side")
     return PushOpen(
-        header=PushHeader(
-            kind=_PUSH_KINDS[header.kind],
-            learner=checks.identifier("PushHeader.learner", header.learner),
-            generation=checks.count("PushHeader.generation", header.generation),
-            fragment=checks.fragment("PushHeader.fragment", header.fragment),
-            round=checks.count("PushHeader.round", header.round),
-            attempt=checks.count("PushHeader.attempt", header.attempt),
-            seq=checks.count("PushHeader.seq", header.seq),
-            base_version=checks.count("PushHeader.base_version", header.base_version, low=NO_VERSION),
-            steps=checks.count("PushHeader.steps", header.steps),
-            tokens=checks.count("PushHeader.tokens", header.tokens),
-            codec=checks.identifier("PushHeader.codec", header.codec),
-            size=checks.count("PushHeader.size", header.size, high=PUSH_BYTES_MAX),
-            checksum=int(header.checksum),
-        ),
+        header=check_push_header(opened.header),
         attempt_id=int(opened.attempt_id),
         stripes=checks.count("PushOpen.stripes", opened.stripes, low=1, high=STRIPES_MAX),
         part_bytes=checks.count("PushOpen.part_bytes", opened.part_bytes, low=PART_BYTES_MIN, high=PART_BYTES_MAX),
@@ -214,16 +180,11 @@ def parse_push_open(data: memoryview) -> PushOpen:
 
 
 def encode_push_reply(reply: PushReply) -> bytes:
-    message = pb.PushReply(accepted=reply.accepted, code=reply.code, detail=checks.cut(reply.detail), late=reply.late)
-    return bytes(message.SerializeToString())
+    return bytes(push_reply_message(reply).SerializeToString())
 
 
 def parse_push_reply(data: bytes) -> PushReply:
-    reply = parse_bytes(pb.PushReply, data)
-    code = checks.optional_identifier("PushReply.code", reply.code)
-    if reply.accepted == bool(code):
-        raise RemoteProtocolError("PushReply must be either accepted or carry a code")
-    return PushReply(bool(reply.accepted), code, checks.text("PushReply.detail", reply.detail), bool(reply.late))
+    return check_push_reply(parse_bytes(pb.PushReply, data))
 
 
 # ---------------------------------------------------------------- fetch

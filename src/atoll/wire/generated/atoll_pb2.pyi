@@ -26,18 +26,20 @@ FETCH_UPDATE: FetchKind
 FETCH_THETA: FetchKind
 
 class LearnerMessage(_message.Message):
-    __slots__ = ("hello", "ready", "progress", "nothing", "leave")
+    __slots__ = ("hello", "ready", "progress", "nothing", "leave", "contribution")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     NOTHING_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ready: Ready
     progress: Progress
     nothing: Nothing
     leave: Leave
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
+    contribution: Contribution
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("learner", "instance", "protocol", "tensors", "generation", "run", "bases", "outstanding")
@@ -129,8 +131,16 @@ class Leave(_message.Message):
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
+class Contribution(_message.Message):
+    __slots__ = ("header", "payload")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    header: PushHeader
+    payload: bytes
+    def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
+
 class SyncerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "start", "upcoming", "request", "published", "fate", "reseed", "stop")
+    __slots__ = ("welcome", "refused", "start", "upcoming", "request", "published", "fate", "reseed", "stop", "received")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +150,7 @@ class SyncerMessage(_message.Message):
     FATE_FIELD_NUMBER: _ClassVar[int]
     RESEED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     start: Start
@@ -149,7 +160,8 @@ class SyncerMessage(_message.Message):
     fate: Fate
     reseed: Reseed
     stop: Stop
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., upcoming: _Optional[_Union[Upcoming, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., reseed: _Optional[_Union[Reseed, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ...) -> None: ...
+    received: Received
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., upcoming: _Optional[_Union[Upcoming, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., reseed: _Optional[_Union[Reseed, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("run", "epoch", "generation", "config_json", "fingerprint", "seed")
@@ -210,7 +222,7 @@ class Request(_message.Message):
     def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., fragment: _Optional[int] = ...) -> None: ...
 
 class Published(_message.Message):
-    __slots__ = ("fragment", "version", "round", "checksum", "merged_seq", "contributors", "clock_step")
+    __slots__ = ("fragment", "version", "round", "checksum", "merged_seq", "contributors", "clock_step", "update")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +230,7 @@ class Published(_message.Message):
     MERGED_SEQ_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_STEP_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: int
     round: int
@@ -225,7 +238,8 @@ class Published(_message.Message):
     merged_seq: int
     contributors: int
     clock_step: int
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., checksum: _Optional[int] = ..., merged_seq: _Optional[int] = ..., contributors: _Optional[int] = ..., clock_step: _Optional[int] = ...) -> None: ...
+    update: bytes
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., checksum: _Optional[int] = ..., merged_seq: _Optional[int] = ..., contributors: _Optional[int] = ..., clock_step: _Optional[int] = ..., update: _Optional[bytes] = ...) -> None: ...
 
 class Fate(_message.Message):
     __slots__ = ("fragment", "seq", "version", "reason")
@@ -250,6 +264,16 @@ class Stop(_message.Message):
     REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Received(_message.Message):
+    __slots__ = ("fragment", "seq", "reply")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    seq: int
+    reply: PushReply
+    def __init__(self, fragment: _Optional[int] = ..., seq: _Optional[int] = ..., reply: _Optional[_Union[PushReply, _Mapping]] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
