@@ -5,12 +5,14 @@
 
 One learner and a real syncer process on one machine, int4 both ways, H=24, P=24, overlap 2: every step one fragment
 is snapshotted, encoded, pushed, merged, published, fetched and adopted. Segments with and without Atoll alternate, so
-that whatever else the machine does hits both alike; the ratio is of medians over segments.
+that whatever else the machine does hits both alike; each segment with Atoll is set against the mean of its two
+neighbours without, and the ratio is the median of these, with its quartiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -40,8 +42,8 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seq", type=int, default=128)
-    parser.add_argument("--segments", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=48, help="steps per segment")
+    parser.add_argument("--segments", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24, help="steps per segment")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -78,7 +80,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     with Learner(model, optimizer, address=address, learner_id="bench", run_folder=folder) as learner:
         for _ in range(24):  # every fragment once, and all caches warm
             learner.step(tokens=tokens.numel(), loss=train())
-        for segment in range(2 * options.segments):
+        for segment in range(2 * options.segments + 1):
             name = "with" if segment % 2 else "without"
             synchronize(device)
             began = time.perf_counter()
@@ -99,6 +101,9 @@ def synchronize(device: torch.device) -> None:
 
 def report(options: argparse.Namespace, rates: dict[str, list[float]], folder: Path, parameters: int) -> None:
     without, with_atoll = statistics.median(rates["without"]), statistics.median(rates["with"])
+    neighbours = [(a + b) / 2 for a, b in itertools.pairwise(rates["without"])]
+    ratios = [w / n for w, n in zip(rates["with"], neighbours, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
     steps = [e for _, _, e in read_events(folder) if isinstance(e, events.LearnerSteps)][1:]
     pushed = [e for _, _, e in read_events(folder) if isinstance(e, events.LearnerPushed)]
     adopted = sum(isinstance(e, events.LearnerAdopted) for _, _, e in read_events(folder))
@@ -113,7 +118,7 @@ def report(options: argparse.Namespace, rates: dict[str, list[float]], folder: P
     )
     print(f"steps/s without Atoll   {without:9.3f}   ({min(rates['without']):.3f} .. {max(rates['without']):.3f})")
     print(f"steps/s with Atoll      {with_atoll:9.3f}   ({min(rates['with']):.3f} .. {max(rates['with']):.3f})")
-    print(f"ratio                   {with_atoll / without:9.4f}")
+    print(f"ratio                   {middle:9.4f}   (quartiles {low:.4f} .. {high:.4f} over {len(ratios)} pairs)")
     print(
         f"inside learner.step, ms per step: snapshot {per_step('snapshot_ns'):.3f}, adopt {per_step('adopt_ns'):.3f}, "
         f"rest {per_step('overhead_ns'):.3f}; between calls {per_step('compute_ns'):.2f}"

@@ -14,10 +14,11 @@ from atoll.core.policy import (
     clock_step,
     contribution_weight,
     first_due_step,
+    fragments_for,
     grace_ns,
     norm_limit,
     quorum_count,
-    upcoming_count,
+    upcoming_steps,
 )
 from atoll.errors import ConfigError
 
@@ -75,11 +76,12 @@ def test_the_norm_guard_needs_history_and_allows_for_long_absences() -> None:
 
 
 def test_a_slow_learner_keeps_more_snapshots() -> None:
-    config = SyncConfig(sync_every=24, fragments=24)
-    assert upcoming_count(config, 100, 100) == 2
-    assert upcoming_count(config, 1000, 100) == 11
-    assert upcoming_count(config, 100_000, 100) == 24
-    assert upcoming_count(SyncConfig(sync_every=100, fragments=10), 100, 0) == 2
+    assert upcoming_steps(100, 100) == upcoming_steps(20, 100) == upcoming_steps(100, 0) == 2
+    assert upcoming_steps(1000, 100) == 11
+
+
+def test_small_models_get_fewer_fragments() -> None:
+    assert [fragments_for(n) for n in (1, 70_000, 460_000, 2_000_000, 10**11)] == [1, 1, 7, 24, 24]
 
 
 @pytest.mark.parametrize(

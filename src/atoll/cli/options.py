@@ -21,7 +21,9 @@ SyncEvery = Annotated[
 ]
 Fragments = Annotated[
     int | None,
-    typer.Option(help="Parts that the model is synchronised in (P) (default 24; diloco: 1).", rich_help_panel=_SYNC),
+    typer.Option(
+        help="Parts the model is synchronised in (P) (default by its size, up to 24; diloco: 1).", rich_help_panel=_SYNC
+    ),
 ]
 Overlap = Annotated[
     int | None,

@@ -33,8 +33,8 @@ class SyncConfig:
 
     sync_every: int = 24
     """Inner steps between two rounds of the same fragment (H)."""
-    fragments: int = 24
-    """Number of fragments (P)."""
+    fragments: int = 0
+    """Number of fragments (P). 0: chosen from the model's size when the first learner joins, at most 24."""
     overlap: int = 2
     """Inner steps that a round may take while training goes on (tau). 0: learners wait for each merge (synchronous)."""
     quorum: str = "50%"
@@ -78,7 +78,7 @@ class SyncConfig:
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
-        _at_least("fragments", self.fragments, 1, FRAGMENTS_MAX)
+        _at_least("fragments", self.fragments, 0, FRAGMENTS_MAX)
         _at_least("overlap", self.overlap, 0, SYNC_EVERY_MAX)
         _at_least("learners_expected", self.learners_expected, 1, LEARNERS_MAX)
         _at_least("carry_versions_max", self.carry_versions_max, 0, 1000)

@@ -31,8 +31,8 @@ from enum import StrEnum
 from atoll.core.config import SyncConfig
 
 PROTOCOL_VERSION = 1
-INLINE_BYTES_MAX = 32 * 1024
-"""A payload up to this size may travel on the control connection: 26 ms of a 10 Mbit/s link."""
+INLINE_BYTES_MAX = 64 * 1024
+"""A payload up to this size may travel on the control connection: 52 ms of a 10 Mbit/s link."""
 NO_VERSION = -1
 """The base version of a learner that has not adopted anything, and "the current one" in a fetch."""
 

@@ -11,12 +11,22 @@ from collections.abc import Iterable, Sequence
 
 from atoll.core.config import SyncConfig, parse_quorum
 
+FRAGMENTS_AUTO_MAX = 24
+"""Fragments of a large model: one round per step at H = 24, the setting that our prototype was tuned at."""
+FRAGMENT_PARAMETERS_MIN = 65_536
+"""Fragments are there to spread traffic evenly. One of fewer parameters (34 KB as int4) costs more in messages than it
+spreads in bytes, so small models get fewer fragments."""
 EMA_WEIGHT = 0.2
 """Weight of a new sample in the running means of step, quorum and merge times: about the last ten samples."""
 NORMS_KEPT = 33
 """Accepted norms per fragment behind the running median: odd, and long enough that a few outliers cannot move it."""
 NORMS_NEEDED = 8
 """No contribution is called an outlier before this many norms are known."""
+
+
+def fragments_for(parameters: int) -> int:
+    """P for a model of this size, when the user did not choose it."""
+    return max(1, min(FRAGMENTS_AUTO_MAX, parameters // FRAGMENT_PARAMETERS_MIN))
 
 
 def quorum_count(config: SyncConfig, active: int, joined_max: int) -> int:
@@ -77,12 +87,11 @@ def norm_limit(config: SyncConfig, norms: Sequence[float], steps: int) -> float:
     return config.norm_outlier_factor * median * max(1.0, steps / config.sync_every)
 
 
-def upcoming_count(config: SyncConfig, learner_step_ns: float, run_step_ns: float) -> int:
-    """How many fragments may be asked for during one step of this learner: P/H for each run step that fits, and one
-    to spare. A learner ten times slower keeps ten times the snapshots and so still answers every request at once."""
+def upcoming_steps(learner_step_ns: float, run_step_ns: float) -> int:
+    """How many steps the run may take during one step of this learner, and one to spare. A learner ten times slower
+    keeps ten times the snapshots and so still answers every request at once."""
     run_steps = learner_step_ns / run_step_ns if run_step_ns > 0 else 1.0
-    count = math.ceil(max(1.0, run_steps) * config.fragments / config.sync_every) + 1
-    return min(config.fragments, count)
+    return math.ceil(max(1.0, run_steps)) + 1
 
 
 def moving_average(old: float, sample: float) -> float:

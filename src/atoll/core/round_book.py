@@ -57,10 +57,11 @@ class RoundBook:
         """xi_step: the median of the active learners' own step times."""
         return median(m.step_ns for m in self._membership.active() if m.step_ns > 0)
 
-    def upcoming(self, count: int) -> tuple[int, ...]:
-        """The fragments that fall due next, soonest first."""
-        ordered = sorted((t for t in self.tracks if not t.busy), key=lambda t: (t.due_step, t.index))
-        return tuple(t.index for t in ordered[:count])
+    def upcoming(self, steps: int) -> tuple[int, ...]:
+        """The fragments that fall due within this many steps of the clock, soonest first."""
+        horizon = (self.clock() or 0) + steps
+        ordered = sorted((t.due_step, t.index) for t in self.tracks if not t.busy and t.due_step <= horizon)
+        return tuple(index for _, index in ordered)
 
     @property
     def in_flight(self) -> int:

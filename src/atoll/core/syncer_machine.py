@@ -7,6 +7,7 @@ and comes back with MergeFinished. Publishing follows the commit, never the othe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from atoll.core.admission import check_contribution, check_hello
@@ -30,7 +31,7 @@ from atoll.core.effects import (
     Tick,
     ToLearner,
 )
-from atoll.core.layout import Layout, build_layout
+from atoll.core.layout import Layout, build_layout, elements_of
 from atoll.core.ledger import Ledger
 from atoll.core.membership import Member, Membership, MemberState
 from atoll.core.messages import (
@@ -52,7 +53,7 @@ from atoll.core.messages import (
     Upcoming,
     Welcome,
 )
-from atoll.core.policy import moving_average, norm_limit, upcoming_count
+from atoll.core.policy import fragments_for, moving_average, norm_limit, upcoming_steps
 from atoll.core.round_book import RoundBook
 from atoll.core.rounds import Contribution, ContributionId
 from atoll.errors import LayoutError
@@ -61,6 +62,8 @@ from atoll.errors import LayoutError
 class SyncerMachine:
     def __init__(self, config: SyncConfig, run: str, epoch: int = 1) -> None:
         self.config = config
+        """The run's settings; complete once the first learner has said what the model looks like."""
+        self._given = config
         self.run = run
         self.epoch = epoch
         self.layout: Layout | None = None
@@ -180,7 +183,10 @@ class SyncerMachine:
         return None
 
     def _fix_layout(self, hello: Hello) -> None:
-        self.layout = build_layout(hello.tensors, self.config.fragments)
+        parameters = sum(map(elements_of, hello.tensors))
+        fragments = self._given.fragments or fragments_for(parameters)
+        self.layout = build_layout(hello.tensors, fragments)
+        self.config = replace(self._given, fragments=fragments)
         self.ledger = Ledger([fragment.parameters for fragment in self.layout.fragments])
         self.book = RoundBook(self.config, self.membership, self.ledger)
 
@@ -312,8 +318,7 @@ class SyncerMachine:
         out.append(Note("Warned", {"source": "syncer", "text": detail}))
 
     def _send_upcoming(self, member: Member, out: list[SyncerEffect]) -> None:
-        count = upcoming_count(self.config, member.step_ns, self.book.step_ns())
-        upcoming = self.book.upcoming(count)
+        upcoming = self.book.upcoming(upcoming_steps(member.step_ns, self.book.step_ns()))
         if upcoming != member.upcoming and member.connected:
             member.upcoming = upcoming
             out.append(ToLearner(member.session, Upcoming(upcoming)))

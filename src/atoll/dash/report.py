@@ -73,7 +73,8 @@ def _headline(state: RunState) -> str:
     if state.parameters:
         parts.append(f"{count_text(state.parameters)} parameters")
     if run and state.method in ("decoupled", "diloco"):
-        parts.append(f"a round every {run.sync_every} steps over {run.fragments} fragments")
+        pieces = f"{run.fragments} fragment{'s' if run.fragments != 1 else ''}"
+        parts.append(f"{pieces}, each synchronised every {run.sync_every} steps")
         parts.append(f"{run.codec_up} up, {run.codec_down} down")
     reason = state.finished.reason if state.finished else "not finished when this was made"
     parts.append(reason if reason.startswith(("finished", "not finished")) else f"finished: {reason}")

@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll.chaos.plan import CHAOS_PLANS, chaos_plan
 from atoll.core.config import SyncConfig, one_of
-from atoll.core.policy import quorum_count
+from atoll.core.policy import fragments_for, quorum_count
 from atoll.errors import ConfigError
 from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options
 from atoll.zoo import count_parameters, model_config
@@ -180,6 +180,8 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
             if name in sync and str(sync[name]) != str(value):
                 notes.append(f"method {method} means {name} {value}: {sync[name]} is not used")
         sync = {**PRESETS[method], **sync, **FORCED[method]}
+        # The model is known here, so the derived number can be shown and kept.
+        sync["fragments"] = sync.get("fragments") or fragments_for(count_parameters(model_config(plain.model)))
     else:
         # Nothing synchronises, so a quorum that would suit another method must not stop a comparison with one flag.
         sync.pop("quorum", None)
@@ -222,7 +224,8 @@ def describe_sync(sync: SyncConfig) -> list[str]:
     return [
         f"quorum {sync.quorum} = {quorum} of {sync.learners_expected}, "
         f"grace up to {sync.grace_cap_steps:g}x a step's time",
-        f"{sync.fragments} fragments, each every {sync.sync_every} steps, {wait}",
+        f"{sync.fragments or 'some'} fragment{'' if sync.fragments == 1 else 's'}"
+        f"{'' if sync.fragments else ' (as the model needs)'}, each every {sync.sync_every} steps, {wait}",
         f"contributions {sync.codec_up}, updates {sync.codec_down}; merge {sync.merge}, "
         f"outer lr {sync.outer_lr:g}, momentum {sync.outer_momentum:g}; adopt {sync.adopt}",
     ]

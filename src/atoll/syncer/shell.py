@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -65,7 +65,7 @@ class SyncerShell:
         self._state: ModelState | None = None
         self._sends: dict[int, Callable[[SyncerMessage], None]] = {}
         self._held: dict[ContributionId, Held] = {}
-        self._locks = [asyncio.Lock() for _ in range(config.fragments)]
+        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._copies: OrderedDict[int, tuple[int, int, memoryview]] = OrderedDict()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-merge")
         self._tasks: set[asyncio.Task[None]] = set()

@@ -1,0 +1,135 @@
+"""What Atoll costs a learner: steps per second with `learner.step` over steps per second without, in one run.
+
+    python benchmarks/overhead.py                       tiny GPT on one CPU thread
+    python benchmarks/overhead.py --device cuda --model base --batch 16 --seq 1024
+
+One learner and a real syncer process on one machine, int4 both ways, H=24, P=24, overlap 2: every step one fragment
+is snapshotted, encoded, pushed, merged, published, fetched and adopted. Segments with and without Atoll alternate, so
+that whatever else the machine does hits both alike; each segment with Atoll is set against the mean of its two
+neighbours without, and the ratio is the median of these, with its quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from atoll.learner.learner import Learner
+from atoll.observe import events, read_events
+from atoll.zoo import build_model
+
+SYNCER = """
+import sys
+from pathlib import Path
+from atoll.core.config import SyncConfig
+from atoll.syncer import SyncerOptions, run_syncer
+sys.exit(run_syncer(SyncerOptions("127.0.0.1:0", SyncConfig(), Path(sys.argv[1]))))
+"""
+
+
+def main() -> None:
+    sys.setswitchinterval(0.0001)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--seq", type=int, default=128)
+    parser.add_argument("--segments", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24, help="steps per segment")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        syncer = subprocess.Popen([sys.executable, "-c", SYNCER, folder], stdout=subprocess.DEVNULL)
+        try:
+            measure(options, Path(folder))
+        finally:
+            syncer.terminate()
+            syncer.wait(60)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> None:
+    device = torch.device(options.device)
+    model = build_model(options.model, 0).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+    tokens = torch.randint(0, 256, (options.batch, options.seq + 1), device=device)
+
+    def train() -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=device.type == "cuda"):
+            logits = model(tokens[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    rates: dict[str, list[float]] = {"without": [], "with": []}
+    waited = time.monotonic()
+    while not (folder / "syncer.json").exists():
+        assert time.monotonic() - waited < 120, "the syncer did not start"
+        time.sleep(0.1)
+    address = json.loads((folder / "syncer.json").read_text())["address"]
+    with Learner(model, optimizer, address=address, learner_id="bench", run_folder=folder) as learner:
+        for _ in range(24):  # every fragment once, and all caches warm
+            learner.step(tokens=tokens.numel(), loss=train())
+        for segment in range(2 * options.segments + 1):
+            name = "with" if segment % 2 else "without"
+            synchronize(device)
+            began = time.perf_counter()
+            for _ in range(options.steps):
+                loss = train()
+                if name == "with":
+                    learner.step(tokens=tokens.numel(), loss=loss)
+            synchronize(device)
+            rates[name].append(options.steps / (time.perf_counter() - began))
+            learner._meter.resume()
+    report(options, rates, folder, sum(p.numel() for p in model.parameters()))
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def report(options: argparse.Namespace, rates: dict[str, list[float]], folder: Path, parameters: int) -> None:
+    without, with_atoll = statistics.median(rates["without"]), statistics.median(rates["with"])
+    neighbours = [(a + b) / 2 for a, b in itertools.pairwise(rates["without"])]
+    ratios = [w / n for w, n in zip(rates["with"], neighbours, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    steps = [e for _, _, e in read_events(folder) if isinstance(e, events.LearnerSteps)][1:]
+    pushed = [e for _, _, e in read_events(folder) if isinstance(e, events.LearnerPushed)]
+    adopted = sum(isinstance(e, events.LearnerAdopted) for _, _, e in read_events(folder))
+    count = max(1, sum(s.steps for s in steps))
+
+    def per_step(name: str) -> float:
+        return sum(getattr(s, name) for s in steps) / count / 1e6
+
+    print(
+        f"model {options.model} ({parameters / 1e6:.2f}M parameters), batch {options.batch} x {options.seq}, "
+        f"{options.device}, {options.threads} torch thread(s)"
+    )
+    print(f"steps/s without Atoll   {without:9.3f}   ({min(rates['without']):.3f} .. {max(rates['without']):.3f})")
+    print(f"steps/s with Atoll      {with_atoll:9.3f}   ({min(rates['with']):.3f} .. {max(rates['with']):.3f})")
+    print(f"ratio                   {middle:9.4f}   (quartiles {low:.4f} .. {high:.4f} over {len(ratios)} pairs)")
+    print(
+        f"inside learner.step, ms per step: snapshot {per_step('snapshot_ns'):.3f}, adopt {per_step('adopt_ns'):.3f}, "
+        f"rest {per_step('overhead_ns'):.3f}; between calls {per_step('compute_ns'):.2f}"
+    )
+    print(
+        f"{len(pushed)} contributions, {adopted} adopts in {count} steps with Atoll; "
+        f"background encode {statistics.median(p.encode_ns for p in pushed) / 1e6:.2f} ms, "
+        f"push {statistics.median(p.push_ns for p in pushed) / 1e6:.2f} ms (median)"
+    )
+
+
+if __name__ == "__main__":
+    main()
