@@ -35,6 +35,8 @@ class RoundBook:
         self._membership = membership
         self._ledger = ledger
         self.tracks = [FragmentTrack(p, first_due_step(config, p)) for p in range(config.fragments)]
+        self.clock_last = 0
+        """The last clock there was: where a joiner starts while too few are active to have one."""
         self.rounds_started = 0
         self.commits = 0
         self.aborts = 0
@@ -51,7 +53,10 @@ class RoundBook:
         return quorum_count(self._config, len(self._membership.active()), self._membership.joined_max)
 
     def clock(self) -> int | None:
-        return clock_step([m.step for m in self._membership.active()], self.quorum())
+        """s, or None while fewer than a quorum are active."""
+        clock = clock_step([m.step for m in self._membership.active()], self.quorum())
+        self.clock_last = self.clock_last if clock is None else clock
+        return clock
 
     def step_ns(self) -> float:
         """xi_step: the median of the active learners' own step times."""
@@ -59,7 +64,8 @@ class RoundBook:
 
     def upcoming(self, steps: int) -> tuple[int, ...]:
         """The fragments that fall due within this many steps of the clock, soonest first."""
-        horizon = (self.clock() or 0) + steps
+        self.clock()
+        horizon = self.clock_last + steps
         ordered = sorted((t.due_step, t.index) for t in self.tracks if not t.busy and t.due_step <= horizon)
         return tuple(index for _, index in ordered)
 

@@ -207,11 +207,8 @@ class SyncerMachine:
     def _start(self) -> Start:
         tracks = self.book.tracks
         states = tuple(FragmentState(t.version, t.checksum) for t in tracks)
-        return Start(self.book.clock() or self._last_clock(), states, tuple(t.due_step for t in tracks))
-
-    def _last_clock(self) -> int:
-        """Where the run stands when fewer than a quorum are active: the furthest step anybody reported."""
-        return max((m.step for m in self.membership.members.values()), default=0)
+        self.book.clock()
+        return Start(self.book.clock_last, states, tuple(t.due_step for t in tracks))
 
     def _tell_fates(self, member: Member, hello: Hello, out: list[SyncerEffect]) -> None:
         """A learner that was away learns what became of the contributions it could not follow."""
@@ -454,7 +451,7 @@ class SyncerMachine:
         """The fields of a SyncerStats event that the machine knows."""
         totals = self.ledger.totals()
         return {
-            "clock_step": self.book.clock() or self._last_clock(),
+            "clock_step": self.book.clock_last,
             "active": len(self.membership.active()),
             "commits": self.book.commits,
             "rounds_open": self.book.in_flight,
