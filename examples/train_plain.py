@@ -65,9 +65,9 @@ def main() -> None:
             if step % 50 == 0:
                 print(f"step {step:4d}  loss {loss.item():.3f}")
 
-    with torch.no_grad():
         context, target = windows(held_out, 4096, torch.Generator().manual_seed(0))
-        print(f"held-out loss {nn.functional.cross_entropy(model(context), target).item():.3f} nats per byte")
+        with torch.no_grad(), learner.global_params():  # evaluate the published model, not this learner's copy
+            print(f"held-out loss {nn.functional.cross_entropy(model(context), target).item():.3f} nats per byte")
 
 
 if __name__ == "__main__":
