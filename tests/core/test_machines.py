@@ -6,7 +6,8 @@ import pytest
 from world import STEP_NS, TENSORS, World
 
 from atoll.core.config import SyncConfig
-from atoll.core.messages import TensorSpec
+from atoll.core.effects import FetchBroken, FromSyncer, Tick
+from atoll.core.messages import Reseed, TensorSpec
 
 
 def config(**changes: object) -> SyncConfig:
@@ -236,3 +237,109 @@ def test_the_next_learner_seeds_when_the_first_dies_before_it_did() -> None:
     del world2._push_seed
     world2.kill(first)
     assert world2.syncer.committed
+
+
+# ---------------------------------------------------------------- found by review: each of these once went wrong
+
+
+def test_a_merged_contribution_whose_reply_was_lost_is_not_counted_again_however_old_it_is() -> None:
+    world = World(config(quorum="1", carry_versions_max=1), 2)
+    world.join_all()
+    world.everyone_steps(6)
+    away = world.learners["l1@l1-1"]
+    # The reply to its next push is lost together with the link, and the run goes on for many versions.
+    real = away.machine.handle
+    away.machine.handle = lambda e, n: [] if type(e).__name__ in ("PushDone", "FromSyncer") else real(e, n)  # type: ignore[method-assign]
+    world.everyone_steps(3)
+    away.machine.handle = real  # type: ignore[method-assign]
+    world.disconnect(away)
+    world.everyone_steps(40)
+    world.connect(away)
+    world.boundary(away)
+    world.everyone_steps(12)
+    world.check_ledger()
+    world.check_rebase()
+    processed = world.syncer.ledger.totals().processed
+    assert processed == sum(x.machine.tokens for x in world.learners.values())
+
+
+def test_rounds_go_on_at_once_when_the_fastest_learner_dies() -> None:
+    world = World(config(quorum="50%"), 2)
+    world.join_all()
+    fast, slow = world.learners.values()
+    for step in range(200):
+        world.step(fast)
+        if step % 10 == 9:
+            world.step(slow)
+        world.advance(STEP_NS)
+    world.kill(fast)
+    commits = world.syncer.book.commits
+    for _ in range(12):
+        world.step(slow)
+        world.advance(STEP_NS)
+    assert world.syncer.book.commits >= commits + 4
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_a_refused_contribution_is_an_answer(overlap: int) -> None:
+    world = World(config(quorum="all", overlap=overlap, quorum_timeout_ns=10**12), 2)
+    world.join_all()
+    world.everyone_steps(40)
+    real = world.complete_push
+    world.complete_push = lambda h, v, norm=1.0, finite=True: real(h, v, 1e9 if h.learner == "l0" else 1.0)  # type: ignore[method-assign]
+    world.everyone_steps(10)
+    world.complete_push = real  # type: ignore[method-assign]
+    commits = world.syncer.book.commits
+    world.everyone_steps(40)
+    assert world.syncer.book.commits >= commits + 20
+    world.check_ledger()
+
+
+def test_a_learner_that_pauses_collects_only_a_few_versions_and_catches_up() -> None:
+    world = World(config(quorum="1"), 2)
+    world.join_all()
+    active, paused = world.learners.values()
+    for _ in range(100):
+        world.step(active)
+        world.advance(STEP_NS)
+    assert all(len(p.prepared) <= 2 for p in paused.machine.fragments)
+    for _ in range(20):
+        world.step(paused)
+        world.advance(STEP_NS)
+    assert paused.machine.versions_behind <= 4
+    world.check_ledger()
+    world.check_rebase()
+
+
+def test_a_joiner_that_raises_the_quorum_does_not_make_the_syncer_spin() -> None:
+    world = World(config(quorum="50%", overlap=8, grace_cap_steps=100.0), 2)
+    world.join_all()
+    for learner in world.learners.values():
+        learner.push_delay = 3 * STEP_NS
+    world.everyone_steps(2)
+    for index in range(2, 6):
+        world.add(f"l{index}")
+    world.join_all()
+    for _ in range(3):
+        wake = world.syncer.next_wake_ns()
+        assert wake is None or wake > world.now_ns or world.syncer.handle(Tick(), world.now_ns)
+    world.everyone_steps(20)
+    world.check_ledger()
+
+
+def test_a_reseed_is_adopted_whole_or_not_at_all() -> None:
+    world = World(config(), 1)
+    world.join_all()
+    learner = next(iter(world.learners.values()))
+    real = world._fetch
+    world._fetch = lambda x, e: real(x, e) if e.fragment != 3 else None  # type: ignore[method-assign]
+    world.learner_input(learner, FromSyncer(Reseed("test")))
+    world.run()
+    learner.theta = dict.fromkeys(learner.theta, 99.0)
+    world.boundary(learner)
+    assert set(learner.theta.values()) == {99.0}, "a part of the re-seed was adopted"
+    world._fetch = real  # type: ignore[method-assign]
+    world.learner_input(learner, FetchBroken(3, 0, gone=False))
+    world.run()
+    world.boundary(learner)
+    assert learner.theta == world.theta

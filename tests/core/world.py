@@ -276,7 +276,7 @@ class World:
             return
         version = current if effect.kind is FetchKind.THETA else effect.version
         learner.prepared[effect.fragment, version] = self.history[effect.fragment, version]
-        self.learner_input(learner, fx.Fetched(effect.fragment, version))
+        self.learner_input(learner, fx.Fetched(effect.fragment, version, effect.version))
 
     def _adopt(self, learner: FakeLearner, effect: fx.Adopt) -> None:
         p = effect.fragment

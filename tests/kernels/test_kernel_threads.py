@@ -115,6 +115,25 @@ def test_segments_cover_each_slice_in_order_and_never_cross_one(sizes: list[int]
     assert segments.per_slice(lengths.astype(np.float64)).tolist() == [float(size) for size in sizes]
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 9, 40])
+def test_the_sum_of_int4_payloads_for_any_number_and_any_layout_of_the_coefficients(count: int) -> None:
+    rng, n = np.random.default_rng(count), 3 * kernels.BLOCK
+    payloads, decoded = [], np.zeros((count, n), np.float32)
+    for i in range(count):
+        payloads.append(np.empty(3 * 132, np.uint8))
+        assert kernels.encode(kernels.INT4, rng.standard_normal(n).astype(np.float32), payloads[i])
+        kernels.decode(kernels.INT4, payloads[i], decoded[i], add=False)
+    coefficients = rng.uniform(-0.01, 0.01, (2, count))
+    segments = cut_segments(np.array([0, 1, 3]), 3)
+    expected = [
+        float(((c @ part.astype(np.float64)) ** 2).sum())
+        for c, part in zip(coefficients, np.split(decoded, [256], axis=1), strict=True)
+    ]
+    for layout in ("C", "F"):
+        squares = kernels.direction(kernels.INT4, payloads, np.array(coefficients, order=layout), segments)
+        np.testing.assert_allclose(squares, expected, rtol=1e-6)
+
+
 def test_kernels_work_where_no_folder_can_hold_the_cache(tmp_path: Path) -> None:
     """An installed package in a read-only folder, and a home that does not exist: only the cache is lost."""
     code = """

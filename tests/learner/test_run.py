@@ -15,6 +15,9 @@ from torch import nn
 
 from atoll import ConfigError, FencedError, Learner, RefusedError, UnreachableError
 from atoll.core.config import SyncConfig
+from atoll.core.layout import build_layout
+from atoll.learner.snapshot import Mover
+from atoll.learner.tensors import ParameterSet, describe
 from atoll.observe import events, read_events
 
 
@@ -337,3 +340,20 @@ def test_more_fragments_than_the_model_can_fill_is_refused(parts: list[Any]) -> 
     parts.append(syncer)
     with pytest.raises(RefusedError, match="--fragments"):
         Learner(small_model(), address=syncer.address).start()
+
+
+def test_snapshots_keep_the_padding_zero_whatever_fragment_came_before() -> None:
+    """Fragments of equal size whose slices end at different places must not share buffers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
+    layout = build_layout(describe(model, {}), 4)
+    mover = Mover(ParameterSet(model, layout))
+    for _ in range(2):
+        for fragment in layout.fragments:
+            snapshot = mover.take(fragment.index)
+            values = snapshot.values()
+            used = torch.zeros(fragment.size, dtype=torch.bool)
+            for piece in fragment.slices:
+                used[piece.offset : piece.offset + piece.size] = True
+            assert not values[~used.numpy()].any()
+            mover.release(snapshot)

@@ -62,6 +62,9 @@ def check_contribution(
             Refusal.STALE_GENERATION,
             f"{who}: generation {header.generation} was replaced by {member.generation}; restart that process",
         )
+    if header.seq <= member.seq_seen[header.fragment]:
+        # First of all: whatever else has changed since, a contribution that was received is not new.
+        return _refuse(Refusal.DUPLICATE, f"{who}: already received")
     if not member.bases:
         return _refuse(Refusal.NOT_READY, f"{who}: it has not adopted committed state yet; adopt, then say ready")
     if header.codec != config.codec_up:
@@ -81,8 +84,6 @@ def check_contribution(
             f"{who}: {track.version - header.base_version} versions old, at most {config.carry_versions_max} are "
             "accepted; adopt the published version first",
         )
-    if header.seq <= member.seq_seen[header.fragment]:
-        return _refuse(Refusal.DUPLICATE, f"{who}: already received")
     return None
 
 

@@ -212,10 +212,11 @@ class PushBroken:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A version is on this host and checked, ready to be adopted."""
+    """A version is on this host and checked, ready to be adopted. `asked` is the one that the Fetch effect named."""
 
     fragment: int
     version: int
+    asked: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +320,11 @@ class ForgetResiduals:
 
 
 @dataclass(frozen=True, slots=True)
+class ForgetPrepared:
+    """Versions that were prepared and not adopted are of no use any more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The learner holds committed state and may step."""
 
@@ -351,6 +357,7 @@ LearnerEffect = (
     | Fetch
     | Adopt
     | ForgetResiduals
+    | ForgetPrepared
     | Joined
     | Stopped
     | Left

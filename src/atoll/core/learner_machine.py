@@ -20,6 +20,7 @@ from atoll.core.effects import (
     Fetch,
     FetchBroken,
     Fetched,
+    ForgetPrepared,
     ForgetResiduals,
     FromSyncer,
     Joined,
@@ -68,10 +69,14 @@ from atoll.core.policy import first_due_step
 from atoll.core.progress import Counters, FragmentProgress, Sent
 from atoll.errors import LocalProtocolError
 
+PREPARED_MAX = 2
+"""Versions of a fragment that may wait for the next step boundary. A learner that pauses for minutes must not collect
+hundreds; it catches up afterwards, from the ring or whole."""
 _CAUSES: dict[str, Discard] = {
     Refusal.STALE_BASE: Discard.STALE,
     Discard.STALE: Discard.STALE,
-    Discard.QUARANTINED: Discard.QUARANTINED,
+    Refusal.NOT_FINITE: Discard.QUARANTINED,
+    Refusal.NORM_OUTLIER: Discard.QUARANTINED,
 }
 """Why a contribution was dropped -> what the ledger calls it; anything else is `refused`."""
 
@@ -187,15 +192,27 @@ class LearnerMachine:
             self._take_snapshots(out)
 
     def _adopt_prepared(self, out: list[LearnerEffect]) -> None:
+        # A re-seed is adopted at one boundary, whole: a fragment that is still poisoned would poison the healed ones.
+        incomplete = any(p.reseed and not p.prepared for p in self.fragments)
         for progress in self.fragments:
+            if progress.reseed and incomplete:
+                continue
             for version in progress.prepared:
                 self._adopt(progress, version, out)
             progress.prepared = []
-            if any(NO_VERSION < s.merged_version <= progress.base for s in progress.outstanding):
-                # News of the merge came after its version was adopted whole, so the progress is in theta twice:
-                # adopting the same version again takes one of them out.
-                self._adopt(progress, progress.base, out)
+            self._take_late_news(progress, out)
             self._fetch_next(progress, out)
+
+    def _take_late_news(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
+        """News of a merge came after its version had been adopted whole. Under rebase the progress is in theta twice
+        now, and adopting the same version again takes one of them out; the other rules only settle the account."""
+        late = progress.merged_in(progress.base)
+        if late and parse_adopt(self.config.adopt)[0] == "rebase":
+            self._adopt(progress, progress.base, out)
+        else:
+            for sent in late:
+                progress.outstanding.remove(sent)
+                out.append(Settle(progress.index, sent.seq, merged=True))
 
     def _adopt(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
         effect = self.plan_adopt(progress.index, version)
@@ -269,7 +286,7 @@ class LearnerMachine:
             return
         if progress.local.steps == 0:
             progress.request = None
-            out.append(ToSyncer(Nothing(request.round, request.fragment)))
+            self._pass(progress, request.round, out)
         elif progress.snapshot is not None and self._uplink_free:
             progress.request = None
             self._contribute(progress, request.round, request.attempt, out)
@@ -309,13 +326,21 @@ class LearnerMachine:
         sent = progress.find(event.seq)
         if sent is None:
             return
-        if event.reply.accepted or event.reply.code == Refusal.DUPLICATE:
+        if event.reply.accepted or event.reply.code == Refusal.DUPLICATE or sent.merged_version != NO_VERSION:
             sent.pushed = True
         else:
             self._dropped(progress, sent, event.reply.code, out)
             progress.given_up = self._closing is not None and event.reply.code != Refusal.STALE_BASE
+            self._pass(progress, sent.round, out)
         for waiting in sorted(self.fragments, key=lambda p: p.contributed_step):
             self._answer(waiting, out)
+
+    def _pass(self, progress: FragmentProgress, round_number: int, out: list[LearnerEffect]) -> None:
+        """Tell a round that nothing will come from here, so that it does not wait; a synchronous learner then waits
+        for the fragment's next round."""
+        if round_number:
+            out.append(ToSyncer(Nothing(round_number, progress.index)))
+        progress.due_step = max(progress.due_step, self.step + self.config.sync_every)
 
     def _push_broken(self, event: PushBroken, out: list[LearnerEffect]) -> None:
         sent = self.fragments[event.fragment].find(event.seq)
@@ -386,6 +411,13 @@ class LearnerMachine:
             progress.prepared, progress.checksums = [], {}
             progress.announced = progress.base = NO_VERSION
             self._drop_snapshot(progress, out)
+            # What is neither local nor discarded was merged by the earlier run; its ledger is gone, ours adds up.
+            discarded = sum(n for (fragment, _), n in self._discarded.items() if fragment == progress.index)
+            earlier = (progress.index, str(Discard.EARLIER_RUN))
+            self._discarded[earlier] = self._discarded.get(earlier, 0) + (
+                self.tokens - progress.local.tokens - discarded
+            )
+        out.append(ForgetPrepared())
 
     def _start(self, message: Start, out: list[LearnerEffect]) -> None:
         self._started = True
@@ -399,7 +431,8 @@ class LearnerMachine:
                 progress.checksums[state.version] = state.checksum
             progress.fetching = NO_VERSION
             self._fetch_next(progress, out)
-            out += [PushAgain(progress.index, s.seq) for s in progress.outstanding if not s.pushed]
+            again = [s for s in progress.outstanding if not s.pushed and s.merged_version == NO_VERSION]
+            out += [PushAgain(progress.index, s.seq) for s in again]
         if self.joined:
             out += [ToSyncer(Ready(self.step, self._bases())), ToSyncer(self._progress())]
 
@@ -417,20 +450,19 @@ class LearnerMachine:
     def _fate(self, message: Fate, out: list[LearnerEffect]) -> None:
         progress = self.fragments[message.fragment]
         sent = progress.find(message.seq)
-        if sent is None:
+        if sent is None or sent.merged_version != NO_VERSION:
             return
         if message.version == NO_VERSION:
             self._dropped(progress, sent, message.reason, out)
+            progress.due_step = max(progress.due_step, self.step + self.config.sync_every)
         else:
             sent.merged_version = message.version
 
     def _reseed(self, reason: str, out: list[LearnerEffect]) -> None:
-        out += [ForgetResiduals(), Note("Warned", {"source": self.learner, "text": f"re-seeded: {reason}"})]
+        out += [ForgetResiduals(), ForgetPrepared()]
+        out.append(Note("Warned", {"source": self.learner, "text": f"re-seeded: {reason}"}))
         for progress in self.fragments:
             progress.reseed = Discard.QUARANTINED
-            for sent in [s for s in progress.outstanding if not s.pushed]:
-                sent.overwritten = True
-                self._dropped(progress, sent, Discard.QUARANTINED, out)
             progress.prepared = []
             progress.announced = max(progress.announced, progress.base)
             progress.fetching = NO_VERSION
@@ -439,7 +471,8 @@ class LearnerMachine:
     # ------------------------------------------------------------ fetching
 
     def _fetch_next(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
-        if progress.fetching != NO_VERSION or not self._linked or (progress.reseed and progress.prepared):
+        full = len(progress.prepared) >= (1 if progress.reseed else PREPARED_MAX)
+        if progress.fetching != NO_VERSION or not self._linked or full:
             return
         whole = progress.newest == NO_VERSION or bool(progress.reseed)
         if progress.announced == NO_VERSION or (not whole and progress.announced <= progress.newest):
@@ -451,10 +484,12 @@ class LearnerMachine:
 
     def _fetched(self, event: Fetched, out: list[LearnerEffect]) -> None:
         progress = self.fragments[event.fragment]
+        if progress.fetching != event.asked:
+            return  # asked for before the link broke, and again since: the second answer counts
         progress.fetching = NO_VERSION
-        if progress.reseed:
+        if progress.reseed and event.version >= progress.base:
             progress.prepared = [event.version]
-        elif event.version > progress.newest:
+        elif not progress.reseed and event.version > progress.newest:
             progress.prepared.append(event.version)
         self._fetch_next(progress, out)
 

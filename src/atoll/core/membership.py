@@ -17,7 +17,11 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from atoll.core.messages import NO_VERSION
+MERGED_KEPT = 4
+"""Merged contributions remembered per learner and fragment, to tell their fate to one that was away: a learner never
+has more than two in the air."""
+MEMBERS_MAX = 100_000
+"""Learner ids remembered, present or gone."""
 
 
 class MemberState(StrEnum):
@@ -49,8 +53,8 @@ class Member:
     upcoming: tuple[int, ...] = ()
     seq_seen: list[int] = field(default_factory=list)
     """Highest contribution number accepted, per fragment: lower or equal ones are duplicates."""
-    merged: list[tuple[int, int]] = field(default_factory=list)
-    """(seq, version) of the last merged contribution, per fragment."""
+    merged: list[list[tuple[int, int]]] = field(default_factory=list)
+    """(seq, version) of the last merged contributions, per fragment."""
 
     @property
     def connected(self) -> bool:
@@ -87,10 +91,18 @@ class Membership:
             self._by_session.pop(old.session, None)
         member = Member(learner, generation, instance, session, MemberState.JOINING, now_ns)
         member.seq_seen = [-1] * fragments
-        member.merged = [(-1, NO_VERSION)] * fragments
+        member.merged = [[] for _ in range(fragments)]
         self.members[learner] = member
+        self._prune()
         self._by_session[session] = learner
         return member, old
+
+    def _prune(self) -> None:
+        """Forget the longest gone once there are very many, so that memory does not grow with the number of ids."""
+        if len(self.members) > MEMBERS_MAX:
+            gone = [m for m in self.members.values() if m.state in (MemberState.LEFT, MemberState.LOST)]
+            for member in sorted(gone, key=lambda m: m.heard_ns)[: len(self.members) - MEMBERS_MAX]:
+                del self.members[member.learner]
 
     def activate(self, member: Member, now_ns: int) -> None:
         member.state, member.joined_ns = MemberState.ACTIVE, now_ns

@@ -74,6 +74,8 @@ class Discard(StrEnum):
     """A contribution more than `carry_versions_max` versions old."""
     QUARANTINED = "quarantined"
     """Progress of a learner whose contribution was not finite or far too large; it was re-seeded."""
+    EARLIER_RUN = "earlier_run"
+    """Merged by a run whose syncer came back without its state: accounted for there, not here."""
     REFUSED = "refused"
     """A contribution that the syncer refused after its progress had been overwritten; the event has the reason."""
 

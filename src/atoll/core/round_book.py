@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from atoll.core.config import SyncConfig
 from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
 from atoll.core.ledger import Ledger
-from atoll.core.membership import Member, Membership
+from atoll.core.membership import MERGED_KEPT, Member, Membership
 from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
 from atoll.core.policy import (
     NORMS_KEPT,
@@ -24,7 +24,7 @@ from atoll.core.policy import (
     moving_average,
     quorum_count,
 )
-from atoll.core.rounds import Contribution, FragmentTrack, Round
+from atoll.core.rounds import Contribution, ContributionId, FragmentTrack, Round
 
 
 class RoundBook:
@@ -79,6 +79,9 @@ class RoundBook:
         clock = self.clock()
         if clock is None:
             return
+        for track in self.tracks:
+            # When the fastest learner goes, the clock falls back to the others: nobody waits for it to catch up.
+            track.due_step = min(track.due_step, clock + self._config.sync_every)
         due = sorted(
             (t for t in self.tracks if not t.busy and t.due_step <= clock), key=lambda t: (t.due_step, t.index)
         )
@@ -257,7 +260,8 @@ class RoundBook:
             track.norms = [*track.norms[-NORMS_KEPT + 1 :], item.norm]
             member = self._membership.members.get(item.id.learner)
             if member is not None and member.generation == item.id.generation:
-                member.merged[done.fragment] = (item.id.seq, track.version)
+                kept = member.merged[done.fragment][-MERGED_KEPT + 1 :]
+                member.merged[done.fragment] = [*kept, (item.id.seq, track.version)]
             out.append(Forget(item.id))
         out.append(
             Note(
@@ -282,12 +286,18 @@ class RoundBook:
         self, track: FragmentTrack, opened: Round, members: Iterable[Member], contributors: int, out: list[SyncerEffect]
     ) -> None:
         for member in members:
-            seq, version = member.merged[track.index]
-            merged_seq = seq if version == track.version else -1
+            merged_seq = max((s for s, v in member.merged[track.index] if v == track.version), default=-1)
             message = Published(
                 track.index, track.version, opened.number, track.checksum, merged_seq, contributors, opened.clock_step
             )
             out.append(ToLearner(member.session, message))
+
+    def holds(self, identity: ContributionId) -> bool:
+        """True while this contribution waits for a round, is in one, or is being merged."""
+        track = self.tracks[identity.fragment]
+        in_round = track.round is not None and identity in track.round.contributions
+        merging = self._closed[identity.fragment][1] if track.merging else []
+        return identity in track.held or in_round or any(item.id == identity for item in merging)
 
     # ------------------------------------------------------------ time
 
@@ -298,7 +308,7 @@ class RoundBook:
     def next_wake_ns(self) -> int | None:
         wakes = [
             t.round.grace_deadline_ns()
-            if t.round.quorum_ns >= 0
+            if t.round.quorum_ns >= 0 and len(t.round.contributors()) >= self.quorum()
             else t.round.launched_ns + self._config.quorum_timeout_ns
             for t in self.tracks
             if t.round is not None

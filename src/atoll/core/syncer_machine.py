@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.core.admission import check_contribution, check_hello
-from atoll.core.config import SyncConfig
+from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.effects import (
     Answer,
     CommitSeed,
@@ -53,10 +53,13 @@ from atoll.core.messages import (
     Upcoming,
     Welcome,
 )
-from atoll.core.policy import fragments_for, moving_average, norm_limit, upcoming_steps
+from atoll.core.policy import NORMS_KEPT, fragments_for, moving_average, norm_limit, upcoming_steps
 from atoll.core.round_book import RoundBook
 from atoll.core.rounds import Contribution, ContributionId
 from atoll.errors import LayoutError
+
+SEED_SILENCE_NS = 600 * SECOND_NS
+"""How long one fragment of the seed may take: 750 MB at 10 Mbit/s. A dead connection is noticed much earlier."""
 
 
 class SyncerMachine:
@@ -76,6 +79,7 @@ class SyncerMachine:
         self._finished = False
         self._seeder = ""
         self._seeds: set[int] = set()
+        self._committing = False
 
     # ------------------------------------------------------------ the one entrance
 
@@ -87,6 +91,8 @@ class SyncerMachine:
             self._message(event, now_ns, out)
         elif isinstance(event, PushOpened):
             refusal = self._check_push(event.header)
+            if refusal is not None:
+                self._no_contribution(event.header, refusal, now_ns, out)
             sender = self.membership.members.get(event.header.learner)
             if sender is not None and sender.generation == event.header.generation:
                 sender.heard_ns = now_ns
@@ -113,7 +119,7 @@ class SyncerMachine:
         wakes = [w for w in (self.book.next_wake_ns(),) if w is not None]
         for member in self.membership.members.values():
             if self._on_lease(member):
-                wakes.append(member.heard_ns + self.config.lease_ns)
+                wakes.append(member.heard_ns + self._lease_ns(member))
             elif member.state is MemberState.AWAY:
                 wakes.append(member.away_ns + self.config.lost_after_ns)
         return min(wakes) if wakes else None
@@ -168,7 +174,7 @@ class SyncerMachine:
             out.append(ToLearner(session, self._start()))
 
     def _check_hello(self, hello: Hello) -> Refused | None:
-        if not self.committed and not self.membership.connected():
+        if not self.committed and not self._committing and not self.membership.connected():
             self.layout = None  # whoever fixed it is gone and gave no parameters
         refusal = check_hello(hello, self.run, self.layout, self.membership.members.get(hello.learner))
         if refusal is not None:
@@ -215,18 +221,11 @@ class SyncerMachine:
         for item in hello.outstanding:
             if not 0 <= item.fragment < self.config.fragments:
                 continue
-            seq, version = member.merged[item.fragment]
             identity = ContributionId(member.learner, member.generation, item.fragment, item.seq)
-            track = self.book.tracks[item.fragment]
-            in_round = track.round is not None and identity in track.round.contributions
-            if item.seq == seq:
+            version = dict(member.merged[item.fragment]).get(item.seq)
+            if version is not None:
                 out.append(ToLearner(member.session, Fate(item.fragment, item.seq, version, "")))
-            elif (
-                item.seq <= member.seq_seen[item.fragment]
-                and identity not in track.held
-                and not in_round
-                and not track.merging
-            ):
+            elif item.seq <= member.seq_seen[item.fragment] and not self.book.holds(identity):
                 out.append(ToLearner(member.session, Fate(item.fragment, item.seq, -1, Refusal.UNKNOWN_ROUND)))
 
     def _closed(self, event: SessionClosed, now_ns: int, out: list[SyncerEffect]) -> None:
@@ -239,13 +238,15 @@ class SyncerMachine:
 
     def _gone(self, member: Member, now_ns: int, out: list[SyncerEffect]) -> None:
         self.book.learner_gone(member.learner, now_ns, out)
-        if self._seeder == member.learner and not self.committed:
+        if self._seeder == member.learner and not self.committed and not self._committing:
             self._pass_seed_on(out)
 
     def _pass_seed_on(self, out: list[SyncerEffect]) -> None:
         """The learner that was to give the first parameters is gone: ask the next one that waits."""
         self._seeder, self._seeds = "", set()
         for member in self.membership.connected():
+            if member.state is not MemberState.JOINING:
+                continue
             self._seeder = member.learner
             out.append(ToLearner(member.session, self._welcome(member, True)))
             return
@@ -327,7 +328,7 @@ class SyncerMachine:
         if self.layout is None or not 0 <= header.fragment < self.config.fragments:
             return PushReply(False, Refusal.UNKNOWN_FRAGMENT, f"{who}: this run has no such fragment")
         if header.kind is PushKind.SEED:
-            if self.committed or header.learner != self._seeder:
+            if self.committed or self._committing or header.learner != self._seeder:
                 return PushReply(False, Refusal.NOT_READY, f"{who}: not asked for the first parameters")
             if header.codec != "fp32":
                 return PushReply(False, Refusal.CODEC, f"{who}: the first parameters must be sent as fp32")
@@ -342,12 +343,14 @@ class SyncerMachine:
         header = event.header
         refusal = self._check_push(header) or self._check_values(event)
         if refusal is not None:
-            self._refuse_push(header, refusal, out)
+            self._refuse_push(event, refusal, out)
+            self._no_contribution(header, refusal, now_ns, out)
             return
         if header.kind is PushKind.SEED:
             self._seeds.add(header.fragment)
             out.append(Answer(PushReply(accepted=True)))
             if len(self._seeds) == self.config.fragments:
+                self._committing = True
                 out.append(CommitSeed())
             return
         self._accept(event, now_ns, out)
@@ -392,7 +395,16 @@ class SyncerMachine:
             )
         return None
 
-    def _refuse_push(self, header: PushHeader, refusal: PushReply, out: list[SyncerEffect]) -> None:
+    def _no_contribution(self, header: PushHeader, refusal: PushReply, now_ns: int, out: list[SyncerEffect]) -> None:
+        """A refused contribution is an answer too: its round must not wait for another."""
+        member = self.membership.members.get(header.learner)
+        current = member is not None and member.generation == header.generation
+        known = 0 <= header.fragment < self.config.fragments
+        if current and known and header.kind is PushKind.CONTRIBUTION and refusal.code != Refusal.DUPLICATE:
+            self.book.answer_nothing(header.learner, Nothing(header.round, header.fragment), now_ns, out)
+
+    def _refuse_push(self, event: PushCompleted, refusal: PushReply, out: list[SyncerEffect]) -> None:
+        header = event.header
         out.append(Answer(refusal))
         fields = {name: getattr(header, name) for name in ("fragment", "learner", "generation", "seq", "tokens")}
         out.append(Note("ContributionRefused", {**fields, "code": str(refusal.code), "detail": refusal.detail}))
@@ -400,11 +412,16 @@ class SyncerMachine:
         if member is None or member.generation != header.generation or header.kind is PushKind.SEED:
             return
         if refusal.code == Refusal.DUPLICATE:
-            seq, version = member.merged[header.fragment]
-            if seq == header.seq and member.connected:
+            version = dict(member.merged[header.fragment]).get(header.seq)
+            if version is not None and member.connected:
                 out.append(ToLearner(member.session, Fate(header.fragment, header.seq, version, "")))
         elif refusal.code in (Refusal.NOT_FINITE, Refusal.NORM_OUTLIER):
             member.seq_seen[header.fragment] = header.seq
+            track = self.book.tracks[header.fragment]
+            if event.finite:
+                # The limit itself enters the median, so that a lasting change of scale is accepted in the end.
+                limit = norm_limit(self.config, track.norms, header.steps)
+                track.norms = [*track.norms[-NORMS_KEPT + 1 :], min(event.norm, limit)]
             if member.connected:
                 out.append(ToLearner(member.session, Reseed(refusal.detail)))
             out.append(Note("Warned", {"source": "syncer", "text": f"quarantined: {refusal.detail}"}))
@@ -426,10 +443,10 @@ class SyncerMachine:
 
     def _expire(self, now_ns: int, out: list[SyncerEffect]) -> None:
         for _, member in sorted(self.membership.members.items()):
-            silent = now_ns - member.heard_ns >= self.config.lease_ns
-            if silent and self._on_lease(member):
+            lease_ns = self._lease_ns(member)
+            if self._on_lease(member) and now_ns - member.heard_ns >= lease_ns:
                 member.state, member.away_ns = MemberState.AWAY, now_ns
-                self._note_member(member, f"silent for {self.config.lease_ns / 1e9:g} s", out)
+                self._note_member(member, f"silent for {lease_ns / 1e9:g} s", out)
                 self._gone(member, now_ns, out)
             elif member.state is MemberState.AWAY and now_ns - member.away_ns >= self.config.lost_after_ns:
                 member.state = MemberState.LOST
@@ -440,6 +457,10 @@ class SyncerMachine:
         """Silence matters for learners that rounds wait for, and for the one that gives the first parameters."""
         seeding = member.state is MemberState.JOINING and member.learner == self._seeder and not self.committed
         return member.state is MemberState.ACTIVE or seeding
+
+    def _lease_ns(self, member: Member) -> int:
+        """A seeding learner is silent while one fragment of the first parameters is on a thin link."""
+        return self.config.lease_ns if member.state is MemberState.ACTIVE else SEED_SILENCE_NS
 
     def _note_member(self, member: Member, reason: str, out: list[SyncerEffect]) -> None:
         fields = {"learner": member.learner, "generation": member.generation}

@@ -131,6 +131,7 @@ def inspect(kind: int, payload: U8, n: int, segments: Segments) -> tuple[bool, F
 def direction(kind: int, payloads: Sequence[U8], coefficients: F64, segments: Segments) -> F64:
     """Squared norm per slice of sum_i coefficients[slice, i] * delta_i. Meant for sums of norm 1 or less."""
     squares = np.zeros(len(segments.slices), np.float64)
+    coefficients = np.ascontiguousarray(coefficients)  # the loops take its rows by address
     addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
     blocks, compiled = int(segments.starts[-1]), _loops().direction
     segments.run(
@@ -164,6 +165,7 @@ def outer_step(step: OuterStep, payloads: Sequence[U8], coefficients: F64, segme
     Returns whether the update is finite, and (sample . previous sample, sample . sample) of the gradient.
     """
     products = np.zeros((len(segments.slices), 2), np.float64)
+    coefficients = np.ascontiguousarray(coefficients)
     addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
     state = (step.theta, step.momentum, step.residual, step.update, step.sample, step.previous)
     state_addresses = tuple(_address(array) for array in state)

@@ -74,6 +74,7 @@ class Engine:
         self._options = options
         self._snapshots: dict[int, Snapshot] = {}
         self._seeds: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._seeding = False
         self._pushing: set[tuple[int, int]] = set()
         self._updates: dict[tuple[int, int], bytes] = {}
         """Small updates that came inside their Published notice and are not prepared yet."""
@@ -95,7 +96,7 @@ class Engine:
     def stop(self, timeout_s: float) -> None:
         """End the session and the thread."""
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stop.set)
+            self._post(self._stop.set)
             self._thread.join(timeout_s)
         self._workers.shutdown(wait=False, cancel_futures=True)
 
@@ -149,7 +150,7 @@ class Engine:
 
     def _perform(self, effect: fx.LearnerEffect) -> None:
         if isinstance(effect, fx.ToSyncer):
-            self._loop.call_soon_threadsafe(self._transmit, effect.message)
+            self._post(self._transmit, effect.message)
         elif isinstance(effect, fx.TakeSnapshot):
             self._take(effect.fragment)
         elif isinstance(effect, fx.DropSnapshot):
@@ -164,7 +165,7 @@ class Engine:
             self._settle(effect)
         elif isinstance(effect, fx.Fetch):
             if (effect.fragment, effect.version) in self._updates:
-                self._loop.call_soon_threadsafe(self._take_small, effect)
+                self._post(self._take_small, effect)
             else:
                 self._background(lambda: self._fetch(effect))
         elif isinstance(effect, fx.Note):
@@ -175,11 +176,23 @@ class Engine:
             assert self.vault is not None
             self.vault.residuals = [None] * len(self.vault.residuals)
             self.reseeded = True
+        elif isinstance(effect, fx.ForgetPrepared):
+            assert self.vault is not None
+            self.vault.prepared = [{} for _ in self.vault.prepared]
         elif isinstance(effect, fx.Left):
             self.left = True
 
     def _background(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._loop.call_soon_threadsafe(self._spawn, make)
+        self._post(self._spawn, make)
+
+    def _post(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run something on the link's loop. Once the link has ended (the run is over, or was refused) there is nobody
+        to do it, and training goes on without."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
 
     def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = self._loop.create_task(make())
@@ -216,7 +229,7 @@ class Engine:
         started_ns = time.perf_counter_ns()
         old = self.vault.current[effect.fragment]
         new = self.vault.prepared[effect.fragment].get(effect.version, old)
-        assert new is not None
+        assert new is not None and new.version == effect.version, "the machine and the vault disagree"
         key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus)
         if new.staged is not None and new.staged[0] == key:
             values = new.staged[1].tensor()
@@ -230,6 +243,8 @@ class Engine:
         else:
             self.parameters.write(effect.fragment, values)
         self.vault.adopted(effect.fragment, effect.version)
+        for old_key in [k for k in self._updates if k[0] == effect.fragment and k[1] <= effect.version]:
+            del self._updates[old_key]
         self.adopt_ns += time.perf_counter_ns() - started_ns
 
     def _contribute(self, effect: fx.Contribute) -> None:
@@ -237,7 +252,7 @@ class Engine:
         snapshot = self._snapshots.pop(effect.header.fragment)
         sending = self.vault.start_sending(effect.header, snapshot, effect.minus, effect.feedback)
         if self.vault.small(effect.header.fragment):
-            self._loop.call_soon_threadsafe(self._send_small, sending)
+            self._post(self._send_small, sending)
         else:
             self._background(lambda: self._encode(sending))
 
@@ -388,6 +403,16 @@ class Engine:
         """Give the run its first parameters: the published ones if this learner holds any, else the model's own.
         The training thread is waiting to join in the second case, so the model does not move."""
         assert self.vault is not None and self._bulk is not None
+        if self._seeding:
+            return
+        self._seeding = True
+        try:
+            await self._push_seeds()
+        finally:
+            self._seeding = False
+
+    async def _push_seeds(self) -> None:
+        assert self.vault is not None and self._bulk is not None
         for fragment in range(len(self.vault.layout.fragments)):
             values = await self._loop.run_in_executor(self._workers, self._seed_values, fragment)
             payload = values.view(np.uint8)
@@ -430,92 +455,105 @@ class Engine:
         """Prepare a small update that came with its notice, on the loop."""
         assert self.vault is not None
         fragment, version = effect.fragment, effect.version
-        payload = np.frombuffer(self._updates.pop((fragment, version)), np.uint8)
+        payload = self._updates.pop((fragment, version), b"")
         with self.changed:
             before = self.vault.newest(fragment)
-            if before is not None and before.version == version - 1:
-                try:
-                    published = self.vault.prepare_update(fragment, before, payload, effect.checksum)
-                except PayloadError as error:
-                    self.writer.emit(events.Warned(self.machine.learner, f"{error}; fetching the fragment whole"))
-                    self.apply(fx.FetchBroken(fragment, version, gone=True))
-                    return
-                key, old, sent = self._plan(fragment, published)
-                if key is not None:
-                    published.staged = (key, self._stage_values(key, old, published, sent))
-                self.vault.prepared[fragment][version] = published
-            self.writer.emit(
-                events.LearnerFetched(self.machine.learner, fragment, version, payload.nbytes, 0, whole=False)
-            )
-            self.apply(fx.Fetched(fragment, version))
+            try:
+                if before is None or before.version != version - 1:
+                    raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
+                data = np.frombuffer(payload, np.uint8)
+                published = self.vault.prepare_update(fragment, before, data, effect.checksum)
+            except PayloadError as error:
+                self._refetch(effect, error)
+                return
+            key, old, sent = self._plan(fragment, published)
+            if key is not None:
+                published.staged = (key, self._stage_values(key, old, published, sent))
+            self._prepared(effect, published)
+        self.writer.emit(events.LearnerFetched(self.machine.learner, fragment, version, len(payload), 0, whole=False))
+
+    def _refetch(self, effect: fx.Fetch, error: PayloadError) -> None:
+        """What came cannot be used: get the fragment whole. The caller holds `changed`."""
+        self.writer.emit(events.Warned(self.machine.learner, f"{error}; fetching the fragment whole"))
+        self.apply(fx.FetchBroken(effect.fragment, effect.version, gone=True))
+
+    def _prepared(self, effect: fx.Fetch, published: Published) -> None:
+        """Tell the machine; keep the version if it will be adopted. The caller holds `changed`."""
+        assert self.vault is not None
+        self.apply(fx.Fetched(effect.fragment, published.version, effect.version))
+        if published.version in self.machine.fragments[effect.fragment].prepared:
+            self.vault.prepared[effect.fragment][published.version] = published
 
     async def _fetch(self, effect: fx.Fetch) -> None:
         assert self.vault is not None
         started_ns = time.perf_counter_ns()
         try:
-            version, size = await self._prepare(effect)
+            published, size = await self._get(effect)
+            await self._stage(effect.fragment, published)
         except RefusedError as error:
             await self._fetch_failed(effect, gone=error.code == Refusal.UNKNOWN_VERSION)
         except PayloadError as error:
-            self.writer.emit(events.Warned(self.machine.learner, f"{error}; fetching the fragment whole"))
-            await self._fetch_failed(effect, gone=True)
+            with self.changed:
+                self._refetch(effect, error)
         except UnreachableError:
             await self._fetch_failed(effect, gone=False)
         else:
             fetch_ns = time.perf_counter_ns() - started_ns
             whole = effect.kind is FetchKind.THETA
-            note = events.LearnerFetched(self.machine.learner, effect.fragment, version, size, fetch_ns, whole)
+            note = events.LearnerFetched(
+                self.machine.learner, effect.fragment, published.version, size, fetch_ns, whole
+            )
             self.writer.emit(note)
-            self._apply_here(fx.Fetched(effect.fragment, version))
+            with self.changed:
+                self._prepared(effect, published)
 
     async def _fetch_failed(self, effect: fx.Fetch, gone: bool) -> None:
         if not gone:
             await asyncio.sleep(RETRY_S)
         self._apply_here(fx.FetchBroken(effect.fragment, effect.version, gone))
 
-    async def _prepare(self, effect: fx.Fetch) -> tuple[int, int]:
-        """Get the bytes, make the version and stage its adopt; returns its number and the bytes that came."""
+    async def _get(self, effect: fx.Fetch) -> tuple[Published, int]:
+        """Get the bytes and make the version; returns it and the bytes that came."""
         assert self.vault is not None and self._bulk is not None
         fragment = effect.fragment
         whole = effect.kind is FetchKind.THETA
         seed = self._seeds.pop(fragment, None) if whole else None
         if seed is not None and xxhash.xxh3_64_intdigest(seed.data) == effect.checksum:
             # This learner's own seed came back as version 0: no need to fetch it.
-            published = self.vault.prepare_whole(fragment, effect.version, seed.view(np.uint8))
-            size = 0
-        else:
-            version = NO_VERSION if whole else effect.version
-            request = FetchRequest(effect.kind, self.machine.learner, self.machine.generation, fragment, version)
-            header, payload = await self._bulk.fetch(request)
-            size = int(payload.nbytes)
-            if whole:
-                published = self.vault.prepare_whole(fragment, header.version, payload)
-            else:
-                with self.changed:
-                    before = self.vault.newest(fragment)
-                if before is None or before.version != effect.version - 1:
-                    return effect.version, size  # it came by another way in the meantime
-                published = await self._loop.run_in_executor(
-                    self._workers, self.vault.prepare_update, fragment, before, payload, effect.checksum
-                )
-        await self._stage(fragment, published)
+            return self.vault.prepare_whole(fragment, effect.version, seed.view(np.uint8)), 0
+        version = NO_VERSION if whole else effect.version
+        request = FetchRequest(effect.kind, self.machine.learner, self.machine.generation, fragment, version)
+        header, payload = await self._bulk.fetch(request)
+        size = int(payload.nbytes)
+        if whole:
+            return self.vault.prepare_whole(fragment, header.version, payload), size
         with self.changed:
-            self.vault.prepared[fragment][published.version] = published
-        return published.version, size
+            before = self.vault.newest(fragment)
+        if before is None or before.version != effect.version - 1:
+            raise PayloadError(f"version {effect.version} of fragment {fragment} does not follow what is here")
+        make = self.vault.prepare_update
+        return await self._loop.run_in_executor(self._workers, make, fragment, before, payload, effect.checksum), size
 
     async def _stage(self, fragment: int, published: Published) -> None:
         """Make what the adopt will need while the training thread is still computing. If the guess is wrong (another
         version was adopted in between), the adopt makes it again."""
         with self.changed:
             key, old, sent = self._plan(fragment, published)
-        if key is not None:
+        if key is None:
+            return
+        try:
             values = await self._loop.run_in_executor(self._workers, self._stage_values, key, old, published, sent)
-            published.staged = (key, values)
+        except RuntimeError:  # no device memory to spare just now: the adopt will make them
+            return
+        published.staged = (key, values)
 
     def _plan(self, fragment: int, published: Published) -> tuple[AdoptKey | None, Published | None, list[Sending]]:
-        """How this version will be adopted, as far as can be told now. The caller holds `changed`."""
+        """How this version will be adopted, as far as can be told now. The caller holds `changed`. Only the next
+        version is worth preparing for: one behind it would be made anew anyway."""
         assert self.vault is not None
-        old = self.vault.newest(fragment)
+        if self.vault.prepared[fragment]:
+            return None, None, []
+        old = self.vault.current[fragment]
         plan = self.machine.plan_adopt(fragment, published.version)
         if old is None and plan.rule != "overwrite":
             return None, None, []

@@ -82,6 +82,8 @@ class Learner:
         self._meter = StepMeter(self.events, self._machine)
         self._losses = LossReader()
         self._state = "new"
+        self._alone = False
+        """A synchronous learner gave up waiting; it waits again after the next merge that it adopts."""
 
     # ------------------------------------------------------------ joining
 
@@ -101,6 +103,7 @@ class Learner:
         try:
             self._join()
         except BaseException:
+            self._state = "closed"
             self._engine.stop(1.0)
             atexit.unregister(self._engine.stop)
             self.events.close()
@@ -154,7 +157,7 @@ class Learner:
             self._raise_failure()
             engine.apply(fx.Stepped(tokens, compute_ns, value))
             stall_ns = self._wait_if_synchronous()
-            if engine.reseeded:
+            if engine.reseeded and not any(progress.reseed for progress in self._machine.fragments):
                 self._heal_optimizer()
         self._meter.leave(
             tokens=tokens,
@@ -167,6 +170,9 @@ class Learner:
     def _wait_if_synchronous(self) -> int:
         """In a synchronous run, stand at the boundary until the merge that is due here has been adopted."""
         if not self._machine.must_wait:
+            self._alone = False
+            return 0
+        if self._alone:
             return 0
         began = time.monotonic()
         busy_ns = self._engine.adopt_ns + self._engine.snapshot_ns
@@ -175,6 +181,7 @@ class Learner:
             if time.monotonic() - began > SYNC_WAIT_S_MAX:
                 text = f"no merge for {SYNC_WAIT_S_MAX:g} s; going on alone until the syncer answers"
                 self.events.emit(events.Warned(self._machine.learner, text))
+                self._alone = True
                 break
             if self._machine.adopt_ready:
                 self._engine.apply(fx.Boundary())

@@ -18,14 +18,15 @@ from atoll.learner.tensors import ParameterSet
 
 F32 = NDArray[np.float32]
 
-BUFFERS_KEPT = 4
-"""Free host buffers kept per size: the fragments that are due next, and those of the rounds in flight."""
+BUFFERS_KEPT = 2
+"""Free host buffers kept per fragment: one for the next snapshot, one for a contribution in the air."""
 
 
 class Snapshot:
     """One fragment's parameters at a step boundary."""
 
-    def __init__(self, host: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+    def __init__(self, fragment: int, host: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+        self.fragment = fragment
         self.host = host
         self._ready = ready
 
@@ -63,24 +64,27 @@ class Mover:
         self._inward = _stream(parameters.device) if self._cuda else None
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
 
-    def buffer(self, size: int) -> torch.Tensor:
-        """A host buffer (pinned when the model is on a GPU), zero where a fragment has padding."""
-        free = self._free[size]
-        return free.pop() if free else torch.zeros(size, dtype=torch.float32, pin_memory=self._cuda)
+    def buffer(self, fragment: int) -> torch.Tensor:
+        """A host buffer (pinned when the model is on a GPU) for this fragment. It is zero where the fragment has
+        padding, and stays so because it is never used for another fragment."""
+        if self._free[fragment]:
+            return self._free[fragment].pop()
+        size = self._parameters.layout.fragments[fragment].size
+        return torch.zeros(size, dtype=torch.float32, pin_memory=self._cuda)
 
     def release(self, snapshot: Snapshot) -> None:
         """Give the buffer back. A transfer still under way is ordered before the next one on the side stream."""
-        free = self._free[snapshot.host.numel()]
+        free = self._free[snapshot.fragment]
         if len(free) < BUFFERS_KEPT:
             free.append(snapshot.host)
 
     @torch.no_grad()
     def take(self, fragment: int) -> Snapshot:
         size = self._parameters.layout.fragments[fragment].size
-        host = self.buffer(size)
+        host = self.buffer(fragment)
         if self._side is None:
             self._parameters.read(fragment, host)
-            return Snapshot(host, None)
+            return Snapshot(fragment, host, None)
         staging = torch.zeros(size, dtype=torch.float32, device=self._parameters.device)
         self._parameters.read(fragment, staging)
         self._side.wait_stream(torch.cuda.current_stream(self._parameters.device))
@@ -89,7 +93,7 @@ class Mover:
             ready = _event()
             ready.record(self._side)
         staging.record_stream(self._side)
-        return Snapshot(host, ready)
+        return Snapshot(fragment, host, ready)
 
     def stage(self, values: F32) -> Staged:
         """Background: bring values to the device on a stream of their own."""

@@ -45,6 +45,9 @@ def describe(model: nn.Module, merge_modes: Mapping[str, str]) -> tuple[TensorSp
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     specs = []
     known = dict(trainable(model))
+    devices = sorted({str(parameter.device) for parameter in known.values()})
+    if len(devices) > 1:
+        raise LayoutError(f"the model is spread over {', '.join(devices)}; put all of it on one device")
     for name in merge_modes:
         if name not in known:
             raise ConfigError(f"merge_modes names {name!r}, which is not a trainable parameter of the model")
@@ -60,7 +63,8 @@ class ParameterSet:
     """The live parameters under a layout. Used by the training thread only."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        self._parameters = [parameter for _, parameter in trainable(model)]
+        named = dict(model.named_parameters())
+        self._parameters = [named[spec.name] for spec in layout.tensors]
         self.layout = layout
         self.device = self._parameters[0].device
 

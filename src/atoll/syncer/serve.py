@@ -88,7 +88,7 @@ def _stats(shell: SyncerShell, server: RunningServer) -> events.SyncerStats:
 
 
 def _save(shell: SyncerShell, folder: Path | None) -> None:
-    if folder is not None and shell.state is not None:
+    if folder is not None and shell.state is not None and shell.failure is None:
         shell.state.save(folder / "model.safetensors")
 
 

@@ -329,11 +329,19 @@ class SyncerShell:
         if cached is None or cached[0] != state.fragments[request.fragment].version:
             async with self._locks[request.fragment]:
                 arrays = state.fragments[request.fragment]
+                cached = self._copies.get(request.fragment)  # another joiner may have made it in the meantime
+                if cached is not None and cached[0] == arrays.version:
+                    return self._theta_header(cached, request)
                 copy = await self._loop.run_in_executor(self._workers, arrays.theta.tobytes)
                 cached = (arrays.version, arrays.checksum, memoryview(copy))
                 self._copies[request.fragment] = cached
                 while len(self._copies) > THETA_COPIES_MAX:
                     self._copies.popitem(last=False)
+        return self._theta_header(cached, request)
+
+    def _theta_header(
+        self, cached: tuple[int, int, memoryview], request: FetchRequest
+    ) -> tuple[FetchHeader, memoryview]:
         version, checksum, data = cached
         if request.version not in (NO_VERSION, version):
             detail = f"fragment {request.fragment} is at version {version} now, not {request.version}; fetch that"

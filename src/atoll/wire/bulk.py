@@ -86,9 +86,10 @@ class BulkClient:
             except (UnreachableError, RemoteProtocolError) as error:
                 failure = error
             await asyncio.sleep(backoff.next_s())
-        if reply is not None:
-            return reply
-        raise UnreachableError(f"{BULK_ATTEMPTS_MAX} attempts to push fragment {header.fragment} failed: {failure}")
+        # A busy syncer may have taken an attempt whose answer was lost, so BUSY is never the last word: the caller
+        # tries again later and learns from `duplicate` if it was.
+        why = failure or (reply.detail if reply is not None else "")
+        raise UnreachableError(f"{BULK_ATTEMPTS_MAX} attempts to push fragment {header.fragment} failed: {why}")
 
     async def _push_once(self, header: PushHeader, view: memoryview) -> PushReply:
         stripes = self._stripes(view.nbytes)
