@@ -133,7 +133,7 @@ class TrainingThread:
             self.error = error
 
     def train(self) -> None:
-        x = torch.randn(8, 32, generator=self._generator)
+        x = torch.randn(8, 32, generator=self._generator).to(next(self.model.parameters()).device)
         loss = (self.model(x) - x).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
@@ -227,12 +227,13 @@ class Proxy:
 
 def spawn(script: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """A real Python process that runs `script`."""
+    places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         [sys.executable, "-c", script, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent), **(env or {})},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places), **(env or {})},
     )
 
 

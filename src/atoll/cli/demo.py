@@ -10,8 +10,8 @@ from atoll.cli import options as o
 from atoll.cli.terminal import human
 from atoll.cli.train import train_with
 
-DEMO_STEPS = 480
-"""A step of `tiny` takes some 60 ms of one core, so four learners on two cores train for about 75 s; starting five
+DEMO_STEPS = 720
+"""A step of `tiny` takes some 60 ms of one core, so four learners on two cores train for about 95 s; starting five
 processes and evaluating at the end bring the whole to about two minutes."""
 
 
