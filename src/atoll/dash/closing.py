@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from rich.console import Console
@@ -46,10 +47,15 @@ def print_summary(run_folder: str | Path, console: Console | None = None) -> Non
 def _facts(state: RunState) -> list[tuple[str, str]]:
     seconds = (state.end_ns - state.start_ns) / 1e9
     learners = f"{len(state.learners)} learner{'s' if len(state.learners) != 1 else ''}"
+    tokens = state.tokens or state.ledger.processed
+    loss = f"{loss_text(state.eval_loss)} nats per token, published model on held-out data"
+    if state.eval_loss is None or math.isnan(state.eval_loss):
+        loss = "not measured: nobody evaluated the published model"
+    told = bool(state.tokens)
     facts = [
-        ("loss", f"{loss_text(state.eval_loss)} nats per token, published model on held-out data"),
-        ("trained", f"{count_text(state.tokens)} tokens in {duration_text(seconds)} by {learners}"),
-        ("goodput", words.goodput_sentence(state)),
+        ("loss", loss),
+        ("trained", f"{count_text(tokens)} tokens in {duration_text(seconds)} by {learners}"),
+        ("goodput", words.goodput_sentence(state) if told else "not known: no learner wrote its events to this folder"),
         ("bytes", words.bytes_sentence(state)),
         ("tokens", words.ledger_sentence(state)),
     ]

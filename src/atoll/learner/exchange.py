@@ -1,0 +1,334 @@
+"""The background half of a learner: how contributions go out and versions come in.
+
+Small payloads are encoded, sent and prepared on the event loop itself and travel on the control connection; larger ones
+use worker threads and the bulk connections. What the training thread will need for an adopt is made, and brought to the
+model's device, before it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from atoll.core import effects as fx
+from atoll.core.learner_machine import LearnerMachine
+from atoll.core.messages import (
+    NO_VERSION,
+    Contribution,
+    FetchKind,
+    FetchRequest,
+    LearnerMessage,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Received,
+    Refusal,
+    Reseed,
+)
+from atoll.errors import PayloadError, RefusedError, UnreachableError
+from atoll.learner.snapshot import Mover, Staged
+from atoll.learner.vault import AdoptKey, Published, Sending, Vault
+from atoll.observe import Writer, events
+from atoll.wire import BulkClient
+
+RETRY_S = 0.5
+"""Pause after a transfer that the wire gave up on, before the machine is told to try again."""
+WORKERS = 2
+"""One thread encodes while another decodes."""
+
+
+class Exchange(ABC):
+    """Everything that moves bytes. All of it runs on the link's event loop; `changed` guards machine and vault."""
+
+    def __init__(self, machine: LearnerMachine, writer: Writer) -> None:
+        self.machine = machine
+        self.writer = writer
+        self.changed = threading.Condition()
+        self.vault: Vault | None = None
+        self._mover: Mover | None = None
+        self._bulk: BulkClient | None = None
+        self._loop = asyncio.new_event_loop()
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-codec")
+        self._send: Callable[[LearnerMessage], None] | None = None
+        self._seeds: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._seeding = False
+        self._pushing: set[tuple[int, int]] = set()
+        self._updates: dict[tuple[int, int], bytes] = {}
+        """Small updates that came inside their Published notice and are not prepared yet."""
+        self._sent: dict[tuple[int, int], int] = {}
+        """Small contributions that were sent on the control connection and not answered yet, and when."""
+
+    @abstractmethod
+    def apply(self, event: fx.LearnerInput) -> None:
+        """Feed the machine and perform what it says. The caller holds `changed`."""
+
+    def _apply_here(self, event: fx.LearnerInput) -> None:
+        with self.changed:
+            self.apply(event)
+
+    # ------------------------------------------------------------ contributions
+
+    async def _encode(self, sending: Sending) -> None:
+        assert self.vault is not None
+        header = sending.header
+        started_ns = time.perf_counter_ns()
+        try:
+            payload = await self._loop.run_in_executor(self._workers, self.vault.encode, sending)
+        except PayloadError as error:
+            self._not_finite(header, error)
+            return
+        checksum = xxhash.xxh3_64_intdigest(payload.data)
+        sending.header = replace(header, size=int(payload.nbytes), checksum=checksum)
+        await self._push(header.fragment, header.seq, time.perf_counter_ns() - started_ns)
+
+    def _send_small(self, sending: Sending) -> None:
+        """Encode and send a small contribution at once, on the loop: its kernel takes less than a thread switch."""
+        assert self.vault is not None
+        header = sending.header
+        try:
+            payload = self.vault.encode(sending)
+        except PayloadError as error:
+            self._not_finite(header, error)
+            return
+        sending.header = replace(header, size=int(payload.nbytes), checksum=xxhash.xxh3_64_intdigest(payload.data))
+        self._transmit_small(sending)
+
+    def _transmit_small(self, sending: Sending) -> None:
+        key = (sending.header.fragment, sending.header.seq)
+        assert self.vault is not None and sending.payload is not None
+        if self._send is not None and key in self.vault.sending and key not in self._sent:
+            self._sent[key] = time.perf_counter_ns()
+            self._send(Contribution(sending.header, sending.payload.tobytes()))
+
+    def _received(self, message: Received) -> None:
+        assert self.vault is not None
+        key = (message.fragment, message.seq)
+        began_ns = self._sent.pop(key, 0)
+        with self.changed:
+            sending = self.vault.sending.get(key)
+            if sending is not None:
+                self._note_push(sending.header, message.reply, 0, time.perf_counter_ns() - began_ns)
+            self.apply(fx.PushDone(message.fragment, message.seq, message.reply))
+
+    def _not_finite(self, header: PushHeader, error: PayloadError) -> None:
+        refusal = PushReply(False, Refusal.NOT_FINITE, str(error))
+        self._apply_here(fx.PushDone(header.fragment, header.seq, refusal))
+        detail = f"learner {header.learner!r} made a delta of fragment {header.fragment} that is not finite"
+        self._apply_here(fx.FromSyncer(Reseed(detail)))
+
+    async def _push(self, fragment: int, seq: int, encode_ns: int = 0) -> None:
+        assert self.vault is not None and self._bulk is not None
+        key = (fragment, seq)
+        with self.changed:
+            sending = self.vault.sending.get(key)
+        if sending is None or sending.payload is None or key in self._pushing:
+            return
+        if self.vault.small(fragment):
+            self._transmit_small(sending)
+            return
+        self._pushing.add(key)
+        started_ns = time.perf_counter_ns()
+        try:
+            reply = await self._bulk.push(sending.header, sending.payload)
+        except RefusedError as error:
+            reply = PushReply(False, error.code, error.detail)
+        except UnreachableError:
+            await asyncio.sleep(RETRY_S)
+            self._pushing.discard(key)
+            self._apply_here(fx.PushBroken(fragment, seq))
+            return
+        finally:
+            self._pushing.discard(key)
+        self._note_push(sending.header, reply, encode_ns, time.perf_counter_ns() - started_ns)
+        self._apply_here(fx.PushDone(fragment, seq, reply))
+
+    def _note_push(self, header: PushHeader, reply: PushReply, encode_ns: int, push_ns: int) -> None:
+        outcome = ("late" if reply.late else "accepted") if reply.accepted else reply.code
+        self.writer.emit(
+            events.LearnerPushed(
+                learner=header.learner,
+                fragment=header.fragment,
+                round=header.round,
+                seq=header.seq,
+                bytes=header.size,
+                steps=header.steps,
+                tokens=header.tokens,
+                encode_ns=encode_ns,
+                push_ns=push_ns,
+                outcome=str(outcome),
+            )
+        )
+
+    async def _push_seed(self) -> None:
+        """Give the run its first parameters: the published ones if this learner holds any, else the model's own.
+        The training thread is waiting to join in the second case, so the model does not move."""
+        assert self.vault is not None and self._bulk is not None
+        if self._seeding:
+            return
+        self._seeding = True
+        try:
+            await self._push_seeds()
+        finally:
+            self._seeding = False
+
+    async def _push_seeds(self) -> None:
+        assert self.vault is not None and self._bulk is not None
+        for fragment in range(len(self.vault.layout.fragments)):
+            values = await self._loop.run_in_executor(self._workers, self._seed_values, fragment)
+            payload = values.view(np.uint8)
+            checksum = xxhash.xxh3_64_intdigest(payload.data)
+            header = PushHeader(
+                kind=PushKind.SEED,
+                learner=self.machine.learner,
+                generation=self.machine.generation,
+                fragment=fragment,
+                round=0,
+                attempt=0,
+                seq=0,
+                base_version=NO_VERSION,
+                steps=0,
+                tokens=0,
+                codec="fp32",
+                size=int(payload.nbytes),
+                checksum=checksum,
+            )
+            try:
+                reply = await self._bulk.push(header, payload)
+            except (RefusedError, UnreachableError):
+                return  # the syncer asks again, or asks somebody else
+            if not reply.accepted:
+                if reply.code == Refusal.NOT_FINITE:
+                    raise RefusedError(reply.code, reply.detail)
+                return
+            self._seeds[fragment] = values
+
+    def _seed_values(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        assert self.vault is not None and self._mover is not None
+        current = self.vault.current[fragment]
+        if current is not None:
+            return current.theta
+        return self._mover.take(fragment).values()
+
+    # ------------------------------------------------------------ versions
+
+    def _take_small(self, effect: fx.Fetch) -> None:
+        """Prepare a small update that came with its notice, on the loop."""
+        assert self.vault is not None
+        fragment, version = effect.fragment, effect.version
+        payload = self._updates.pop((fragment, version), b"")
+        with self.changed:
+            before = self.vault.newest(fragment)
+            try:
+                if before is None or before.version != version - 1:
+                    raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
+                data = np.frombuffer(payload, np.uint8)
+                published = self.vault.prepare_update(fragment, before, data, effect.checksum)
+            except PayloadError as error:
+                self._refetch(effect, error)
+                return
+            key, old, sent = self._plan(fragment, published)
+            if key is not None:
+                published.staged = (key, self._stage_values(key, old, published, sent))
+            self._prepared(effect, published)
+        self.writer.emit(events.LearnerFetched(self.machine.learner, fragment, version, len(payload), 0, whole=False))
+
+    def _refetch(self, effect: fx.Fetch, error: PayloadError) -> None:
+        """What came cannot be used: get the fragment whole. The caller holds `changed`."""
+        self.writer.emit(events.Warned(self.machine.learner, f"{error}; fetching the fragment whole"))
+        self.apply(fx.FetchBroken(effect.fragment, effect.version, gone=True))
+
+    def _prepared(self, effect: fx.Fetch, published: Published) -> None:
+        """Tell the machine; keep the version if it will be adopted. The caller holds `changed`."""
+        assert self.vault is not None
+        self.apply(fx.Fetched(effect.fragment, published.version, effect.version))
+        if published.version in self.machine.fragments[effect.fragment].prepared:
+            self.vault.prepared[effect.fragment][published.version] = published
+
+    async def _fetch(self, effect: fx.Fetch) -> None:
+        assert self.vault is not None
+        started_ns = time.perf_counter_ns()
+        try:
+            published, size = await self._get(effect)
+            await self._stage(effect.fragment, published)
+        except RefusedError as error:
+            await self._fetch_failed(effect, gone=error.code == Refusal.UNKNOWN_VERSION)
+        except PayloadError as error:
+            with self.changed:
+                self._refetch(effect, error)
+        except UnreachableError:
+            await self._fetch_failed(effect, gone=False)
+        else:
+            fetch_ns = time.perf_counter_ns() - started_ns
+            whole = effect.kind is FetchKind.THETA
+            note = events.LearnerFetched(
+                self.machine.learner, effect.fragment, published.version, size, fetch_ns, whole
+            )
+            self.writer.emit(note)
+            with self.changed:
+                self._prepared(effect, published)
+
+    async def _fetch_failed(self, effect: fx.Fetch, gone: bool) -> None:
+        if not gone:
+            await asyncio.sleep(RETRY_S)
+        self._apply_here(fx.FetchBroken(effect.fragment, effect.version, gone))
+
+    async def _get(self, effect: fx.Fetch) -> tuple[Published, int]:
+        """Get the bytes and make the version; returns it and the bytes that came."""
+        assert self.vault is not None and self._bulk is not None
+        fragment = effect.fragment
+        whole = effect.kind is FetchKind.THETA
+        seed = self._seeds.pop(fragment, None) if whole else None
+        if seed is not None and xxhash.xxh3_64_intdigest(seed.data) == effect.checksum:
+            # This learner's own seed came back as version 0: no need to fetch it.
+            return self.vault.prepare_whole(fragment, effect.version, seed.view(np.uint8)), 0
+        version = NO_VERSION if whole else effect.version
+        request = FetchRequest(effect.kind, self.machine.learner, self.machine.generation, fragment, version)
+        header, payload = await self._bulk.fetch(request)
+        size = int(payload.nbytes)
+        if whole:
+            return self.vault.prepare_whole(fragment, header.version, payload), size
+        with self.changed:
+            before = self.vault.newest(fragment)
+        if before is None or before.version != effect.version - 1:
+            raise PayloadError(f"version {effect.version} of fragment {fragment} does not follow what is here")
+        make = self.vault.prepare_update
+        return await self._loop.run_in_executor(self._workers, make, fragment, before, payload, effect.checksum), size
+
+    async def _stage(self, fragment: int, published: Published) -> None:
+        """Make what the adopt will need while the training thread is still computing. If the guess is wrong (another
+        version was adopted in between), the adopt makes it again."""
+        with self.changed:
+            key, old, sent = self._plan(fragment, published)
+        if key is None:
+            return
+        try:
+            values = await self._loop.run_in_executor(self._workers, self._stage_values, key, old, published, sent)
+        except RuntimeError:  # no device memory to spare just now: the adopt will make them
+            return
+        published.staged = (key, values)
+
+    def _plan(self, fragment: int, published: Published) -> tuple[AdoptKey | None, Published | None, list[Sending]]:
+        """How this version will be adopted, as far as can be told now. The caller holds `changed`. Only the next
+        version is worth preparing for: one behind it would be made anew anyway."""
+        assert self.vault is not None
+        if self.vault.prepared[fragment]:
+            return None, None, []
+        old = self.vault.current[fragment]
+        plan = self.machine.plan_adopt(fragment, published.version)
+        if old is None and plan.rule != "overwrite":
+            return None, None, []
+        sent = [self.vault.sending[fragment, seq] for seq in plan.minus]
+        return AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus), old, sent
+
+    def _stage_values(self, key: AdoptKey, old: Published | None, new: Published, sent: Sequence[Sending]) -> Staged:
+        assert self.vault is not None and self._mover is not None
+        return self._mover.stage(self.vault.adopt_values(key, old, new, list(sent)))
