@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 from world import STEP_NS, TENSORS, World
 
 from atoll.core.config import SyncConfig
-from atoll.core.effects import FetchBroken, FromSyncer, Tick
-from atoll.core.messages import Reseed, TensorSpec
+from atoll.core.effects import FetchBroken, FromLearner, FromSyncer, SessionOpened, Tick, ToLearner
+from atoll.core.messages import Progress, PushHeader, PushKind, Refused, Reseed, TensorSpec
 
 
 def config(**changes: object) -> SyncConfig:
@@ -343,3 +346,72 @@ def test_a_reseed_is_adopted_whole_or_not_at_all() -> None:
     world.run()
     world.boundary(learner)
     assert learner.theta == world.theta
+
+
+# ---------------------------------------------------------------- bad input: refused with a reason, the run unharmed
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"learner": "nobody"}, "unknown_learner"),
+        ({"generation": 7}, "stale_generation"),
+        ({"codec": "fp32"}, "wrong_codec"),
+        ({"codec": "zip"}, "wrong_codec"),
+        ({"round": 10_000}, "unknown_round"),
+        ({"steps": 0}, "bad_counters"),
+        ({"tokens": 0}, "bad_counters"),
+        ({"base_version": 99}, "unknown_version"),
+        ({"base_version": -1}, "unknown_version"),
+        ({"base_version": 0}, "stale_base"),
+        ({"fragment": 4}, "unknown_fragment"),
+        ({"seq": 0}, "duplicate"),
+        ({"kind": PushKind.SEED}, "not_ready"),
+    ],
+)
+def test_a_forged_contribution_is_refused_and_the_run_goes_on(changes: dict[str, Any], code: str) -> None:
+    world = World(config(), 2)
+    world.join_all()
+    world.everyone_steps(40)
+    header = PushHeader(
+        kind=PushKind.CONTRIBUTION,
+        learner="l0",
+        generation=1,
+        fragment=0,
+        round=1,
+        attempt=0,
+        seq=1000,
+        base_version=world.syncer.book.tracks[0].version,
+        steps=1,
+        tokens=1,
+        codec="int4",
+        size=1,
+        checksum=1,
+    )
+    reply = world.complete_push(replace(header, **changes), 1.0)
+    assert not reply.accepted and reply.code == code and len(reply.detail) > 20
+    commits = world.syncer.book.commits
+    world.everyone_steps(8)
+    assert world.syncer.book.commits > commits
+    world.check_ledger()
+
+
+def test_counters_that_go_backwards_end_the_session_and_nothing_else() -> None:
+    world = World(config(), 2)
+    world.join_all()
+    world.everyone_steps(10)
+    liar = world.learners["l0@l0-1"]
+    world.to_syncer(FromLearner(liar.session, Progress(5, 5, 50, STEP_NS, 1.0, (0, 0, 0, 0))))
+    world.run()
+    assert liar.code == "bad_counters" and "backwards" in liar.stopped
+    world.check_ledger()
+
+
+def test_another_protocol_version_is_refused_before_any_state_is_touched() -> None:
+    world = World(config(), 1)
+    members = dict(world.syncer.membership.members)
+    hello = replace(world.learners["l0@l0-1"].machine.hello(), learner="new", instance="x", protocol=2)
+    out = world.to_syncer(SessionOpened(99, hello))
+    refused = next(e.message for e in out if isinstance(e, ToLearner))
+    assert isinstance(refused, Refused) and refused.code == "protocol_version" and "same version" in refused.detail
+    assert world.syncer.membership.members == members

@@ -28,7 +28,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_the_first_unharmed(tmp_p
 
 def test_a_folder_with_other_files_may_be_used(tmp_path: Path) -> None:
     (tmp_path / "stdout.txt").touch()
-    create_run_folder(str(tmp_path), name="decoupled")
+    assert create_run_folder(str(tmp_path), name="decoupled").path == tmp_path
 
 
 def test_default_folders_never_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
