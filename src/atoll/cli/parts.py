@@ -72,7 +72,7 @@ def syncer(
 
 
 def status(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the syncer.")],
+    address: Annotated[str, typer.Argument(help="HOST:PORT of the syncer, or the run folder of a local run.")],
     *,
     token: Token = "",
     tls_ca: Annotated[str, typer.Option(help="Certificate file (PEM) that the syncer's is checked against.")] = "",
@@ -81,8 +81,11 @@ def status(
     """Show the live state of a syncer."""
     import asyncio
 
+    from atoll.launch.folder import syncer_of
     from atoll.wire import ClientOptions, fetch_status
 
+    if Path(address).is_dir():
+        address, token = syncer_of(Path(address))
     answer = asyncio.run(fetch_status(ClientOptions(address=address, token=token, tls_ca=tls_ca)))
     if json:
         print_json(answer)

@@ -64,6 +64,9 @@ def run_script(
             style="yellow",
             markup=False,
         )
+        if len(outcome.silent) == resolved.learners:
+            raise typer.Exit(EXIT_LEARNERS_FAILED)
+    console.print(f"published model: {folder}/model.safetensors; report: atoll report {folder}", markup=False)
 
 
 def _write_raw(data: bytes) -> None:

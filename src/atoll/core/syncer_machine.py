@@ -136,6 +136,10 @@ class SyncerMachine:
             self.book.launch_leftovers(now_ns, out)
             if self.stopping and not self._finished and not self.book.in_flight:
                 self._finished = True
+                for member in self.membership.members.values():
+                    if member.state is not MemberState.LEFT:
+                        # The run is over: what a learner that is away has not handed over will never be merged.
+                        self.ledger.set_gone(member.learner, member.generation, True)
                 out.append(Finished(self.stopping))
 
     def _stop_when_spent(self, out: list[SyncerEffect]) -> None:

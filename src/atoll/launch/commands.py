@@ -28,6 +28,7 @@ def new_token() -> str:
 def syncer_command(folder: RunFolder, sync: SyncConfig, *, token: str) -> Command:
     """`atoll syncer` of this very Python, with its settings in RUN/sync.json."""
     settings = folder.path / "sync.json"
+    folder.write_token(token)
     values = {**sync_options(sync), "learners": sync.learners_expected, "tokens_budget": sync.tokens_budget}
     write_json(settings, values)
     argv = [sys.executable, "-m", "atoll", "syncer", "--listen", LISTEN]

@@ -33,6 +33,7 @@ class RunFolder:
         self.events = path / "events"
         self.logs = path / "logs"
         self.syncer_file = path / "syncer.json"
+        self.token_file = path / "token"
         self.processes_file = path / "processes.json"
         self.model_file = path / "model.safetensors"
         self.sample_file = path / "sample.txt"
@@ -50,8 +51,24 @@ class RunFolder:
         again = {name: value for name, value in options.items() if name != "out"}
         write_text(self.path / "config.toml", to_toml(again, comment="Run this again with: --config THIS_FILE"))
 
+    def write_token(self, token: str) -> None:
+        """For `atoll status RUN_FOLDER`; readable by its owner alone."""
+        self.token_file.touch(mode=0o600)
+        self.token_file.write_text(token)
+
     def write_processes(self, processes: Sequence[Mapping[str, Any]]) -> None:
         write_json(self.processes_file, list(processes))
+
+
+def syncer_of(path: Path) -> tuple[str, str]:
+    """Address and token of the syncer of a local run."""
+    folder = RunFolder(path)
+    try:
+        address = str(json.loads(folder.syncer_file.read_text())["address"])
+        token = folder.token_file.read_text() if folder.token_file.exists() else ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LaunchError(f"{path} holds no running syncer ({error}); give HOST:PORT or another run folder") from error
+    return address, token
 
 
 def create_run_folder(out: str, *, name: str) -> RunFolder:

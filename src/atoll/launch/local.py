@@ -188,8 +188,8 @@ class Supervisor:
         syncer, self._syncer = self._syncer, None
         self._writer.emit(ProcessExited(syncer.role, syncer.id, syncer.pid, code))
         raise LaunchError(
-            f"the syncer ended while the run was going on ({describe_exit(code)}); its log {syncer.log_file} "
-            f"ends with:\n{syncer.log_tail()}"
+            f"the syncer ended while the run was going on ({describe_exit(code)}); its state was in memory only, so "
+            f"start the run again. Its log {syncer.log_file} ends with:\n{syncer.log_tail()}"
         )
 
     def _look_at(self, slot: _Slot) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from atoll.errors import ConfigError
 from atoll.observe import EventWriter
 from atoll.observe.events import LearnerEvaluated, LearnerFinished, LearnerJoined, LearnerStarted
 from atoll.zoo.corpus import Batches, Corpus, load_corpus
@@ -119,6 +120,8 @@ def pick_device(name: str, rank: int) -> torch.device:
     """The device of learner `rank`: GPUs are dealt out in turn."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("there is no CUDA device that this PyTorch can use; take --device cpu or auto")
     return torch.device(f"cuda:{rank % max(1, torch.cuda.device_count())}" if name == "cuda" else name)
 
 
