@@ -10,6 +10,8 @@ import signal
 import sys
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from atoll import kernels
 from atoll.core import effects as fx
 from atoll.errors import LaunchError
@@ -53,7 +55,7 @@ async def _serve(options: SyncerOptions) -> int:
     shell.apply(fx.StopRequested("the syncer was stopped"))
     await _wait(shell.finished, STOP_WAIT_S if shell.machine.membership.connected() else 0.0)
     await shell.close()
-    _save(shell, options.run_folder)
+    code = code or _save(shell, options.run_folder, writer)
     writer.emit(_stats(shell, server))
     writer.emit(events.SyncerStopped(shell.machine.stopping, shell.machine.book.commits))
     await server.stop()
@@ -87,9 +89,18 @@ def _stats(shell: SyncerShell, server: RunningServer) -> events.SyncerStats:
     )
 
 
-def _save(shell: SyncerShell, folder: Path | None) -> None:
-    if folder is not None and shell.state is not None and shell.failure is None:
+def _save(shell: SyncerShell, folder: Path | None, writer: Writer) -> int:
+    """Write the published model; returns the exit status. A full disk must not cost the final statistics as well."""
+    if folder is None or shell.state is None or shell.failure is not None:
+        return 0
+    try:
         shell.state.save(folder / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        text = f"could not write the model to {folder}: {error}; make room there and run again"
+        writer.emit(events.Warned("syncer", text))
+        print(f"atoll syncer: {text}", file=sys.stderr, flush=True)
+        return 1
+    return 0
 
 
 def _writer(folder: Path | None) -> Writer:

@@ -1,0 +1,30 @@
+"""What the syncer does at its end when the model cannot be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster import SyncerThread, TrainingThread
+from safetensors.numpy import load_file
+
+from atoll.core.config import SyncConfig
+from atoll.observe import NullWriter
+from atoll.syncer.serve import _save
+
+
+def test_a_model_that_cannot_be_written_is_an_exit_status_and_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    syncer = SyncerThread(SyncConfig(fragments=2))
+    learner = TrainingThread(syncer.address, "only", steps=5)
+    learner.thread.join(60)
+    try:
+        assert syncer.ask(lambda shell: _save(shell, tmp_path / "no such folder", NullWriter())) == 1
+        assert "could not write the model" in capsys.readouterr().err
+        assert syncer.ask(lambda shell: _save(shell, tmp_path, NullWriter())) == 0
+    finally:
+        syncer.stop()
+    saved = load_file(tmp_path / "model.safetensors")
+    shapes = {name: tuple(parameter.shape) for name, parameter in learner.model.named_parameters()}
+    assert {name: array.shape for name, array in saved.items()} == shapes
