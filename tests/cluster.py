@@ -20,7 +20,7 @@ from atoll.core.config import SyncConfig
 from atoll.learner.learner import Learner
 from atoll.observe import EventWriter, NullWriter
 from atoll.syncer.shell import SyncerShell
-from atoll.wire import ServerOptions, serve
+from atoll.wire import ClientOptions, ServerOptions, fetch_status, serve
 
 WAIT_S = 60.0
 """No wait in a test is longer; nothing is asserted about how long things take."""
@@ -95,6 +95,77 @@ class SyncerThread:
         return self.ask(check)  # type: ignore[no-any-return]
 
 
+class SyncerProcess:
+    """`atoll syncer` as a real process on a run folder, to be killed and started again."""
+
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+        self.folder = folder
+        self._options = options
+        self.process = self._start(environment)
+        self.address = self._wait_ready()
+
+    def _start(self, environment: dict[str, str]) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "atoll", "syncer", "--listen", "127.0.0.1:0", "--run-folder", str(self.folder)]
+        self.log = (self.folder / "syncer.log").open("a")
+        return subprocess.Popen(
+            [*command, *self._options], stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        )
+
+    def _wait_ready(self) -> str:
+        deadline = time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            try:
+                told = json.loads((self.folder / "syncer.json").read_text())
+            except (OSError, ValueError):
+                told = {"pid": 0}
+            if told["pid"] == self.process.pid:
+                return str(told["address"])
+            assert self.process.poll() is None, self.output()
+            time.sleep(0.02)
+        raise AssertionError(f"the syncer was not ready: {self.output()}")
+
+    def output(self) -> str:
+        return (self.folder / "syncer.log").read_text()
+
+    def status(self) -> dict[str, Any]:
+        return asyncio.run(fetch_status(ClientOptions(address=self.address)))
+
+    def wait_for(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
+        deadline = time.monotonic() + WAIT_S
+        while not condition(status := self.status()):
+            assert time.monotonic() < deadline, f"never happened: {what}: {status}"
+            time.sleep(0.05)
+        return status
+
+    def wait_dead(self) -> int:
+        return self.process.wait(WAIT_S)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+    def again(self, *options: str, **environment: str) -> None:
+        """Start it again with the same command."""
+        self._options = (*self._options, *options)
+        self.process = self._start(environment)
+        address = self._wait_ready()
+        assert address == self.address, "it must come back where learners look for it"
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        code = self.process.wait(WAIT_S)
+        self.log.close()
+        return code
+
+
+def check_books(status: dict[str, Any]) -> None:
+    """The ledger's one line adds up to the token."""
+    parts = status["tokens_merged"] + status["tokens_pending"] + sum(status["tokens_discarded"].values())
+    assert status["tokens_processed"] == parts, status
+
+
 class TrainingThread:
     """A learner with a small model, stepping on a thread of its own until told to stop."""
 
@@ -107,11 +178,12 @@ class TrainingThread:
         step_s: float = 0.01,
         seed: int = 0,
         model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **options: Any,
     ) -> None:
         torch.manual_seed(0)
         self.model = model if model is not None else small_model()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.optimizer = optimizer if optimizer is not None else torch.optim.SGD(self.model.parameters(), lr=0.01)
         self.name, self.steps, self.step_s = name, steps, step_s
         self.stopping = threading.Event()
         self.error: BaseException | None = None

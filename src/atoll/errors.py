@@ -11,6 +11,8 @@
     │   └── FencedError          a newer process took this learner's id
     ├── UnreachableError         no syncer answered in time
     ├── CorpusError              no usable training data
+    ├── StoreError               state or a snapshot on disk that cannot be used
+    │   └── FencedSyncerError    a newer syncer has taken over this run
     └── LaunchError              processes could not be started or a run folder not be used
 
 Messages name what happened and where, and end with what to do.
@@ -66,6 +68,14 @@ class UnreachableError(AtollError):
 
 class CorpusError(AtollError):
     """The corpus is missing, empty or too small."""
+
+
+class StoreError(AtollError):
+    """A state folder or a snapshot cannot be used: locked, damaged, incomplete or of an unknown format."""
+
+
+class FencedSyncerError(StoreError):
+    """A newer syncer has taken over this run, so this one may no longer commit or publish."""
 
 
 class LaunchError(AtollError):

@@ -41,7 +41,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("learners", range(2, 9))
 def test_the_demo_kills_one_learner_and_slows_another(learners: int) -> None:
-    kill, slow = chaos_plan("demo", learners)
+    kill, slow, *_ = chaos_plan("demo", learners)
     names = {f"learner-{index}" for index in range(learners)}
     assert (kill.name, slow.name, slow.factor) == ("kill", "slow", 4.0)
     assert kill.target != slow.target
@@ -50,9 +50,17 @@ def test_the_demo_kills_one_learner_and_slows_another(learners: int) -> None:
 
 
 def test_four_learners_get_the_documented_faults() -> None:
-    kill, slow = chaos_plan("demo", 4)
+    kill, slow, *_ = chaos_plan("demo", 4)
     assert (kill.target, kill.at_progress) == ("learner-2", 0.30)
     assert (slow.target, slow.at_progress, slow.until_progress) == ("learner-1", 0.45, 0.75)
+
+
+def test_the_demo_kills_the_syncer_after_the_other_faults_began() -> None:
+    kill, slow, last = chaos_plan("demo", 4)
+    assert (kill.target, slow.target) == ("learner-2", "learner-1")
+    assert (last.name, last.target, last.until_progress) == ("kill", "syncer", 0.0)
+    assert slow.at_progress < last.at_progress < slow.until_progress
+    assert 0.6 <= last.at_progress <= 0.7
 
 
 def test_plans_that_cannot_work_are_refused() -> None:
@@ -63,6 +71,8 @@ def test_plans_that_cannot_work_are_refused() -> None:
         chaos_plan("total", 4)
     with pytest.raises(ConfigError, match="fault must be one of"):
         Fault("flood", "learner-0", 0.5)
+    with pytest.raises(ConfigError, match="the syncer takes no steps"):
+        Fault("slow", "syncer", 0.5, until_progress=0.7, factor=4.0)
     with pytest.raises(ConfigError, match="until_progress above"):
         Fault("slow", "learner-0", 0.5, until_progress=0.4, factor=4.0)
 

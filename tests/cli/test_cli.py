@@ -13,7 +13,8 @@ import pytest
 
 from atoll.cli import main
 
-COMMANDS = ["demo", "train", "run", "syncer", "status", "report", "version"]
+COMMANDS = ["demo", "train", "run", "resume", "join", "leave", "export", "syncer", "status", "report", "version"]
+DURABILITY = "--durability --durability-interval --snapshots --snapshot-every --keep --snapshot-options"
 OPTIONS = (
     "--learners --steps --batch --seq --model --corpus --sync-every --fragments --overlap --quorum --grace-cap "
     "--weights --merge --outer-lr --outer-momentum --codec-up --codec-down --adopt --chaos --seed --out --json --config"
@@ -64,6 +65,12 @@ def test_train_has_the_promised_options(atoll: Atoll) -> None:
     assert [option for option in OPTIONS.split() if option not in text] == []
 
 
+@pytest.mark.parametrize("command", ["train", "run", "syncer"])
+def test_whatever_has_a_syncer_has_the_durability_options(atoll: Atoll, command: str) -> None:
+    text = atoll(command, "--help").stdout
+    assert [option for option in DURABILITY.split() if option not in text] == []
+
+
 def test_help_loads_nothing_heavy() -> None:
     program = "import sys; sys.argv = ['atoll', '--help']\nimport atoll.cli\n"
     program += "try: atoll.cli.main()\nexcept SystemExit: pass\n"
@@ -92,6 +99,16 @@ def test_version_is_printed(atoll: Atoll) -> None:
         (["run", "--learners", "2", "--quorum", "3", "--", "true"], ["quorum 3"]),
         (["syncer", "--quorum", "3"], ["quorum 3"]),
         (["syncer", "--tls-key", "key.pem"], ["--tls-certificate"]),
+        (["syncer", "--durability", "commit"], ["--run-folder"]),
+        (["syncer", "--snapshot-every", "soon"], ["snapshot_every", "5m"]),
+        (["train", "--durability", "often"], ["durability", "commit", "interval", "none"]),
+        (["run", "--keep", "0", "--", "true"], ["keep"]),
+        (["resume", "no-such-folder"], ["no-such-folder", "holds no run"]),
+        (["join", "no-such-folder"], ["no-such-folder", "holds no run"]),
+        (["leave", "no-such-folder", "learner-0"], ["no-such-folder", "learner-0"]),
+        (["export", "no-such-folder", "--to", "model.safetensors"], ["no-such-folder"]),
+        (["export", ".", "--to", "model.safetensors", "--dtype", "int4"], ["dtype", "float32", "bfloat16"]),
+        (["export", "."], ["--to"]),
         (["report", "no-such-folder"], ["no-such-folder"]),
         (["no-such-command"], ["no-such-command"]),
     ],

@@ -10,7 +10,7 @@ from world import STEP_NS, TENSORS, World
 
 from atoll.core.config import SyncConfig
 from atoll.core.effects import FetchBroken, FromLearner, FromSyncer, SessionOpened, Tick, ToLearner
-from atoll.core.messages import Progress, PushHeader, PushKind, Refused, Reseed, TensorSpec
+from atoll.core.messages import PROTOCOL_VERSION, Progress, PushHeader, PushKind, Refused, Reseed, TensorSpec
 
 
 def config(**changes: object) -> SyncConfig:
@@ -410,7 +410,9 @@ def test_counters_that_go_backwards_end_the_session_and_nothing_else() -> None:
 def test_another_protocol_version_is_refused_before_any_state_is_touched() -> None:
     world = World(config(), 1)
     members = dict(world.syncer.membership.members)
-    hello = replace(world.learners["l0@l0-1"].machine.hello(), learner="new", instance="x", protocol=2)
+    hello = replace(
+        world.learners["l0@l0-1"].machine.hello(), learner="new", instance="x", protocol=PROTOCOL_VERSION + 1
+    )
     out = world.to_syncer(SessionOpened(99, hello))
     refused = next(e.message for e in out if isinstance(e, ToLearner))
     assert isinstance(refused, Refused) and refused.code == "protocol_version" and "same version" in refused.detail

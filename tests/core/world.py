@@ -6,16 +6,26 @@ rebases can be checked by hand. Messages are delivered in order per link; pushes
 
 from __future__ import annotations
 
+import json
+import struct
+import zlib
 from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
+from atoll.core.durable import Recovery
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import FetchKind, PushHeader, PushKind, PushReply, TensorSpec
-from atoll.core.rounds import ContributionId
+from atoll.core.rounds import ContributionId, HandedOver
 from atoll.core.syncer_machine import SyncerMachine
+
+
+def checksum_of(version: int, theta: float) -> int:
+    """Stands for the xxh3 of a version's parameters."""
+    return zlib.crc32(struct.pack("<qd", version, theta)) or 1
+
 
 TENSORS = tuple(TensorSpec(f"w{i}", (256,), "float32") for i in range(4))
 STEP_NS = 1_000_000
@@ -53,8 +63,21 @@ class World:
         self.payloads: dict[ContributionId, float] = {}
         self.merges: list[fx.Merge] = []
         self.merged_ids: list[ContributionId] = []
+        self.merged_in: dict[ContributionId, int] = {}
         self.notes: list[fx.Note] = []
         self.finished = ""
+        self.fenced = ""
+        self.disk_rows: dict[str, Any] = {}
+        self.disk_columns: dict[int, dict[str, Any]] = {}
+        self.disk_theta: dict[int, float] = {}
+        self.handed: dict[ContributionId, tuple[HandedOver, float]] = {}
+        self.files_stay = False
+        """Files of merged contributions are not deleted: a crash came in between."""
+        self.disk_works = True
+        self.crash_before_publish = False
+        self.heals: dict[int, float] = {}
+        self.given_inner: list[tuple[str, int]] = []
+        self.taken_inner: list[tuple[str, fx.TakeInner]] = []
         self.learners: dict[str, FakeLearner] = {}
         for index in range(learners):
             self.add(f"l{index}")
@@ -66,6 +89,13 @@ class World:
         learner.theta = dict.fromkeys(range(self.config.fragments), 0.0)
         self.learners[name + "@" + learner.machine.instance] = learner
         self.connect(learner)
+        return learner
+
+    def add_later(self, name: str) -> FakeLearner:
+        """A learner that is not connected yet."""
+        learner = FakeLearner(LearnerMachine(name, f"{name}-1", TENSORS))
+        learner.theta = dict.fromkeys(range(self.config.fragments), 0.0)
+        self.learners[name + "@" + learner.machine.instance] = learner
         return learner
 
     def connect(self, learner: FakeLearner) -> None:
@@ -85,6 +115,37 @@ class World:
         session, learner.session = learner.session, -1
         self.to_syncer(fx.SessionClosed(session, "killed"))
         self.run()
+
+    def crash_syncer(self) -> None:
+        """kill -9: what is on the disk stays, sessions break, what was under way is gone."""
+        self.queue.clear()
+        self.later.clear()
+        self.payloads.clear()
+        self.heals.clear()
+        for learner in self.learners.values():
+            if learner.session >= 0:
+                learner.session = -1
+                self.learner_input(learner, fx.LinkDown("the syncer died"))
+        self.queue.clear()
+
+    def restart_syncer(self, *, exact: bool = True, reconnect: bool = True) -> None:
+        """A new process on the same disk."""
+        rows = json.loads(json.dumps(self.disk_rows))
+        columns = {int(p): c for p, c in json.loads(json.dumps(self.disk_columns)).items()}
+        self.syncer = SyncerMachine(self.config, "another", self.syncer.epoch + 1)
+        handed = [entry[0] for entry in self.handed.values()]
+        for effect in self.syncer.restore(Recovery(rows, columns, exact, handed=handed), self.now_ns):
+            self._syncer_effect(effect)
+        self.handed = {identity: entry for identity, entry in self.handed.items() if self.syncer.holds(identity)}
+        self.payloads = {identity: value for identity, (_, value) in self.handed.items()}
+        self.theta = dict(self.disk_theta)
+        # Contributions merged into versions that were lost may be merged again.
+        kept = {(p, v) for p, c in columns.items() for _, _, _, _, _, merged in c["accounts"] for _, v in merged}
+        self.merged_ids = [i for i in self.merged_ids if (i.fragment, self.merged_in[i]) in kept or exact]
+        if reconnect:
+            for learner in self.learners.values():
+                if not learner.dead and not learner.left:
+                    self.connect(learner)
 
     def by_session(self, session: int) -> FakeLearner | None:
         return next((x for x in self.learners.values() if x.session == session and not x.dead), None)
@@ -171,18 +232,48 @@ class World:
         elif isinstance(effect, fx.CommitSeed):
             self.theta = dict(self.seeds)
             self.history.update({(p, 0): value for p, value in self.theta.items()})
-            checksums = tuple(hash(v) & 0xFF for _, v in sorted(self.theta.items()))
+            checksums = tuple(checksum_of(0, v) for _, v in sorted(self.theta.items()))
+            for p, checksum in enumerate(checksums):
+                self._write(p, {**self.syncer.column(p), "version": 0, "checksum": checksum})
             self.queue.append(lambda: self.to_syncer(fx.SeedCommitted(checksums)))
         elif isinstance(effect, fx.Merge):
             self.queue.append(lambda: self._merge(effect))
         elif isinstance(effect, fx.Forget):
             del self.payloads[effect.contribution]
+            if not self.files_stay:
+                self.handed.pop(effect.contribution, None)
         elif isinstance(effect, fx.Note):
             self.notes.append(effect)
         elif isinstance(effect, fx.Finished):
             self.finished = effect.reason
+        elif isinstance(effect, fx.Fenced):
+            self.fenced = effect.reason
+        elif isinstance(effect, fx.Remember):
+            if self.disk_works:
+                for key, row in effect.rows.items():
+                    self.disk_rows[key] = row
+                    if row is None:
+                        del self.disk_rows[key]
+        elif isinstance(effect, fx.KeepHeld):
+            if self.disk_works:
+                for item in effect.contributions:
+                    self.handed[item.id] = (HandedOver(item, effect.processed), self.payloads[item.id])
+            self.queue.append(lambda: self.to_syncer(fx.SessionClosed(effect.session, "left")))
+        elif isinstance(effect, fx.CommitHealed):
+            self.queue.append(lambda: self._commit_healed(effect))
         elif isinstance(effect, fx.EndSession):
             self.queue.append(lambda: self.to_syncer(fx.SessionClosed(effect.session, effect.reason)))
+
+    def _write(self, fragment: int, column: dict[str, Any]) -> None:
+        if self.disk_works:
+            self.disk_columns[fragment] = column
+            self.disk_theta[fragment] = self.theta[fragment]
+
+    def _commit_healed(self, effect: fx.CommitHealed) -> None:
+        self.theta[effect.fragment] = self.heals.pop(effect.fragment)
+        self.history[effect.fragment, effect.version] = self.theta[effect.fragment]
+        self._write(effect.fragment, self.syncer.column_after_heal(effect.fragment, effect.version, effect.checksum))
+        self.to_syncer(fx.HealCommitted(effect.fragment, effect.version, effect.checksum))
 
     def _merge(self, effect: fx.Merge) -> None:
         self.merges.append(effect)
@@ -190,11 +281,18 @@ class World:
         for identity in effect.contributions:
             assert identity not in self.merged_ids, "a contribution was merged twice"
             self.merged_ids.append(identity)
+            self.merged_in[identity] = effect.version
         total = sum(effect.weights)
         values = [self.payloads[i] for i in effect.contributions]
         self.theta[effect.fragment] += sum(w * v for w, v in zip(effect.weights, values, strict=True)) / total
         self.history[effect.fragment, effect.version] = self.theta[effect.fragment]
-        self.to_syncer(fx.MergeFinished(effect.fragment, finite=True, checksum=effect.version))
+        checksum = checksum_of(effect.version, self.theta[effect.fragment])
+        self._write(effect.fragment, self.syncer.column_after_merge(effect.fragment, checksum))
+        if self.crash_before_publish:
+            self.crash_before_publish = False
+            self.crash_syncer()
+            return
+        self.to_syncer(fx.MergeFinished(effect.fragment, finite=True, checksum=checksum))
 
     def _learner_effect(self, learner: FakeLearner, effect: Any) -> None:
         if isinstance(effect, fx.ToSyncer):
@@ -223,6 +321,16 @@ class World:
             learner.notes.append(effect)
         elif isinstance(effect, fx.Stopped):
             learner.stopped, learner.code = effect.reason, effect.code
+        elif isinstance(effect, fx.GiveHeal):
+            self.queue.append(lambda: self._give_heal(learner, effect))
+        elif isinstance(effect, fx.GiveInner):
+            self.given_inner.append((learner.machine.learner, effect.slot))
+        elif isinstance(effect, fx.TakeInner):
+            self.taken_inner.append((learner.machine.learner, effect))
+        elif isinstance(effect, fx.ForgetPrepared):
+            gone = [k for k in learner.prepared if effect.fragment in (-1, k[0])]
+            for key in gone:
+                del learner.prepared[key]
         elif isinstance(effect, fx.Left):
             learner.left = True
 
@@ -234,6 +342,17 @@ class World:
             self.seeds[p] = learner.base.get(p, learner.theta[p])
             self.to_syncer(fx.PushOpened(header))
             self.to_syncer(fx.PushCompleted(header, True, 0.0))
+
+    def _give_heal(self, learner: FakeLearner, effect: fx.GiveHeal) -> None:
+        for p, version in effect.versions:
+            value = learner.prepared.get((p, version), learner.base[p])
+            checksum = learner.machine.fragments[p].newest_checksum
+            name, generation = learner.machine.learner, learner.machine.generation
+            header = PushHeader(PushKind.HEAL, name, generation, p, 0, 0, 0, version, 0, 0, "fp32", 1, checksum)
+            out = self.to_syncer(fx.PushOpened(header))
+            if next(e.reply for e in out if isinstance(e, fx.Answer)).accepted:
+                self.heals[p] = value
+                self.to_syncer(fx.PushCompleted(header, True, 0.0))
 
     def _contribute(self, learner: FakeLearner, effect: fx.Contribute) -> None:
         p, seq = effect.header.fragment, effect.header.seq
@@ -275,8 +394,12 @@ class World:
             self.learner_input(learner, fx.FetchBroken(effect.fragment, effect.version, gone=True))
             return
         version = current if effect.kind is FetchKind.THETA else effect.version
-        learner.prepared[effect.fragment, version] = self.history[effect.fragment, version]
-        self.learner_input(learner, fx.Fetched(effect.fragment, version, effect.version))
+        value = self.history[effect.fragment, version]
+        if effect.kind is FetchKind.UPDATE and effect.checksum not in (0, checksum_of(version, value)):
+            raise AssertionError("an update with another checksum than announced")
+        learner.prepared[effect.fragment, version] = value
+        checksum = checksum_of(version, value)
+        self.learner_input(learner, fx.Fetched(effect.fragment, version, effect.version, checksum))
 
     def _adopt(self, learner: FakeLearner, effect: fx.Adopt) -> None:
         p = effect.fragment

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from atoll.launch.folder import RunFolder, create_run_folder
 from atoll.launch.local import Supervisor
 from atoll.launch.plan import LaunchPlan
 from atoll.launch.process import Command
 from atoll.observe import EventWriter
+
+WAIT_S_MAX = 30.0
 
 HELPERS = """
 import json, os, sys, time, signal, pathlib
@@ -33,6 +39,31 @@ def first_time():
     mark.touch()
     return first
 
+def finished(reason):
+    event("learner_finished", learner=me, steps=1, tokens=10, reason=reason)
+
+def leaves_politely():
+    def leave(*_):
+        finished("SIGTERM")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, leave)
+
+def until(condition):
+    while not condition():
+        time.sleep(0.02)
+
+def exists(name):
+    return (run / name).exists()
+
+def syncer_pid():
+    return json.loads((run / "syncer.json").read_text())["pid"]
+
+def kill_syncer():
+    # ... and wait until another one serves.
+    old = syncer_pid()
+    os.kill(old, 9)
+    until(lambda: syncer_pid() != old)
+
 def serve():
     def finish(*_):
         (run / "model.safetensors").write_text("the model")
@@ -49,18 +80,50 @@ def folder_in(path: Path) -> RunFolder:
     return create_run_folder(str(path / "run"), name="test")
 
 
-def command(folder: RunFolder, id: str, program: str) -> Command:
+def command(folder: RunFolder, id: str, program: str, *arguments: str) -> Command:
     """A learner (or, by its id, the syncer) that runs `program` after the helpers."""
     environment = {"ATOLL_RUN_FOLDER": str(folder.path)}
     if id != "syncer":
         environment["ATOLL_LEARNER"] = id
     role = "syncer" if id == "syncer" else "learner"
-    return Command(role=role, id=id, argv=(sys.executable, "-c", HELPERS + program), environment=environment)
+    argv = (sys.executable, "-c", HELPERS + program, *arguments)
+    return Command(role=role, id=id, argv=argv, environment=environment)
 
 
 def supervisor(folder: RunFolder, plan: LaunchPlan, said: list[str] | None = None) -> Supervisor:
     said = [] if said is None else said
     return Supervisor(folder, plan, writer=EventWriter(folder.events / "launcher.jsonl"), say=said.append)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not condition():
+        assert time.monotonic() < deadline_s, "waited too long"
+        time.sleep(0.02)
+
+
+class InThread:
+    """A call in a thread of its own, with its result or error."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.value = self._call()
+        except BaseException as error:
+            self.error = error
+
+    def result(self) -> Any:
+        self._thread.join(WAIT_S_MAX)
+        assert not self._thread.is_alive(), "it did not end"
+        if self.error is not None:
+            raise self.error
+        return self.value
 
 
 def alive(pid: int) -> bool:

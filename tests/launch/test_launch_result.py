@@ -13,8 +13,10 @@ from atoll.launch.config import train_config
 from atoll.launch.folder import RunFolder, create_run_folder
 from atoll.launch.plan import Outcome
 from atoll.launch.result import build_result, measure
+from atoll.launch.stored import Attempt
 from atoll.observe import EventWriter
-from atoll.observe.events import LearnerSteps, SyncerStats
+from atoll.observe.events import LearnerSteps, ProcessStarted, RunFinished, RunStarted, SyncerStats
+from atoll.observe.lines import encode
 
 PROMISED = [
     "method",
@@ -34,6 +36,9 @@ PROMISED = [
     "tokens_pending",
     "tokens_discarded",
     "faults",
+    "restarts",
+    "syncer_restarts",
+    "resumed",
 ]
 OUTCOME = Outcome("finished", 1, (), (), (InjectedFault("kill", "learner-0", 1.5),), 0)
 
@@ -58,16 +63,21 @@ def steps(learner: str, tokens: int) -> LearnerSteps:
 
 def folder_with(path: Path, *events: Any) -> RunFolder:
     folder = create_run_folder(str(path / "run"), name="test")
-    with EventWriter(folder.events / "all.jsonl") as writer:
-        for event in events:
-            writer.emit(event)
+    add(folder, "all", *events)
     return folder
 
 
-def result_of(method: str, folder: RunFolder) -> dict[str, Any]:
+def add(folder: RunFolder, source: str, *events: Any) -> None:
+    with EventWriter(folder.events / f"{source}.jsonl") as writer:
+        for event in events:
+            writer.emit(event)
+
+
+def result_of(method: str, folder: RunFolder, *, resumed: int = 0) -> dict[str, Any]:
     config, _ = train_config({"method": method, "learners": 2, "steps": 4, "batch": 2, "seq": 8, "model": "nano"})
     measured = measure(folder.path)
-    return build_result(config, folder, measured=measured, outcome=OUTCOME, eval_loss=2.5, total_s=9.0)
+    attempt = Attempt(folder, "token", number=resumed)
+    return build_result(config, attempt, measured=measured, outcome=OUTCOME, eval_loss=2.5, total_s=9.0)
 
 
 def check(result: dict[str, Any]) -> None:
@@ -102,3 +112,41 @@ def test_a_syncer_that_left_no_word_is_an_error(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, steps("learner-0", 64))
     with pytest.raises(LaunchError, match="left no statistics"):
         result_of("decoupled", folder)
+
+
+def test_what_each_syncer_counted_for_itself_is_added_up(tmp_path: Path) -> None:
+    """Commits and tokens come back with the state; bytes and late contributions are counted from a process's start."""
+    folder = folder_with(tmp_path, steps("learner-0", 128))
+    first = SyncerStats(4, 2, 5, 0, 9, 1, 100, 90, 64, 60, 4)
+    add(folder, "syncer-11", SyncerStats(1, 1, 1, 0, 1, 0, 7, 7, 8, 8, 0), first)
+    add(folder, "syncer-12", SyncerStats(6, 2, 8, 0, 15, 2, 30, 40, 128, 120, 8))
+    result = result_of("decoupled", folder)
+    check(result)
+    assert (result["bytes_up"], result["bytes_down"], result["contributions_late"]) == (130, 130, 3)
+    assert (result["commits"], result["contributions_merged"], result["tokens"]) == (8, 15, 128)
+
+
+def test_restarts_are_counted_over_all_launches_and_a_resumed_run_says_so(tmp_path: Path) -> None:
+    started = [ProcessStarted("syncer", "syncer", 1), *(ProcessStarted("learner", f"learner-{i}", 2) for i in (0, 1))]
+    folder = folder_with(tmp_path, steps("learner-0", 64), SyncerStats(1, 2, 1, 0, 2, 0, 10, 10, 64, 32, 32))
+    add(folder, "launcher", *started, ProcessStarted("learner", "learner-1", 3))
+    add(folder, "launcher-1", *started, ProcessStarted("syncer", "syncer", 4), ProcessStarted("syncer", "syncer", 5))
+    add(folder, "join-99", ProcessStarted("learner", "learner-2", 6))
+    result = result_of("decoupled", folder, resumed=1)
+    assert (result["restarts"], result["syncer_restarts"], result["resumed"]) == (1, 2, 1)
+
+
+def test_the_pause_before_a_resume_is_nobodys_time(tmp_path: Path) -> None:
+    """Four steps of a millisecond, a day's pause, four more: goodput and wall time are those of the training."""
+    folder = create_run_folder(str(tmp_path / "run"), name="test")
+    run = RunStarted("decoupled", 1, 0, 24, 0, "int4", "int4", 0)
+    lines, day_ns, begin_ns = [], 24 * 3600 * 10**9, 10**18
+    for launch in range(2):
+        at_ns = begin_ns + launch * day_ns
+        for offset_ns, event in [(0, run), (10**9 + 10**6, steps("learner-0", 64))]:
+            lines.append(encode(at_ns + offset_ns, event))
+        lines.append(encode(at_ns + 2 * 10**9, RunFinished("SIGINT" if launch == 0 else "finished", float("nan"), 0.0)))
+    (folder.events / "launcher.jsonl").write_bytes(b"".join(lines))
+    measured = measure(folder.path)
+    assert measured.wall_s == pytest.approx(0.002)
+    assert measured.goodput == pytest.approx(1.0)

@@ -14,6 +14,7 @@ from atoll.errors import ConfigError
 from atoll.launch import run as run_module
 from atoll.launch.commands import syncer_command
 from atoll.launch.config import run_config
+from atoll.launch.durability import DurabilityConfig, durability_config, durability_names
 from atoll.launch.folder import RunFolder, create_run_folder
 from atoll.launch.options import read_config_file, split_values, sync_config
 from atoll.launch.process import Command
@@ -30,7 +31,7 @@ print("hello from", me)
 
 @pytest.fixture
 def fake_syncer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(folder: RunFolder, sync: SyncConfig, *, token: str) -> Command:
+    def fake(folder: RunFolder, sync: SyncConfig, durability: DurabilityConfig, *, token: str) -> Command:
         return command(folder, "syncer", "serve()")
 
     monkeypatch.setattr(run_module, "syncer_command", fake)
@@ -70,8 +71,11 @@ def test_a_command_is_needed() -> None:
 def test_the_syncer_reads_back_the_settings_that_it_is_given(tmp_path: Path) -> None:
     folder = create_run_folder(str(tmp_path / "run"), name="run")
     config = SyncConfig(learners_expected=4, quorum="3", grace_cap_steps=0.5, tokens_budget=77)
-    argv = list(syncer_command(folder, config, token="secret").argv)
+    kept = DurabilityConfig(durability="interval", durability_interval=7.5, snapshots="memory://run", keep=9)
+    argv = list(syncer_command(folder, config, kept, token="secret").argv)
     assert "secret" not in argv
     path = Path(argv[argv.index("--config") + 1])
-    own, sync = split_values(read_config_file(path), ("learners", "tokens_budget"), where=str(path))
+    names = ("learners", "tokens_budget", *durability_names())
+    own, sync = split_values(read_config_file(path), names, where=str(path))
     assert sync_config(sync, learners=own["learners"], tokens_budget=own["tokens_budget"]) == config
+    assert durability_config({name: own[name] for name in durability_names()}) == kept

@@ -9,11 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch_fakes import alive, command, folder_in, supervisor
+from launch_fakes import WAIT_S_MAX, alive, command, folder_in, supervisor, wait_for
 
 from atoll.chaos import Fault
 from atoll.errors import LaunchError
@@ -23,14 +22,6 @@ from atoll.observe import read_events
 from atoll.observe.events import FaultEnded, FaultInjected, ProcessExited, ProcessStarted
 
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=3)
-WAIT_S_MAX = 30.0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S_MAX
-    while not condition():
-        assert time.monotonic() < deadline_s, "waited too long"
-        time.sleep(0.02)
 
 
 def events_of(folder: RunFolder, kind: type) -> list[object]:

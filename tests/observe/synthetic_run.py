@@ -238,10 +238,15 @@ class SyntheticRun:
 
     def write(self, folder: Path) -> Path:
         """Write the events as a run folder."""
-        (folder / "events").mkdir(parents=True, exist_ok=True)
-        lines: dict[str, list[bytes]] = {}
-        for t_ns, source, event in self.events:
-            lines.setdefault(source, []).append(encode(t_ns, event))
-        for source, parts in lines.items():
-            (folder / "events" / f"{source}.jsonl").write_bytes(b"".join(parts))
-        return folder
+        return write_events(self.events, folder)
+
+
+def write_events(events: list[tuple[int, str, Event]], folder: Path) -> Path:
+    """One file per source, as the processes of a run would leave them."""
+    (folder / "events").mkdir(parents=True, exist_ok=True)
+    lines: dict[str, list[bytes]] = {}
+    for t_ns, source, event in events:
+        lines.setdefault(source, []).append(encode(t_ns, event))
+    for source, parts in lines.items():
+        (folder / "events" / f"{source}.jsonl").write_bytes(b"".join(parts))
+    return folder

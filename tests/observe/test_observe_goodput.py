@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from synthetic_run import KILLED, SyntheticRun
 
 from atoll.observe import data_parallel_bytes, measure_goodput
+from atoll.observe.account import CATEGORIES
 from atoll.observe.events import (
+    CheckpointWritten,
     Event,
     LayoutFixed,
     LearnerDiscarded,
@@ -20,11 +22,13 @@ from atoll.observe.events import (
     ProcessExited,
     ProcessStarted,
     RunFinished,
+    RunStarted,
     SyncerStats,
 )
-from atoll.observe.goodput import CATEGORIES, Goodput
+from atoll.observe.goodput import Goodput
 
 S = 1_000_000_000
+STARTED = RunStarted("decoupled", 2, 1000, 24, 4, "int4", "int4", 0)
 
 
 def report(learner: str, compute_s: float, tokens: int = 100, **others_s: float) -> LearnerSteps:
@@ -88,6 +92,21 @@ def test_a_killed_learner_is_down_then_recovers() -> None:
     assert seconds(goodput, "b") == {"compute": 12, "down": 4, "recovery": 4}
     assert goodput.share == pytest.approx(32 / 40)
     assert goodput.learners["b"].failures == 1
+
+
+def test_a_shell_around_the_training_process_changes_nothing() -> None:
+    """The launcher knows the shell by its pid, the events of the learner have another."""
+    goodput = of(
+        (0, ProcessStarted("learner", "a", 1)),
+        (1, LearnerStarted("a", 11)),
+        (10, report("a", 10)),
+        (13, ProcessExited("learner", "a", 1, -9)),
+        (14, ProcessStarted("learner", "a", 2)),
+        (15, LearnerStarted("a", 12)),
+        (20, report("a", 2)),
+    )
+    assert seconds(goodput, "a") == {"compute": 12, "down": 4, "recovery": 4}
+    assert goodput.learners["a"].failures == 1
 
 
 def test_without_a_launcher_the_successor_tells_of_the_death() -> None:
@@ -203,10 +222,13 @@ _SOME_EVENT = st.one_of(
     st.builds(ProcessStarted, st.just("learner"), st.sampled_from("abc"), st.integers(1, 5)),
     st.builds(ProcessExited, st.just("learner"), st.sampled_from("abc"), st.integers(1, 5), st.sampled_from([0, -9])),
     st.builds(LearnerFinished, st.sampled_from("abc"), st.just(1), st.just(1), st.just("x")),
+    st.builds(CheckpointWritten, st.sampled_from("abc"), st.just(1), st.just(1), st.integers(0, 3 * S), st.just(1)),
+    st.just(STARTED),
+    st.just(RunFinished("over", 1.0, 1.0)),
 )
 
 
-@given(st.lists(st.tuples(st.floats(0, 60), _SOME_EVENT), max_size=40))
+@given(st.lists(st.tuples(st.floats(0, 60) | st.sampled_from([500.0, 520.0, 4000.0]), _SOME_EVENT), max_size=40))
 def test_any_stream_adds_up(events: list[tuple[float, Event]]) -> None:
     goodput = of(*sorted(events, key=lambda stamped: stamped[0]))
     assert 0.0 <= goodput.share <= 1.0 + 1e-9

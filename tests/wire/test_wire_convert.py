@@ -24,6 +24,7 @@ from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import (
     COUNT_MAX,
     ID_CHARS_MAX,
+    INNER_PIECES_MAX,
     PART_BYTES_MAX,
     PART_BYTES_MIN,
     PUSH_BYTES_MAX,
@@ -39,6 +40,8 @@ printable = st.characters(exclude_categories=("C", "Z"))
 ids = st.text(printable, min_size=1, max_size=20)
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
 bases = st.lists(versions, max_size=5).map(tuple)
+slots = st.integers(0, m.RELAYS_MAX - 1)
+leases = st.builds(m.Lease, chunk=counts, start=counts)
 
 
 def tuples(of: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -51,21 +54,47 @@ tensors = st.builds(
 discards = st.builds(m.DiscardCount, fragment=fragments, cause=st.sampled_from(list(m.Discard)), tokens=counts)
 configs = st.builds(SyncConfig, sync_every=st.integers(1, 1000), outer_lr=st.floats(0, 100), quorum=st.just("50%"))
 
-push_headers = st.builds(
-    m.PushHeader,
-    kind=st.sampled_from(m.PushKind),
-    learner=ids,
-    generation=counts,
-    fragment=fragments,
-    round=counts,
-    attempt=counts,
-    seq=counts,
-    base_version=versions,
-    steps=counts,
-    tokens=counts,
-    codec=ids,
-    size=st.integers(0, PUSH_BYTES_MAX),
-    checksum=checksums,
+
+def push_headers(kind: m.PushKind, **narrower: Any) -> st.SearchStrategy[m.PushHeader]:
+    values = {
+        "learner": ids,
+        "generation": counts,
+        "fragment": fragments,
+        "round": counts,
+        "attempt": counts,
+        "seq": counts,
+        "base_version": versions,
+        "steps": counts,
+        "tokens": counts,
+        "codec": ids,
+        "size": st.integers(0, PUSH_BYTES_MAX),
+        "checksum": checksums,
+    }
+    return st.builds(m.PushHeader, kind=st.just(kind), **{**values, **narrower})
+
+
+@st.composite
+def inner_headers(draw: st.DrawFn) -> m.PushHeader:
+    pieces = draw(st.integers(1, INNER_PIECES_MAX))
+    size = draw(st.integers(1, m.INNER_PIECE_BYTES))
+    header = push_headers(
+        m.PushKind.INNER,
+        fragment=slots,
+        seq=st.integers(0, pieces - 1),
+        steps=st.just(pieces),
+        tokens=st.integers(size, pieces * m.INNER_PIECE_BYTES),
+        codec=st.just("inner"),
+        size=st.just(size),
+    )
+    return draw(header)
+
+
+contribution_headers = push_headers(m.PushKind.CONTRIBUTION)
+all_push_headers = st.one_of(
+    contribution_headers,
+    push_headers(m.PushKind.SEED),
+    push_headers(m.PushKind.HEAL, base_version=counts),
+    inner_headers(),
 )
 push_replies = st.one_of(
     st.builds(m.PushReply, accepted=st.just(True), late=st.booleans(), detail=texts),
@@ -73,8 +102,12 @@ push_replies = st.one_of(
 )
 payloads = st.binary(max_size=40)
 
-learner_messages = st.one_of(
-    st.builds(
+
+@st.composite
+def hellos(draw: st.DrawFn) -> m.Hello:
+    held = draw(bases)
+    proofs = st.just(()) | st.lists(checksums, min_size=len(held), max_size=len(held)).map(tuple)
+    hello = st.builds(
         m.Hello,
         learner=ids,
         instance=ids,
@@ -82,9 +115,25 @@ learner_messages = st.one_of(
         tensors=tuples(tensors),
         generation=counts,
         run=st.just("") | ids,
-        bases=bases,
+        bases=st.just(held),
         outstanding=tuples(st.builds(m.Outstanding, fragment=fragments, seq=counts)),
-    ),
+        epoch=counts,
+        checksums=proofs,
+        wants_inner=st.booleans(),
+    )
+    return draw(hello)
+
+
+@st.composite
+def inner_offers(draw: st.DrawFn) -> m.InnerOffer:
+    pieces = draw(st.integers(0, INNER_PIECES_MAX))
+    size = st.integers(pieces, pieces * m.INNER_PIECE_BYTES)
+    offer = st.builds(m.InnerOffer, slot=slots, pieces=st.just(pieces), size=size, peer=st.just("") | ids, reason=texts)
+    return draw(offer)
+
+
+learner_messages = st.one_of(
+    hellos(),
     st.builds(m.Ready, step=counts, bases=bases),
     st.builds(
         m.Progress,
@@ -95,13 +144,33 @@ learner_messages = st.one_of(
         loss=st.floats(allow_nan=False),
         bases=bases,
         discarded=tuples(discards),
+        pending=tuples(counts),
     ),
     st.builds(m.Nothing, round=counts, fragment=fragments),
     st.builds(m.Leave, reason=texts),
-    st.builds(m.Contribution, header=push_headers, payload=payloads),
+    st.builds(m.Contribution, header=contribution_headers, payload=payloads),
+    st.builds(
+        m.DataReport,
+        stream=ids,
+        serial=counts,
+        chunks=counts,
+        want=st.integers(0, m.CHUNKS_MAX),
+        done=tuples(counts),
+        holding=tuples(counts),
+        returned=tuples(leases),
+    ),
 )
 syncer_messages = st.one_of(
-    st.builds(m.Welcome, run=ids, epoch=counts, generation=counts, config=configs, fingerprint=ids, seed=st.booleans()),
+    st.builds(
+        m.Welcome,
+        run=ids,
+        epoch=counts,
+        generation=counts,
+        config=configs,
+        fingerprint=ids,
+        seed=st.booleans(),
+        protocol=st.integers(1, 2**32 - 1),
+    ),
     st.builds(m.Refused, code=st.sampled_from(list(m.Refusal)) | ids, detail=texts),
     st.builds(
         m.Start,
@@ -126,10 +195,21 @@ syncer_messages = st.one_of(
     st.builds(m.Reseed, reason=texts),
     st.builds(m.Stop, reason=texts),
     st.builds(m.Received, fragment=fragments, seq=counts, reply=push_replies),
+    st.builds(m.Heal, fragments=tuples(fragments)),
+    st.builds(m.Donate, slot=slots, bases=bases),
+    inner_offers(),
+    st.builds(
+        m.DataLeases,
+        stream=ids,
+        serial=counts,
+        granted=tuples(leases),
+        revoked=tuples(counts),
+        exhausted=st.booleans(),
+    ),
 )
 push_opens = st.builds(
     parts.PushOpen,
-    header=push_headers,
+    header=all_push_headers,
     attempt_id=checksums,
     stripes=st.integers(1, STRIPES_MAX),
     part_bytes=st.integers(PART_BYTES_MIN, PART_BYTES_MAX),
@@ -139,11 +219,20 @@ replies = st.builds(m.PushReply, accepted=st.just(True), detail=texts, late=st.b
 )
 fetch_requests = st.builds(
     m.FetchRequest,
-    kind=st.sampled_from(m.FetchKind),
+    kind=st.sampled_from([m.FetchKind.UPDATE, m.FetchKind.THETA]),
     learner=ids,
     generation=counts,
     fragment=fragments,
     version=versions,
+    offset=counts,
+    length=counts,
+) | st.builds(
+    m.FetchRequest,
+    kind=st.just(m.FetchKind.INNER),
+    learner=ids,
+    generation=counts,
+    fragment=slots,
+    version=st.integers(0, INNER_PIECES_MAX - 1),
     offset=counts,
     length=counts,
 )
@@ -250,6 +339,11 @@ BAD = {
         "must be one of rda, mean",
     ),
     "negative tokens": (pb.LearnerMessage(progress=pb.Progress(tokens=-5)), "Progress.tokens"),
+    "negative pending": (pb.LearnerMessage(progress=pb.Progress(pending=[-1])), "Progress.pending"),
+    "pending of too many": (
+        pb.LearnerMessage(progress=pb.Progress(pending=[0] * (FRAGMENTS_MAX + 1))),
+        "Progress.pending must have at most 4096 entries",
+    ),
     "huge step": (pb.LearnerMessage(ready=pb.Ready(step=2**63 - 1)), "Ready.step"),
     "unknown cause": (
         pb.LearnerMessage(progress=pb.Progress(discarded=[pb.DiscardCount(cause="bored")])),
@@ -257,6 +351,60 @@ BAD = {
     ),
     "too many bases": (pb.LearnerMessage(ready=pb.Ready(bases=[0] * (FRAGMENTS_MAX + 1))), "at most 4096 entries"),
     "unknown kind": (pb.LearnerMessage(), "unknown kind"),
+    "negative epoch": (pb.LearnerMessage(hello=pb.Hello(learner="a", instance="i", epoch=-1)), "Hello.epoch"),
+    "checksums of nothing": (
+        pb.LearnerMessage(hello=pb.Hello(learner="a", instance="i", bases=[1, 2], checksums=[7])),
+        "Hello.checksums must be empty or one for each of the 2 bases; got 1",
+    ),
+    "nameless stream": (pb.LearnerMessage(data_report=pb.DataReport()), "DataReport.stream"),
+    "wants too much": (
+        pb.LearnerMessage(data_report=pb.DataReport(stream="s", want=m.CHUNKS_MAX + 1)),
+        "DataReport.want",
+    ),
+    "too many chunks": (
+        pb.LearnerMessage(data_report=pb.DataReport(stream="s", done=[0] * (m.CHUNKS_MAX + 1))),
+        "DataReport.done must have at most 10000 entries",
+    ),
+    "too many leases": (
+        pb.LearnerMessage(data_report=pb.DataReport(stream="s", returned=[pb.Lease()] * (m.CHUNKS_MAX + 1))),
+        "DataReport.returned must have at most 10000 entries",
+    ),
+    "negative chunk": (pb.LearnerMessage(data_report=pb.DataReport(stream="s", holding=[-1])), "DataReport.holding"),
+    "negative start": (
+        pb.LearnerMessage(data_report=pb.DataReport(stream="s", returned=[pb.Lease(chunk=1, start=-1)])),
+        "Lease.start",
+    ),
+    "healing on control": (
+        pb.LearnerMessage(
+            contribution=pb.Contribution(header=pb.PushHeader(kind=pb.PUSH_HEAL, learner="a", codec="fp32"))
+        ),
+        "must travel over bulk",
+    ),
+}
+
+BAD_FROM_SYNCER = {
+    "slot out of bounds": (pb.SyncerMessage(donate=pb.Donate(slot=m.RELAYS_MAX)), "Donate.slot"),
+    "negative slot": (pb.SyncerMessage(inner_offer=pb.InnerOffer(slot=-1)), "InnerOffer.slot"),
+    "too many pieces": (pb.SyncerMessage(inner_offer=pb.InnerOffer(pieces=INNER_PIECES_MAX + 1)), "InnerOffer.pieces"),
+    "pieces too large": (
+        pb.SyncerMessage(inner_offer=pb.InnerOffer(pieces=2, size=2 * m.INNER_PIECE_BYTES + 1)),
+        "InnerOffer.size",
+    ),
+    "bytes without pieces": (pb.SyncerMessage(inner_offer=pb.InnerOffer(size=1)), "InnerOffer.size"),
+    "unprintable peer": (pb.SyncerMessage(inner_offer=pb.InnerOffer(peer="a\tb")), "InnerOffer.peer"),
+    "no such fragment": (pb.SyncerMessage(heal=pb.Heal(fragments=[FRAGMENTS_MAX])), "Heal.fragments"),
+    "too many fragments": (
+        pb.SyncerMessage(heal=pb.Heal(fragments=[0] * (FRAGMENTS_MAX + 1))),
+        "Heal.fragments must have at most",
+    ),
+    "too many grants": (
+        pb.SyncerMessage(data_leases=pb.DataLeases(stream="s", granted=[pb.Lease()] * (m.CHUNKS_MAX + 1))),
+        "DataLeases.granted must have at most",
+    ),
+    "negative revocation": (
+        pb.SyncerMessage(data_leases=pb.DataLeases(stream="s", revoked=[-1])),
+        "DataLeases.revoked",
+    ),
 }
 
 
@@ -265,6 +413,61 @@ def test_values_out_of_bounds_are_named(bad: str) -> None:
     message, expected = BAD[bad]
     with pytest.raises(RemoteProtocolError, match=expected):
         parse_learner_message(message.SerializeToString())
+
+
+@pytest.mark.parametrize("bad", BAD_FROM_SYNCER)
+def test_values_out_of_bounds_from_a_syncer_are_named(bad: str) -> None:
+    message, expected = BAD_FROM_SYNCER[bad]
+    with pytest.raises(RemoteProtocolError, match=expected):
+        parse_syncer_message(message.SerializeToString())
+
+
+INNER = {
+    "kind": pb.PUSH_INNER,
+    "learner": "a",
+    "codec": "inner",
+    "fragment": m.RELAYS_MAX - 1,
+    "steps": 3,
+    "seq": 2,
+    "size": m.INNER_PIECE_BYTES,
+    "tokens": 3 * m.INNER_PIECE_BYTES,
+}
+BAD_HEADERS = {
+    "slot": ({**INNER, "fragment": m.RELAYS_MAX}, "relay slot"),
+    "empty piece": ({**INNER, "size": 0}, "size of a piece"),
+    "large piece": ({**INNER, "size": m.INNER_PIECE_BYTES + 1}, "size of a piece"),
+    "piece after the last": ({**INNER, "seq": 3}, r"seq \(piece\)"),
+    "no pieces": ({**INNER, "steps": 0, "seq": 0}, "pieces"),
+    "too many pieces": ({**INNER, "steps": INNER_PIECES_MAX + 1}, "pieces"),
+    "whole larger than its pieces": ({**INNER, "tokens": 3 * m.INNER_PIECE_BYTES + 1}, "size of the whole"),
+    "whole smaller than a piece": ({**INNER, "tokens": 1}, "size of the whole"),
+    "codec": ({**INNER, "codec": "fp32"}, "PushHeader.codec"),
+    "heal of nothing": (
+        {"kind": pb.PUSH_HEAL, "learner": "a", "codec": "fp32", "base_version": -1},
+        "base_version of a healing push",
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_HEADERS)
+def test_headers_out_of_bounds_are_named(bad: str) -> None:
+    def parse(fields: dict[str, Any]) -> parts.PushOpen:
+        opened = pb.PushOpen(header=pb.PushHeader(**fields), stripes=1, part_bytes=PART_BYTES_MIN)
+        return parts.parse_push_open(memoryview(opened.SerializeToString()))
+
+    assert parse(INNER).header.kind is m.PushKind.INNER
+    fields, expected = BAD_HEADERS[bad]
+    with pytest.raises(RemoteProtocolError, match=expected):
+        parse(fields)
+
+
+@pytest.mark.parametrize("fields", [{"fragment": m.RELAYS_MAX}, {"version": -1}, {"version": INNER_PIECES_MAX}])
+def test_fetches_of_inner_state_are_bounded(fields: dict[str, int]) -> None:
+    request = pb.FetchRequest(kind=pb.FETCH_INNER, learner="a")
+    assert parts.parse_fetch_request(request.SerializeToString()).kind is m.FetchKind.INNER
+    request = pb.FetchRequest(kind=pb.FETCH_INNER, learner="a", **fields)
+    with pytest.raises(RemoteProtocolError, match=r"relay slot|piece"):
+        parts.parse_fetch_request(request.SerializeToString())
 
 
 @pytest.mark.parametrize("config_json", ["", "[]", "{", '{"sync_every": 0}', '{"colour": 1}', "[" * 100_000])
@@ -293,7 +496,7 @@ def test_every_field_of_every_message_is_in_the_contract() -> None:
     carried = [
         *get_args(m.LearnerMessage),
         *get_args(m.SyncerMessage),
-        *(m.TensorSpec, m.Outstanding, m.DiscardCount, m.FragmentState),
+        *(m.TensorSpec, m.Outstanding, m.DiscardCount, m.FragmentState, m.Lease),
         *(m.PushHeader, m.PushReply, m.FetchRequest, m.FetchHeader),
     ]
     for message in carried:

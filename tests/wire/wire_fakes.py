@@ -12,6 +12,7 @@ import xxhash
 
 from atoll.core.config import SyncConfig
 from atoll.core.messages import (
+    PROTOCOL_OLDEST,
     PROTOCOL_VERSION,
     FetchHeader,
     FetchKind,
@@ -87,6 +88,9 @@ class FakeSyncer:
         self.content = payload_of(0) if content is None else content
         self.expected = expected
         self.version = 7
+        self.protocol = PROTOCOL_VERSION
+        """The highest that this syncer speaks."""
+        self.hellos: list[Hello] = []
         self.sends: dict[int, SendToLearner] = {}
         self.received: list[tuple[int, LearnerMessage]] = []
         self.closed: list[tuple[int, str]] = []
@@ -95,12 +99,14 @@ class FakeSyncer:
         self.fetches: list[FetchRequest] = []
         self.replies: list[SyncerMessage] = []
         self.hold_completion: asyncio.Event | None = None
+        self.hold_fetch: asyncio.Event | None = None
 
     def open_session(self, session: int, hello: Hello, send: SendToLearner) -> None:
-        if hello.protocol != PROTOCOL_VERSION:
+        self.hellos.append(hello)
+        if not PROTOCOL_OLDEST <= hello.protocol <= self.protocol:
             raise RefusedError(Refusal.PROTOCOL, f"protocol {hello.protocol}; update the learner")
         self.sends[session] = send
-        send(Welcome("run", 1, 1, SyncConfig(), "f" * 64, False))
+        send(Welcome("run", 1, 1, SyncConfig(), "f" * 64, False, hello.protocol))
 
     def receive(self, session: int, message: LearnerMessage) -> None:
         self.received.append((session, message))
@@ -123,6 +129,8 @@ class FakeSyncer:
 
     async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
         self.fetches.append(request)
+        if self.hold_fetch is not None:
+            await self.hold_fetch.wait()
         if request.version not in (-1, self.version):
             raise RefusedError(Refusal.UNKNOWN_VERSION, f"no version {request.version}; fetch the current one")
         checksum = xxhash.xxh3_64_intdigest(self.content.data)

@@ -103,12 +103,6 @@ def test_schedule_shape() -> None:
         lr_at(0, 10, peak=1.0, schedule="step")
 
 
-def test_a_learner_that_comes_back_warms_up_once_more() -> None:
-    usual = [lr_at(step, 1000, peak=1.0) for step in range(500, 540)]
-    back = [lr_at(step, 1000, peak=1.0, restarted_at=500) for step in range(500, 540)]
-    assert back[0] < 0.1 * usual[0] and back[:20] == sorted(back[:20]) and back[20:] == usual[20:]
-
-
 @given(st.integers(0, 10_000), st.integers(1, 5_000), st.sampled_from(["cosine", "wsd", "constant"]))
 def test_learning_rate_is_always_positive_and_at_most_the_peak(step: int, total: int, schedule: str) -> None:
     lr = lr_at(step, total, peak=0.5, schedule=schedule)

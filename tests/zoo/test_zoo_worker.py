@@ -19,10 +19,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from atoll.core.leases import LeaseBook
+from atoll.data import DataSource
 from atoll.errors import ConfigError
 from atoll.observe.events import LearnerEvaluated
 from atoll.zoo import Batches, Seat, WorkerConfig, build_model, eval_loss, load_corpus, load_saved, lr_at
 from atoll.zoo.gpt import next_byte_loss
+from atoll.zoo.stop import Stop
 from atoll.zoo.train import Workbench, train_with_atoll
 
 SMALL: dict[str, Any] = {
@@ -209,6 +212,8 @@ class StandInLearner:
         self.start_step = self.step_count = 5
         self.generation = 2
         self.tokens_seen_run = 0
+        self.learner_id = "l0"
+        self.book = LeaseBook()
         self.events = types.SimpleNamespace(emit=self.said.append)
 
     said: list[object] = []  # noqa: RUF012  (one list for the test to read)
@@ -223,8 +228,18 @@ class StandInLearner:
     def __exit__(self, *_: object) -> None:
         pass
 
+    def close(self, *, reason: str) -> None:
+        self.said.append(reason)
+
+    def attach_data(self, source: DataSource) -> None:
+        self.source = source
+
+    def poke_data(self, source: DataSource) -> None:
+        source.leases(self.book.report("l0", self.generation, source.report()))
+
     def step(self, *, tokens: int, loss: torch.Tensor) -> None:
         assert torch.isfinite(loss)
+        self.source.stepped()
         self.step_count += 1
         self.tokens_seen_run += tokens
 
@@ -234,7 +249,7 @@ class StandInLearner:
 
 
 def test_decoupled_loop_runs_until_done(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "atoll.learner", types.SimpleNamespace(Learner=StandInLearner))
+    monkeypatch.setattr("atoll.zoo.train.Learner", StandInLearner)
     monkeypatch.setattr(StandInLearner, "said", [])
     config = WorkerConfig(method="decoupled", corpus=str(text), **{**SMALL, "steps": 40})
     bench = Workbench.build(config, Seat(0, "l0", tmp_path))
@@ -247,3 +262,26 @@ def test_decoupled_loop_runs_until_done(tmp_path: Path, text: Path, monkeypatch:
         (13, 8 * 64),
     ]
     assert not torch.equal(before, bench.model.embed.weight)
+
+
+def test_a_worker_that_is_told_to_leave_says_why_and_evaluates_no_more(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher tells by the reason that this is not the end of the run."""
+    monkeypatch.setattr("atoll.zoo.train.Learner", StandInLearner)
+    monkeypatch.setattr(StandInLearner, "said", [])
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        stop = Stop()
+        bench = Workbench.build(WorkerConfig(corpus=str(text), **{**SMALL, "steps": 40}), Seat(0, "l0", tmp_path))
+        monkeypatch.setattr(bench.slow, "after_step", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        train_with_atoll(bench, stop)
+        assert [e for e in StandInLearner.said if not isinstance(e, LearnerEvaluated)] == ["SIGTERM"]
+        assert not [e for e in StandInLearner.said if isinstance(e, LearnerEvaluated) and e.step > 6]
+        with pytest.raises(SystemExit) as second:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        assert second.value.code == 128 + signal.SIGTERM
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -19,6 +19,8 @@ DEMO_SLOW_AT = 0.45
 DEMO_SLOW_UNTIL = 0.75
 DEMO_SLOW_FACTOR = 4.0
 """The slowdown of issue 2 and of the paper's heterogeneous-hardware figure."""
+DEMO_SYNCER_KILL_AT = 0.65
+"""Late enough that the first two faults show by themselves, early enough that much is merged after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,9 @@ class Fault:
     """One fault: `kill` is an instant, `slow` lasts from `at_progress` to `until_progress`."""
 
     name: str
-    """kill (SIGKILL, the supervisor restarts the learner) or slow (each step takes `factor` times as long)."""
+    """kill (SIGKILL, the supervisor restarts the process) or slow (each step takes `factor` times as long)."""
     target: str
-    """Id of the learner that it hits."""
+    """Id of the learner that it hits, or syncer (only kill)."""
     at_progress: float
     """Share of the run's tokens at which it begins, 0 to 1."""
     until_progress: float = 0.0
@@ -42,6 +44,8 @@ class Fault:
         one_of("fault", self.name, ("kill", "slow"))
         if not 0.0 <= self.at_progress <= 1.0:
             raise ConfigError(f"fault {self.name} must begin between 0 and 1 of the run; not {self.at_progress!r}")
+        if self.name == "slow" and self.target == "syncer":
+            raise ConfigError("the syncer takes no steps that could be slow; choose a learner, or the fault kill")
         if self.name == "slow" and not (self.at_progress < self.until_progress and self.factor > 1.0):
             raise ConfigError(
                 f"fault slow on {self.target} needs until_progress above at_progress and a factor above 1"
@@ -62,7 +66,7 @@ def chaos_plan(name: str, learners: int) -> tuple[Fault, ...]:
     # Learner-0 is spared where possible because it evaluates the published model during the run.
     killed = max(1, learners - 2)
     slowed = 1 if killed != 1 else learners - 1 if learners > 2 else 0
-    return (
+    of_learners = (
         Fault(
             name="kill",
             target=f"learner-{killed}",
@@ -78,3 +82,5 @@ def chaos_plan(name: str, learners: int) -> tuple[Fault, ...]:
             detail=f"every step takes {DEMO_SLOW_FACTOR:g}x as long",
         ),
     )
+    detail = "SIGKILL; the supervisor restarts it, and it goes on from its last commit"
+    return (*of_learners, Fault("kill", "syncer", DEMO_SYNCER_KILL_AT, detail=detail))

@@ -17,8 +17,8 @@ from atoll.observe.events import FaultEnded, FaultInjected
 class ProcessControl(Protocol):
     """What the executor needs to know of whoever runs the processes (the launcher's supervisor)."""
 
-    def pid_of(self, learner: str) -> int | None:
-        """The learner's process, or None while it is not running."""
+    def pid_of(self, target: str) -> int | None:
+        """The process of a learner, or of the syncer, by its id; None while it is not running."""
 
     def slow_file(self, learner: str) -> Path:
         """The file that, while it exists, holds how many times as long the learner's steps shall take."""
@@ -57,7 +57,7 @@ class ChaosExecutor:
         for fault in [f for f in self._lasting if progress >= f.until_progress]:
             self._end(fault)
         for fault in [f for f in self._waiting if progress >= f.at_progress]:
-            # A learner that is down just now cannot be hit: the fault stays due and is tried again at the next tick.
+            # A process that is down just now cannot be hit: the fault stays due and is tried again at the next tick.
             if self._begin(fault):
                 self._waiting.remove(fault)
                 self.injected.append(InjectedFault(fault.name, fault.target, (now_ns - self._start_ns) / 1e9))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import demo, parts, run_script, train
+from atoll.cli import demo, folder, parts, run_script, train
 from atoll.errors import AtollError
 
 EXIT_BAD_INPUT = 2
@@ -25,6 +25,10 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("run", context_settings={"allow_interspersed_args": False})(run_script.run_script)
+app.command("resume")(folder.resume)
+app.command("join")(folder.join)
+app.command("leave")(folder.leave)
+app.command("export")(folder.export)
 app.command("syncer")(parts.syncer)
 app.command("status")(parts.status)
 app.command("report")(parts.report)

@@ -23,15 +23,19 @@ def demo(
     out: o.Out = None,
     json: o.Json = False,
 ) -> None:
-    """Train a small byte-level GPT on this machine while one learner is killed and another slowed, and report."""
+    """Train a small byte-level GPT on this machine while parts of the run are killed and slowed, and report."""
     from atoll.chaos import chaos_plan
 
-    killed, slowed = chaos_plan("demo", learners)
+    killed, slowed, *more = chaos_plan("demo", learners)
     console = human(json_wanted=json)
     for line in (
         f"{learners} learners train one small GPT on the source of Python's standard library, around a syncer.",
         f"At {killed.at_progress:.0%} of the run {killed.target} is killed with SIGKILL and comes back; from "
         f"{slowed.at_progress:.0%} to {slowed.until_progress:.0%} {slowed.target} is {slowed.factor:g}x slower.",
+        *(
+            f"At {fault.at_progress:.0%} the {fault.target} itself is killed, and goes on from its last commit."
+            for fault in more
+        ),
         "Watch the others: nobody waits. At the end there is a summary, a text sample and a report with pictures.",
     ):
         console.print(line, markup=False)

@@ -14,6 +14,7 @@ import typer
 from atoll.core.config import CODECS, MERGES, WEIGHTS
 
 _SYNC = "Synchronisation"
+_KEEPING = "Durability"
 
 SyncEvery = Annotated[
     int | None,
@@ -59,6 +60,36 @@ Adopt = Annotated[
     str | None,
     typer.Option(
         help="What learners do with an update: rebase, overwrite or mix:ALPHA (default rebase).", rich_help_panel=_SYNC
+    ),
+]
+
+Durability = Annotated[
+    str | None,
+    typer.Option(
+        help="When commits reach the disk: commit (before they are published), interval, none (default commit).",
+        rich_help_panel=_KEEPING,
+    ),
+]
+DurabilityInterval = Annotated[
+    str | None,
+    typer.Option(help="Time between two writes with --durability interval (default 30s).", rich_help_panel=_KEEPING),
+]
+Snapshots = Annotated[
+    str | None,
+    typer.Option(help="Where snapshots of the run go: any fsspec URL (default nowhere).", rich_help_panel=_KEEPING),
+]
+SnapshotEvery = Annotated[
+    str | None, typer.Option(help="Time between two snapshots: 90s, 5m, 1h (default 5m).", rich_help_panel=_KEEPING)
+]
+Keep = Annotated[
+    int | None, typer.Option(help="How many of the newest snapshots are kept (default 3).", rich_help_panel=_KEEPING)
+]
+SnapshotOptions = Annotated[
+    str | None,
+    typer.Option(
+        help='JSON object for the snapshots\' file system, such as {"endpoint_url": "https://..."}. It is kept in the '
+        "run folder: put credentials into the environment instead.",
+        rich_help_panel=_KEEPING,
     ),
 ]
 

@@ -24,7 +24,8 @@ def syncer(
         int | None, typer.Option(help="Stop the run after this many tokens; 0: the learners decide (default 0).")
     ] = None,
     run_folder: Annotated[
-        Path | None, typer.Option(help="Where events, the address and the final model are written (default nowhere).")
+        Path | None,
+        typer.Option(help="Where state, events, the address and the final model are written (default nowhere)."),
     ] = None,
     token: Token = "",
     tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
@@ -41,15 +42,31 @@ def syncer(
     codec_up: o.CodecUp = None,
     codec_down: o.CodecDown = None,
     adopt: o.Adopt = None,
+    durability: o.Durability = None,
+    durability_interval: o.DurabilityInterval = None,
+    snapshots: o.Snapshots = None,
+    snapshot_every: o.SnapshotEvery = None,
+    keep: o.Keep = None,
+    snapshot_options: o.SnapshotOptions = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the run over from a syncer that still holds its state.")
+    ] = False,
     config: o.ConfigFile = None,
 ) -> None:
-    """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT (and ATOLL_TOKEN) where they run. SIGTERM ends it."""
-    values, where = o.given(locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key")
+    """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT (and ATOLL_TOKEN) where they run. SIGTERM ends it.
+
+    With a run folder its state survives: the same command again goes on from the last commit.
+    """
+    values, where = o.given(locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key", "take_over")
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
+    from atoll.launch.durability import durability_config, durability_names
     from atoll.launch.options import split_values, sync_config
 
-    own, sync = split_values(values, ("learners", "tokens_budget"), where=where)
+    own, sync = split_values(values, ("learners", "tokens_budget", *durability_names()), where=where)
+    kept = durability_config({name: own[name] for name in durability_names() if name in own})
+    if run_folder is None and ("durability" in own and kept.durability != "none"):
+        raise ConfigError(f"durability {kept.durability} needs a place on disk; give --run-folder")
     settings = sync_config(sync, learners=own.get("learners", 1), tokens_budget=own.get("tokens_budget", 0))
     if run_folder is not None:
         try:
@@ -67,6 +84,13 @@ def syncer(
         token=token,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
+        durability=kept.durability if run_folder is not None else "none",
+        durability_interval_s=kept.durability_interval,
+        snapshots=kept.snapshots,
+        snapshot_every_s=kept.snapshot_every,
+        snapshots_keep=kept.keep,
+        snapshot_options=kept.snapshot_options,
+        take_over=take_over,
     )
     raise typer.Exit(run_syncer(chosen))
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human
+from atoll.cli.terminal import human, write_raw
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.launch import Outcome
 
 EXIT_LEARNERS_FAILED = 1
 
@@ -31,6 +36,12 @@ def run_script(
     codec_up: o.CodecUp = None,
     codec_down: o.CodecDown = None,
     adopt: o.Adopt = None,
+    durability: o.Durability = None,
+    durability_interval: o.DurabilityInterval = None,
+    snapshots: o.Snapshots = None,
+    snapshot_every: o.SnapshotEvery = None,
+    keep: o.Keep = None,
+    snapshot_options: o.SnapshotOptions = None,
     threads: o.Threads = None,
     out: o.Out = None,
     config: o.ConfigFile = None,
@@ -40,7 +51,6 @@ def run_script(
     The output of learner-0 appears here, that of the others in the run folder's logs.
     """
     values, where = o.given(locals(), "command")
-    from atoll.cli.train import exit_interrupted
     from atoll.launch import describe, run_command, run_config
 
     console = human(json_wanted=True)
@@ -51,10 +61,17 @@ def run_script(
         resolved,
         command or [],
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
-        say_raw=_write_raw,
+        say_raw=write_raw,
     )
+    finish_script(outcome, folder, console=console)
+
+
+def finish_script(outcome: Outcome, folder: Path, *, console: Console) -> None:
+    """Say how a run of the user's own script ended, and leave with the status that goes with it."""
+    from atoll.cli.train import exit_interrupted
+
     if outcome.interrupted:
-        exit_interrupted(outcome, folder=str(folder), console=console)
+        exit_interrupted(outcome, folder=folder, console=console)
     if outcome.given_up:
         console.print(f"{', '.join(outcome.given_up)} failed; see {folder}/logs", style="red", markup=False)
         raise typer.Exit(EXIT_LEARNERS_FAILED)
@@ -64,11 +81,6 @@ def run_script(
             style="yellow",
             markup=False,
         )
-        if len(outcome.silent) == resolved.learners:
+        if len(outcome.silent) == outcome.learners:
             raise typer.Exit(EXIT_LEARNERS_FAILED)
     console.print(f"published model: {folder}/model.safetensors; report: atoll report {folder}", markup=False)
-
-
-def _write_raw(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()

@@ -25,6 +25,12 @@ def print_json(value: Any) -> None:
     sys.stdout.flush()
 
 
+def write_raw(data: bytes) -> None:
+    """Repeat what a process printed, as it is."""
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
 def print_error(text: str) -> None:
     """One clear message on standard error, red on a terminal."""
     from rich.console import Console

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -14,7 +15,10 @@ from atoll.cli.terminal import human, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.launch import Outcome, TrainConfig
+    from atoll.launch import Finished, Outcome
+
+
+EXIT_UNFINISHED = 1
 
 
 def train(
@@ -47,6 +51,12 @@ def train(
     codec_up: o.CodecUp = None,
     codec_down: o.CodecDown = None,
     adopt: o.Adopt = None,
+    durability: o.Durability = None,
+    durability_interval: o.DurabilityInterval = None,
+    snapshots: o.Snapshots = None,
+    snapshot_every: o.SnapshotEvery = None,
+    keep: o.Keep = None,
+    snapshot_options: o.SnapshotOptions = None,
     chaos: Annotated[
         str | None, typer.Option(help="none, or demo: kill one learner, slow another (default none).")
     ] = None,
@@ -67,36 +77,39 @@ def train(
 
 def train_with(values: Mapping[str, Any], *, console: Console, json_wanted: bool, where: str) -> None:
     """Train as these settings say, show it, and report."""
-    from atoll.launch import describe, train_config
+    from atoll.dash import LiveView
+    from atoll.launch import describe, run_train, train_config
 
     config, notes = train_config(values, where=where)
     for line in (*describe(config), *notes):
         console.print(line, style="dim", markup=False, soft_wrap=True)
-    result = _run(config, console=console)
-    from atoll.dash import print_summary, write_report
-
-    folder = result["run_folder"]
-    write_report(folder)
-    print_summary(folder, console)
-    if json_wanted:
-        print_json(result)
-
-
-def _run(config: TrainConfig, *, console: Console) -> dict[str, Any]:
-    from atoll.dash import LiveView
-    from atoll.launch import run_train
-
     finished = run_train(
         config,
         view=lambda folder: LiveView(folder, console=console),
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
     )
+    finish_train(finished, console=console, json_wanted=json_wanted)
+
+
+def finish_train(finished: Finished, *, console: Console, json_wanted: bool) -> None:
+    """The report and the summary of a run that came to its end, or how to go on with one that did not."""
+    from atoll.dash import print_summary, write_report
+
     if finished.result is None:
-        exit_interrupted(finished.outcome, folder=str(finished.folder), console=console)
-    return finished.result
+        exit_interrupted(finished.outcome, folder=finished.folder, console=console)
+    write_report(finished.folder)
+    print_summary(finished.folder, console)
+    if json_wanted:
+        print_json(finished.result)
 
 
-def exit_interrupted(outcome: Outcome, *, folder: str, console: Console) -> NoReturn:
-    """Say what is left of a run that a signal ended, and leave with the shell's status for that signal."""
-    console.print(f"stopped by {outcome.reason}; `atoll report {folder}` shows what was recorded", markup=False)
-    raise typer.Exit(128 + signal.Signals[outcome.reason])
+def exit_interrupted(outcome: Outcome, *, folder: Path, console: Console) -> NoReturn:
+    """Say what is left of a run that did not come to its end, and leave with the shell's status for the signal."""
+    from atoll.launch import can_resume
+
+    by_signal = outcome.reason in signal.Signals.__members__
+    what = f"stopped by {outcome.reason}" if by_signal else f"stopped: {outcome.reason}"
+    console.print(f"{what}; `atoll report {folder}` shows what was recorded", markup=False, soft_wrap=True)
+    if can_resume(folder):
+        console.print(f"go on with it: atoll resume {folder}", markup=False, soft_wrap=True)
+    raise typer.Exit(128 + signal.Signals[outcome.reason] if by_signal else EXIT_UNFINISHED)

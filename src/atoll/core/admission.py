@@ -5,17 +5,26 @@ from __future__ import annotations
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
 from atoll.core.membership import Member, MemberState
-from atoll.core.messages import PROTOCOL_VERSION, Hello, PushHeader, PushReply, Refusal, Refused, TensorSpec
+from atoll.core.messages import (
+    PROTOCOL_OLDEST,
+    PROTOCOL_VERSION,
+    Hello,
+    PushHeader,
+    PushReply,
+    Refusal,
+    Refused,
+    TensorSpec,
+)
 from atoll.core.rounds import FragmentTrack
 
 
 def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | None) -> Refused | None:
     """None if the learner may join, else the refusal."""
-    if hello.protocol != PROTOCOL_VERSION:
+    if not PROTOCOL_OLDEST <= hello.protocol <= PROTOCOL_VERSION:
         return Refused(
             Refusal.PROTOCOL,
-            f"learner {hello.learner!r} speaks protocol {hello.protocol}, this syncer speaks {PROTOCOL_VERSION}; "
-            "install the same version of atoll on both sides",
+            f"learner {hello.learner!r} speaks protocol {hello.protocol}, this syncer speaks {PROTOCOL_OLDEST} to "
+            f"{PROTOCOL_VERSION}; install the same version of atoll on both sides",
         )
     if layout is not None and hello.tensors != layout.tensors:
         return Refused(

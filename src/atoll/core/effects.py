@@ -19,7 +19,7 @@ from atoll.core.messages import (
     PushReply,
     SyncerMessage,
 )
-from atoll.core.rounds import ContributionId
+from atoll.core.rounds import Contribution, ContributionId
 
 # ---------------------------------------------------------------- shared
 
@@ -87,6 +87,26 @@ class MergeFinished:
     update_bytes: int = 0
     gradient_norm: float = 0.0
     rho: float = 0.0
+    store_ns: int = 0
+    store_bytes: int = 0
+    """What making it durable took."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealCommitted:
+    """A learner's parameters of a lost version are in place."""
+
+    fragment: int
+    version: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class RelayTaken:
+    """The joiner has asked for a piece of the inner state in this slot; `done`: it has them all."""
+
+    slot: int
+    done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +127,8 @@ SyncerInput = (
     | PushCompleted
     | SeedCommitted
     | MergeFinished
+    | HealCommitted
+    | RelayTaken
     | StopRequested
     | Tick
 )
@@ -159,13 +181,70 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
+class Remember:
+    """Put these facts on the tape (None forgets one). With `first`, nothing that comes after this effect may leave the
+    process before they are on disk."""
+
+    rows: Mapping[str, Any]
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CommitHealed:
+    """The parameters that were pushed for this fragment become its committed `version`: come back with HealCommitted.
+    Momentum is what the disk has; the downlink's residual starts from zero."""
+
+    fragment: int
+    version: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepHeld:
+    """This learner leaves: put its contributions that wait for a round on disk, then end its session. `processed` is
+    its token count."""
+
+    session: int
+    contributions: tuple[Contribution, ...]
+    processed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRelay:
+    """The pieces in this relay slot are no longer needed."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A newer syncer has taken over this run: commit and publish nothing more, and end."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The run was stopped, every learner has left and everything held is merged."""
 
     reason: str
 
 
-SyncerEffect = Note | ToLearner | EndSession | Answer | CommitSeed | Merge | Forget | Finished
+SyncerEffect = (
+    Note
+    | ToLearner
+    | EndSession
+    | Answer
+    | CommitSeed
+    | Merge
+    | Forget
+    | Remember
+    | KeepHeld
+    | CommitHealed
+    | ForgetRelay
+    | Fenced
+    | Finished
+)
 
 
 # ---------------------------------------------------------------- into the learner machine
@@ -217,6 +296,8 @@ class Fetched:
     fragment: int
     version: int
     asked: int
+    checksum: int = 0
+    """Of the version's parameters, where the shell knows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +402,34 @@ class ForgetResiduals:
 
 @dataclass(frozen=True, slots=True)
 class ForgetPrepared:
-    """Versions that were prepared and not adopted are of no use any more."""
+    """Versions that were prepared and not adopted are of no use any more (`fragment` -1: of all fragments)."""
+
+    fragment: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class GiveHeal:
+    """Background: push the whole parameters of these (fragment, version) pairs, which this host holds."""
+
+    versions: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveInner:
+    """Training thread: copy the inner state now; background: push it in pieces into this relay slot."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeInner:
+    """Background: fetch a peer's inner state (`pieces` 0: there is none, for `reason`)."""
+
+    slot: int
+    pieces: int
+    size: int
+    peer: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +466,9 @@ LearnerEffect = (
     | Adopt
     | ForgetResiduals
     | ForgetPrepared
+    | GiveHeal
+    | GiveInner
+    | TakeInner
     | Joined
     | Stopped
     | Left

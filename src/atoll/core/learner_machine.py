@@ -23,6 +23,8 @@ from atoll.core.effects import (
     ForgetPrepared,
     ForgetResiduals,
     FromSyncer,
+    GiveHeal,
+    GiveInner,
     Joined,
     LearnerEffect,
     LearnerInput,
@@ -36,6 +38,7 @@ from atoll.core.effects import (
     Settle,
     Stepped,
     Stopped,
+    TakeInner,
     TakeSnapshot,
     ToSyncer,
 )
@@ -44,9 +47,13 @@ from atoll.core.messages import (
     PROTOCOL_VERSION,
     Discard,
     DiscardCount,
+    Donate,
     Fate,
     FetchKind,
+    FragmentState,
+    Heal,
     Hello,
+    InnerOffer,
     Leave,
     Nothing,
     Outstanding,
@@ -96,6 +103,13 @@ class LearnerMachine:
         self.tokens = 0
         self.joined = False
         self.stopped = ""
+        self.epoch = 0
+        """The highest epoch of this run that welcomed this process."""
+        self.protocol = PROTOCOL_VERSION
+        """What the session speaks."""
+        self.wants_inner = False
+        """Set by the shell before it joins, if this process has no inner optimizer state of its own."""
+        self._donate: Donate | None = None
         self._linked = False
         self._started = False
         self._upcoming: tuple[int, ...] = ()
@@ -126,6 +140,7 @@ class LearnerMachine:
             self._fetch_broken(event, out)
         elif isinstance(event, LinkDown):
             self._linked = self._started = False
+            self._donate = None
             for progress in self.fragments:
                 progress.request = None
                 progress.fetching = NO_VERSION
@@ -145,8 +160,11 @@ class LearnerMachine:
             self.tensors,
             self.generation,
             self.run,
-            self._bases() if self.joined else (),
+            tuple(p.newest for p in self.fragments) if self.joined else (),
             outstanding,
+            self.epoch,
+            tuple(p.newest_checksum for p in self.fragments) if self.joined else (),
+            self.wants_inner and not self.joined,
         )
 
     @property
@@ -155,6 +173,11 @@ class LearnerMachine:
         if not self.joined or not self.config.synchronous or self.stopped or self._closing:
             return False
         return any(self.step >= p.due_step or p.announced > p.base for p in self.fragments)
+
+    @property
+    def linked(self) -> bool:
+        """True while a session is open in which the run goes on."""
+        return self._started
 
     @property
     def adopt_ready(self) -> bool:
@@ -178,6 +201,7 @@ class LearnerMachine:
             progress.local = progress.local + counted
         self._adopt_prepared(out)
         self._take_snapshots(out)
+        self._give_inner(out)
         out.append(ToSyncer(self._progress()))
 
     def _boundary(self, out: list[LearnerEffect]) -> None:
@@ -190,6 +214,13 @@ class LearnerMachine:
             self._flush(out)
         elif self.joined:
             self._take_snapshots(out)
+
+    def _give_inner(self, out: list[LearnerEffect]) -> None:
+        """A joiner needs inner state. It gets ours once our parameters are at least as new as the joiner's."""
+        donate = self._donate
+        if donate is not None and all(p.base >= b for p, b in zip(self.fragments, donate.bases, strict=False)):
+            self._donate = None
+            out.append(GiveInner(donate.slot))
 
     def _adopt_prepared(self, out: list[LearnerEffect]) -> None:
         # A re-seed is adopted at one boundary, whole: a fragment that is still poisoned would poison the healed ones.
@@ -232,6 +263,7 @@ class LearnerMachine:
             fields = {"learner": self.learner, "fragment": progress.index, "version": version, "step": self.step}
             out.append(Note("LearnerAdopted", {**fields, "merged": bool(merged)}))
         progress.reseed = ""
+        progress.base_checksum = progress.checksums.get(version, progress.base_checksum)
         progress.base, progress.based = version, True
         progress.checksums = {v: c for v, c in progress.checksums.items() if v > version}
         self._drop_snapshot(progress, out)
@@ -383,6 +415,13 @@ class LearnerMachine:
             self._fate(message, out)
         elif isinstance(message, Reseed):
             self._reseed(message.reason, out)
+        elif isinstance(message, Heal):
+            held = [(p, self.fragments[p].newest) for p in message.fragments if 0 <= p < len(self.fragments)]
+            out.append(GiveHeal(tuple(held)))
+        elif isinstance(message, Donate):
+            self._donate = message
+        elif isinstance(message, InnerOffer):
+            out.append(TakeInner(message.slot, message.pieces, message.size, message.peer, message.reason))
         elif isinstance(message, Stop):
             self.stopped = message.reason
             out.append(Stopped(message.reason))
@@ -394,6 +433,8 @@ class LearnerMachine:
         self._linked = True
         if self.run and message.run != self.run:
             self._new_run(out)
+            self.epoch = 0
+        self.epoch, self.protocol = max(self.epoch, message.epoch), message.protocol
         self.run, self.generation, self.config = message.run, message.generation, message.config
         if not self.fragments:
             self.fragments = [
@@ -410,6 +451,7 @@ class LearnerMachine:
                 self._dropped(progress, sent, Refusal.UNKNOWN_ROUND, out)
             progress.prepared, progress.checksums = [], {}
             progress.announced = progress.base = NO_VERSION
+            progress.base_checksum = 0
             self._drop_snapshot(progress, out)
             # What is neither local nor discarded was merged by the earlier run; its ledger is gone, ours adds up.
             discarded = sum(n for (fragment, _), n in self._discarded.items() if fragment == progress.index)
@@ -426,6 +468,8 @@ class LearnerMachine:
         for progress, state, due in zip(self.fragments, message.fragments, message.due_steps, strict=True):
             progress.due_step = due if not self.joined else max(due, progress.due_step)
             progress.request = None
+            if progress.base != NO_VERSION and self._foreign(progress, state):
+                self._roll_back(progress, state.version, out)
             if state.version > progress.newest or progress.base == NO_VERSION:
                 progress.announced = state.version
                 progress.checksums[state.version] = state.checksum
@@ -435,6 +479,26 @@ class LearnerMachine:
             out += [PushAgain(progress.index, s.seq) for s in again]
         if self.joined:
             out += [ToSyncer(Ready(self.step, self._bases())), ToSyncer(self._progress())]
+
+    def _foreign(self, progress: FragmentProgress, state: FragmentState) -> bool:
+        """True if the run no longer knows the version that this learner holds: the syncer lost it with its disk, and
+        nobody could bring it back in time."""
+        other = state.version == progress.newest and progress.newest_checksum not in (0, state.checksum)
+        return state.version < progress.newest or other
+
+    def _roll_back(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
+        """Take the run's older version, keeping what was trained since: contributions that were merged into a lost
+        version and not adopted yet are the learner's own again."""
+        text = f"fragment {progress.index} goes back from version {progress.newest} to {version}: the syncer lost it"
+        out.append(Note("Warned", {"source": self.learner, "text": text}))
+        for sent in list(progress.outstanding):
+            if sent.merged_version > version:
+                self._dropped(progress, sent, Refusal.UNKNOWN_VERSION, out)
+        progress.prepared, progress.checksums = [], {}
+        progress.announced = progress.base = NO_VERSION
+        progress.base_checksum = 0
+        self._drop_snapshot(progress, out)
+        out.append(ForgetPrepared(progress.index))
 
     def _published(self, message: Published, out: list[LearnerEffect]) -> None:
         progress = self.fragments[message.fragment]
@@ -487,6 +551,8 @@ class LearnerMachine:
         if progress.fetching != event.asked:
             return  # asked for before the link broke, and again since: the second answer counts
         progress.fetching = NO_VERSION
+        if event.checksum:
+            progress.checksums[event.version] = event.checksum
         if progress.reseed and event.version >= progress.base:
             progress.prepared = [event.version]
         elif not progress.reseed and event.version > progress.newest:
@@ -544,7 +610,10 @@ class LearnerMachine:
 
     def _progress(self) -> Progress:
         discarded = tuple(DiscardCount(f, c, n) for (f, c), n in sorted(self._discarded.items()))
-        return Progress(self.step, self.steps, self.tokens, self._step_ns, self._loss, self._bases(), discarded)
+        pending = tuple(p.pending_tokens for p in self.fragments) if self.protocol > 1 else ()
+        return Progress(
+            self.step, self.steps, self.tokens, self._step_ns, self._loss, self._bases(), discarded, pending
+        )
 
     def heartbeat(self) -> Progress | None:
         """What to say when nothing else was said for a while."""

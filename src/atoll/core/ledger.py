@@ -10,8 +10,9 @@ everybody and so are in no column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import Any
 
 from atoll.core.messages import Discard, DiscardCount
 
@@ -60,6 +61,25 @@ class Account:
 
     def _imply(self, fragment: int) -> None:
         self.processed -= min(0, self.rest(fragment))
+
+    def balance(self, fragment: int, pending: int, merged: bool) -> None:
+        """Of what is not known to be merged or discarded only `pending` is still with the learner or in the syncer's
+        hands: the difference was merged by an earlier syncer, or was rolled back with it."""
+        gap = self.rest(fragment) + self.held[fragment] - pending
+        if gap > 0 and merged:
+            self.merged[fragment] += gap
+        elif gap > 0:
+            column = self.discarded[fragment]
+            column[Discard.ROLLED_BACK] = column.get(Discard.ROLLED_BACK, 0) + gap
+
+    def restore(self, fragment: int, processed: int, merged: int, discarded: Mapping[str, int]) -> None:
+        """Take one fragment's line from a durable record. What the syncer held died with it: the tokens are with the
+        learner again."""
+        self.processed = max(self.processed, processed)
+        self.merged[fragment] += merged
+        for cause, tokens in discarded.items():
+            self.discarded[fragment][cause] = self.discarded[fragment].get(cause, 0) + tokens
+        self._imply(fragment)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +145,45 @@ class Ledger:
             columns = self._folded.discarded[fragment]
             for cause, tokens in account.discarded[fragment].items():
                 columns[cause] = columns.get(cause, 0) + tokens
-            columns[Discard.LOST] = columns.get(Discard.LOST, 0) + account.rest(fragment)
         del self._accounts[key]
         self._gone.discard(key)
         self._retired.discard(key)
+
+    # ------------------------------------------------------------ what survives a restart of the syncer
+
+    @property
+    def gone_processed(self) -> int:
+        """Tokens processed by all generations that can never come back."""
+        return self._folded.processed + sum(self._accounts[key].processed for key in self._retired)
+
+    def column(self, fragment: int) -> tuple[dict[str, Any], list[list[Any]]]:
+        """One fragment's share of the books: the folded sums, and a line for every account.
+
+        It is written together with the fragment's parameters, so each column is exact for its own version however old
+        the other columns are. What is lost is never written: it is what remains of the processed tokens."""
+        folded = {"merged": self._folded.merged[fragment], "discarded": dict(self._folded.discarded[fragment])}
+        lines = [
+            [learner, generation, account.processed, account.merged[fragment], dict(account.discarded[fragment])]
+            for (learner, generation), account in sorted(self._accounts.items())
+        ]
+        return folded, lines
+
+    def restore_column(
+        self, fragment: int, folded: Mapping[str, Any], lines: Iterable[Sequence[Any]], live: Set[tuple[str, int]]
+    ) -> None:
+        """Put a column back. `live` says which (learner, generation) may still come back or has something waiting to be
+        merged; lines of any other are folded into the sums."""
+        self._folded.restore(fragment, 0, int(folded["merged"]), folded["discarded"])
+        for learner, generation, processed, merged, discarded in lines:
+            if (learner, generation) in live:
+                self.account(learner, generation).restore(fragment, processed, merged, discarded)
+            else:
+                self._folded.restore(fragment, 0, merged, discarded)
+
+    def restore_gone(self, processed: int) -> None:
+        """After all columns: the tokens of the generations that are over (at least what the columns imply)."""
+        waiting = sum(self._accounts[key].processed for key in self._retired)
+        self._folded.processed = max(self._folded.processed, processed - waiting)
 
     @property
     def processed(self) -> int:
@@ -139,6 +194,7 @@ class Ledger:
         merged = self._folded.merged[fragment]
         pending = 0
         discarded = dict(self._folded.discarded[fragment])
+        discarded[Discard.LOST] = discarded.get(Discard.LOST, 0) + self._folded.rest(fragment)
         for key, account in self._accounts.items():
             merged += account.merged[fragment]
             pending += account.held[fragment]

@@ -17,6 +17,8 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from atoll.core.messages import PROTOCOL_OLDEST
+
 MERGED_KEPT = 4
 """Merged contributions remembered per learner and fragment, to tell their fate to one that was away: a learner never
 has more than two in the air."""
@@ -55,6 +57,14 @@ class Member:
     """Highest contribution number accepted, per fragment: lower or equal ones are duplicates."""
     merged: list[list[tuple[int, int]]] = field(default_factory=list)
     """(seq, version) of the last merged contributions, per fragment."""
+    protocol: int = PROTOCOL_OLDEST
+    """What its session speaks."""
+    wants_inner: bool = False
+    """It joined without inner optimizer state and has not been given any yet."""
+    recovered: bool = False
+    """Known from the durable record only: the syncer restarted and this learner has not come back yet."""
+    unbalanced: bool = False
+    """Back after a restart of the syncer, and its counters have not been compared with the record yet."""
 
     @property
     def connected(self) -> bool:
@@ -75,9 +85,11 @@ class Membership:
         return self.members[learner] if learner is not None else None
 
     def admit(
-        self, learner: str, instance: str, session: int, now_ns: int, fragments: int
+        self, learner: str, instance: str, session: int, now_ns: int, fragments: int, claimed: int = 0
     ) -> tuple[Member, Member | None]:
-        """Take a learner in. Returns its member and, if a newer instance took over, the member that is fenced out."""
+        """Take a learner in. Returns its member and, if a newer instance took over, the member that is fenced out.
+        `claimed` is the generation that this process was given earlier in this run: a syncer whose record is older
+        than that believes it."""
         old = self.members.get(learner)
         if old is not None and old.instance == instance and old.state is not MemberState.LEFT:
             self._by_session.pop(old.session, None)
@@ -86,23 +98,26 @@ class Membership:
             old.upcoming = ()
             self._by_session[session] = learner
             return old, None
-        generation = old.generation + 1 if old is not None else 1
+        generation = max(old.generation + 1 if old is not None else 1, claimed)
         if old is not None:
             self._by_session.pop(old.session, None)
         member = Member(learner, generation, instance, session, MemberState.JOINING, now_ns)
         member.seq_seen = [-1] * fragments
         member.merged = [[] for _ in range(fragments)]
         self.members[learner] = member
-        self._prune()
         self._by_session[session] = learner
         return member, old
 
-    def _prune(self) -> None:
-        """Forget the longest gone once there are very many, so that memory does not grow with the number of ids."""
-        if len(self.members) > MEMBERS_MAX:
-            gone = [m for m in self.members.values() if m.state in (MemberState.LEFT, MemberState.LOST)]
-            for member in sorted(gone, key=lambda m: m.heard_ns)[: len(self.members) - MEMBERS_MAX]:
-                del self.members[member.learner]
+    def prune(self) -> list[Member]:
+        """Forget the longest gone once there are very many, so that memory does not grow with the number of ids.
+        Returns who was forgotten."""
+        if len(self.members) <= MEMBERS_MAX:
+            return []
+        gone = [m for m in self.members.values() if m.state in (MemberState.LEFT, MemberState.LOST)]
+        forgotten = sorted(gone, key=lambda m: m.heard_ns)[: len(self.members) - MEMBERS_MAX]
+        for member in forgotten:
+            del self.members[member.learner]
+        return forgotten
 
     def activate(self, member: Member, now_ns: int) -> None:
         member.state, member.joined_ns = MemberState.ACTIVE, now_ns

@@ -30,7 +30,16 @@ from enum import StrEnum
 
 from atoll.core.config import SyncConfig
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""2 added healing, inner state from a peer, data leases and the epoch in Hello."""
+PROTOCOL_OLDEST = 1
+"""The oldest protocol that is still spoken, both ways. Nothing that a version does not know is ever sent to it."""
+INNER_PIECE_BYTES = 8 * 1024 * 1024
+"""Inner state travels in pieces of this size, a few at a time, so that the syncer never holds much of it."""
+RELAYS_MAX = 16
+"""Relays of inner state at a time."""
+CHUNKS_MAX = 10_000
+"""Chunks that one DataReport or DataLeases may name."""
 INLINE_BYTES_MAX = 64 * 1024
 """A payload up to this size may travel on the control connection: 52 ms of a 10 Mbit/s link."""
 NO_VERSION = -1
@@ -61,6 +70,7 @@ class Refusal(StrEnum):
     BUSY = "busy"
     CLOSED = "run_closed"
     BAD_REQUEST = "bad_request"
+    STALE_EPOCH = "stale_epoch"
 
 
 class Discard(StrEnum):
@@ -76,6 +86,8 @@ class Discard(StrEnum):
     """Progress of a learner whose contribution was not finite or far too large; it was re-seeded."""
     EARLIER_RUN = "earlier_run"
     """Merged by a run whose syncer came back without its state: accounted for there, not here."""
+    ROLLED_BACK = "rolled_back"
+    """Merged into a version that was lost with the syncer's disk and that no learner could bring back."""
     REFUSED = "refused"
     """A contribution that the syncer refused after its progress had been overwritten; the event has the reason."""
 
@@ -130,7 +142,14 @@ class Hello:
     generation: int = 0
     run: str = ""
     bases: tuple[int, ...] = ()
+    """The newest version on this host, per fragment."""
     outstanding: tuple[Outstanding, ...] = ()
+    epoch: int = 0
+    """The highest epoch of this run that this process was welcomed in; a syncer with a lower one is out of date."""
+    checksums: tuple[int, ...] = ()
+    """Of the bases: what proves a version that a recovering syncer has lost. Empty, or as long as `bases`."""
+    wants_inner: bool = False
+    """This process has no inner optimizer state of its own; a healthy peer's would spare it a cold start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +171,9 @@ class Progress:
     loss: float
     bases: tuple[int, ...]
     discarded: tuple[DiscardCount, ...] = ()
+    pending: tuple[int, ...] = ()
+    """Tokens of this generation that are neither merged nor discarded, per fragment. A syncer that lost some of its
+    record balances its books with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +191,34 @@ class Leave:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """One numbered chunk of a data stream, from its sample `start` on (0 unless somebody handed it back half done)."""
+
+    chunk: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport:
+    """All that a learner has to say about one data stream; it replaces earlier reports and may be repeated safely.
+
+    `done` holds the finished chunks whose report was not answered yet. Chunks that the syncer has leased to this
+    learner and that are in none of the three lists are granted again: their grant was lost on the way."""
+
+    stream: str
+    serial: int
+    """Counts the reports of this process for this stream; the answer repeats it."""
+    chunks: int
+    """Chunks that the stream has in total, over all epochs; 0: no end. The same for every learner."""
+    want: int
+    """New leases asked for."""
+    done: tuple[int, ...] = ()
+    holding: tuple[int, ...] = ()
+    returned: tuple[Lease, ...] = ()
+    """Handed back; `start` is the first sample that was not processed."""
+
+
 # ---------------------------------------------------------------- syncer -> learner, control
 
 
@@ -181,6 +231,8 @@ class Welcome:
     fingerprint: str
     seed: bool
     """True for the one learner whose parameters become version 0."""
+    protocol: int = 1
+    """What this session speaks: the lower of both sides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +308,59 @@ class Stop:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Heal:
+    """The syncer came back with older versions than this learner holds: push these fragments whole, as PushKind.HEAL,
+    with the version and checksum that the last Hello claimed."""
+
+    fragments: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Donate:
+    """A joiner needs inner optimizer state. Once your own bases have reached `bases` (the joiner's), copy yours at a
+    step boundary and push it in pieces, as PushKind.INNER, into relay `slot`. Training does not stop for it."""
+
+    slot: int
+    bases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InnerOffer:
+    """A peer's inner state is on its way: fetch its pieces, as FetchKind.INNER. `pieces` 0: there is none, see
+    `reason`."""
+
+    slot: int
+    pieces: int
+    size: int
+    peer: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DataLeases:
+    """Answer to a DataReport. Everything that the report said was done or returned is on record now."""
+
+    stream: str
+    serial: int
+    granted: tuple[Lease, ...] = ()
+    revoked: tuple[int, ...] = ()
+    """Chunks that the report held and that were issued to somebody else meanwhile: drop what is left of them."""
+    exhausted: bool = False
+    """True when nothing is left to lease: every chunk is done or in somebody's hand."""
+
+
 # ---------------------------------------------------------------- bulk
 
 
 class PushKind(StrEnum):
     CONTRIBUTION = "contribution"
     SEED = "seed"
+    HEAL = "heal"
+    """fp32 parameters of a committed version (`base_version`) that a recovering syncer has lost."""
+    INNER = "inner"
+    """One piece of a peer's inner state: `fragment` is the relay slot, `seq` the piece, `steps` the number of pieces,
+    `tokens` the size of the whole; codec "inner"."""
 
 
 class FetchKind(StrEnum):
@@ -269,6 +368,8 @@ class FetchKind(StrEnum):
     """The encoded update U that leads from `version - 1` to `version`."""
     THETA = "theta"
     """The fp32 parameters of a fragment at `version`."""
+    INNER = "inner"
+    """Piece `version` of the inner state in relay slot `fragment`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,5 +444,20 @@ class Received:
     reply: PushReply
 
 
-LearnerMessage = Hello | Ready | Progress | Nothing | Leave | Contribution
-SyncerMessage = Welcome | Refused | Start | Upcoming | Request | Published | Fate | Reseed | Stop | Received
+LearnerMessage = Hello | Ready | Progress | Nothing | Leave | Contribution | DataReport
+SyncerMessage = (
+    Welcome
+    | Refused
+    | Start
+    | Upcoming
+    | Request
+    | Published
+    | Fate
+    | Reseed
+    | Stop
+    | Received
+    | Heal
+    | Donate
+    | InnerOffer
+    | DataLeases
+)

@@ -46,6 +46,8 @@ class FragmentProgress:
     base: int = NO_VERSION
     based: bool = False
     """True once some published version is in the parameters; from then on progress is kept apart from it."""
+    base_checksum: int = 0
+    """Of the base, 0 while unknown: what proves it to a syncer that lost it."""
     due_step: int = 0
     local: Counters = field(default_factory=Counters)
     snapshot: Counters | None = None
@@ -72,6 +74,15 @@ class FragmentProgress:
     def newest(self) -> int:
         """The newest version that is on this host."""
         return self.prepared[-1] if self.prepared else self.base
+
+    @property
+    def newest_checksum(self) -> int:
+        return self.checksums.get(self.prepared[-1], 0) if self.prepared else self.base_checksum
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens that are neither merged, as far as is known here, nor discarded."""
+        return self.local.tokens + sum(s.counters.tokens for s in self.outstanding if s.merged_version == NO_VERSION)
 
     @property
     def may_contribute(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from atoll.core.config import SyncConfig
 from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
 from atoll.core.ledger import Ledger
-from atoll.core.membership import MERGED_KEPT, Member, Membership
+from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
 from atoll.core.policy import (
     NORMS_KEPT,
@@ -25,6 +25,10 @@ from atoll.core.policy import (
     quorum_count,
 )
 from atoll.core.rounds import Contribution, ContributionId, FragmentTrack, Round
+
+HANDED_KEPT = 256
+"""Merged contributions of learners that have left, remembered per fragment: their files are deleted at once, so this
+covers what a crash may leave of the last few versions."""
 
 
 class RoundBook:
@@ -206,6 +210,7 @@ class RoundBook:
         ages = [track.version - item.base_version for item in items]
         weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
         track.merging = True
+        track.weights = weights
         self._closed[track.index] = (opened, items, now_ns)
         out.append(
             Merge(track.index, opened.number, track.version + 1, tuple(item.id for item in items), tuple(weights))
@@ -250,10 +255,12 @@ class RoundBook:
             for item in items:
                 self.drop(item, Refusal.NOT_FINITE, out)
             return
+        track.handed = self.handed(done.fragment, items, track.version + 1)
         track.version += 1
         track.checksum = done.checksum
         self.commits += 1
         self.contributions_merged += len(items)
+        track.contributions_merged += len(items)
         self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
         for item in items:
             self._ledger.merge(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
@@ -272,11 +279,15 @@ class RoundBook:
                     "round": opened.number,
                     "contributors": [item.id.learner for item in items],
                     "tokens": sum(item.tokens for item in items),
+                    "steps": [item.steps for item in items],
+                    "weights": [weight / (sum(track.weights) or 1.0) for weight in track.weights],
                     "merge_ns": done.merge_ns,
                     "update_bytes": done.update_bytes,
                     "gradient_norm": done.gradient_norm,
                     "rho": done.rho,
                     "checksum": done.checksum,
+                    "store_ns": done.store_ns,
+                    "store_bytes": done.store_bytes,
                 },
             )
         )
@@ -291,6 +302,31 @@ class RoundBook:
                 track.index, track.version, opened.number, track.checksum, merged_seq, contributors, opened.clock_step
             )
             out.append(ToLearner(member.session, message))
+
+    def held_of(self, learner: str, generation: int) -> list[Contribution]:
+        """Everything of this learner that was received and is not merged yet."""
+        items: list[Contribution] = []
+        for track in self.tracks:
+            items += track.held.values()
+            items += track.round.contributions.values() if track.round is not None else ()
+            items += self._closed[track.index][1] if track.merging else ()
+        return [item for item in items if (item.id.learner, item.id.generation) == (learner, generation)]
+
+    def handed(self, fragment: int, items: Iterable[Contribution], version: int) -> list[tuple[str, int, int, int]]:
+        """What the fragment's record says of merged contributions whose learners have left."""
+        members = self._membership.members
+        gone = [
+            (item.id.learner, item.id.generation, item.id.seq, version)
+            for item in items
+            if (member := members.get(item.id.learner)) is None
+            or member.generation != item.id.generation
+            or member.state is MemberState.LEFT
+        ]
+        return [*self.tracks[fragment].handed, *gone][-HANDED_KEPT:]
+
+    def merging(self, fragment: int) -> list[Contribution]:
+        """What is in the merge of this fragment that is under way."""
+        return self._closed[fragment][1]
 
     def holds(self, identity: ContributionId) -> bool:
         """True while this contribution waits for a round, is in one, or is being merged."""

@@ -38,6 +38,15 @@ class Contribution:
     late: bool
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A contribution of a learner that left, as it came back from disk: the learner cannot give it again."""
+
+    contribution: Contribution
+    processed: int
+    """Tokens that its learner had processed in all when it left."""
+
+
 @dataclass(slots=True)
 class Round:
     number: int
@@ -84,6 +93,12 @@ class FragmentTrack:
     """(round, next attempt) while the last round was aborted and waits to be launched again."""
     held: dict[ContributionId, Contribution] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
+    handed: list[tuple[str, int, int, int]] = field(default_factory=list)
+    """(learner, generation, seq, version) of the last merged contributions of learners that had left: what tells, after
+    a crash, that one which is still on disk was merged."""
+    weights: list[float] = field(default_factory=list)
+    """Of the merge that is under way or was the last."""
+    contributions_merged: int = 0
 
     @property
     def busy(self) -> bool:

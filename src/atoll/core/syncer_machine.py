@@ -7,21 +7,25 @@ and comes back with MergeFinished. Publishing follows the commit, never the othe
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from atoll.core.admission import check_contribution, check_hello
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.effects import (
     Answer,
+    CommitHealed,
     CommitSeed,
     EndSession,
+    Fenced,
     Finished,
     FromLearner,
+    HealCommitted,
+    KeepHeld,
     MergeFinished,
     Note,
     PushCompleted,
     PushOpened,
+    RelayTaken,
     SeedCommitted,
     SessionClosed,
     SessionOpened,
@@ -31,12 +35,12 @@ from atoll.core.effects import (
     Tick,
     ToLearner,
 )
-from atoll.core.layout import Layout, build_layout, elements_of
-from atoll.core.ledger import Ledger
-from atoll.core.membership import Member, Membership, MemberState
+from atoll.core.layout import build_layout, elements_of
+from atoll.core.membership import Member, MemberState
 from atoll.core.messages import (
+    PROTOCOL_VERSION,
+    DataReport,
     Fate,
-    FragmentState,
     Hello,
     Leave,
     Nothing,
@@ -48,33 +52,23 @@ from atoll.core.messages import (
     Refusal,
     Refused,
     Reseed,
-    Start,
     Stop,
     Upcoming,
     Welcome,
 )
 from atoll.core.policy import NORMS_KEPT, fragments_for, moving_average, norm_limit, upcoming_steps
-from atoll.core.round_book import RoundBook
+from atoll.core.relays import INNER_PROTOCOL
 from atoll.core.rounds import Contribution, ContributionId
+from atoll.core.syncer_care import SyncerCare
 from atoll.errors import LayoutError
 
 SEED_SILENCE_NS = 600 * SECOND_NS
 """How long one fragment of the seed may take: 750 MB at 10 Mbit/s. A dead connection is noticed much earlier."""
 
 
-class SyncerMachine:
+class SyncerMachine(SyncerCare):
     def __init__(self, config: SyncConfig, run: str, epoch: int = 1) -> None:
-        self.config = config
-        """The run's settings; complete once the first learner has said what the model looks like."""
-        self._given = config
-        self.run = run
-        self.epoch = epoch
-        self.layout: Layout | None = None
-        self.membership = Membership()
-        self.ledger = Ledger(())
-        self.book = RoundBook(config, self.membership, self.ledger)
-        self.committed = False
-        """True once version 0 exists."""
+        super().__init__(config, run, epoch)
         self.stopping = ""
         self._finished = False
         self._seeder = ""
@@ -97,13 +91,17 @@ class SyncerMachine:
             if sender is not None and sender.generation == event.header.generation:
                 sender.heard_ns = now_ns
             out.append(Answer(refusal or PushReply(accepted=True)))
-            return out
+            return self._remembered(out)
         elif isinstance(event, PushCompleted):
             self._complete(event, now_ns, out)
         elif isinstance(event, SeedCommitted):
             self._seed_committed(event.checksums, out)
         elif isinstance(event, MergeFinished):
-            self.book.merge_finished(event, now_ns, out)
+            self._merge_finished(event, now_ns, out)
+        elif isinstance(event, HealCommitted):
+            self._heal_committed(event, out)
+        elif isinstance(event, RelayTaken):
+            self._relay_taken(event, now_ns, out)
         elif isinstance(event, SessionClosed):
             self._closed(event, now_ns, out)
         elif isinstance(event, StopRequested):
@@ -111,12 +109,14 @@ class SyncerMachine:
         elif isinstance(event, Tick):
             self._expire(now_ns, out)
             self.book.tick(now_ns, out)
+        self._heal(now_ns, out)
         self._pump(now_ns, out)
-        return out
+        return self._remembered(out)
 
     def next_wake_ns(self) -> int | None:
         """When to send the next Tick, if nothing else happens before."""
-        wakes = [w for w in (self.book.next_wake_ns(),) if w is not None]
+        healing = self.healing.next_wake_ns() if self.healing is not None else None
+        wakes = [w for w in (self.book.next_wake_ns(), self.relays.next_wake_ns(), healing) if w is not None]
         for member in self.membership.members.values():
             if self._on_lease(member):
                 wakes.append(member.heard_ns + self._lease_ns(member))
@@ -126,7 +126,7 @@ class SyncerMachine:
 
     def _pump(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """What follows from any change: stop when the budget is spent, launch what is due, merge leftovers, finish."""
-        if not self.committed:
+        if not self.committed or self._fenced:
             return
         states = {m.state for m in self.membership.members.values()}
         if MemberState.ACTIVE in states:
@@ -158,27 +158,50 @@ class SyncerMachine:
         if refusal is not None:
             out += [ToLearner(session, refusal), EndSession(session, refusal.detail)]
             out.append(Note("Warned", {"source": "syncer", "text": refusal.detail}))
+            if self._fenced:
+                out.append(Fenced(self._fenced))
             return
         assert self.layout is not None
         known = self.membership.members.get(hello.learner)
         if known is not None and known.connected:
             self._replace_session(known, hello, out)
             self.book.learner_gone(known.learner, now_ns, out)
-        member, fenced = self.membership.admit(hello.learner, hello.instance, session, now_ns, self.config.fragments)
+        claimed = hello.generation if hello.run == self.run else 0
+        member, fenced = self.membership.admit(
+            hello.learner, hello.instance, session, now_ns, self.config.fragments, claimed
+        )
+        member.protocol = min(hello.protocol, PROTOCOL_VERSION)
+        if claimed and (fenced is not None or known is None):
+            # It was in the run before, and the record that this syncer continues from is older than that.
+            member.recovered = member.unbalanced = True
+        member.wants_inner = hello.wants_inner and member.protocol >= INNER_PROTOCOL
         if fenced is not None:
-            self.ledger.retire(fenced.learner, fenced.generation)
+            self._retire(fenced)
+            self.leases.release(fenced.learner, before_generation=member.generation)
+        self._prune_members()
         self.ledger.set_gone(member.learner, member.generation, False)
-        seed = not self.committed and not self._seeder
+        self._remember_member(member)
+        seed = not self.committed and not self._seeder and self.healing is None
         if seed:
             self._seeder = member.learner
         out.append(ToLearner(session, self._welcome(member, seed)))
         self._note_member(member, "joined" if fenced is None else "a newer process took over", out)
+        self._tell_fates(member, hello, out)
+        member.recovered = False
+        if self.healing is not None:
+            self.healing.hear(member.learner, hello.bases if claimed else (), hello.checksums, now_ns)
         if self.committed:
-            self._tell_fates(member, hello, out)
             out.append(ToLearner(session, self._start()))
 
     def _check_hello(self, hello: Hello) -> Refused | None:
-        if not self.committed and not self._committing and not self.membership.connected():
+        if hello.run == self.run and hello.epoch > self.epoch:
+            self._fenced = (
+                f"learner {hello.learner!r} was welcomed by a newer syncer of this run (epoch {hello.epoch}, this one "
+                f"is {self.epoch}); this one ends, nothing is to be done"
+            )
+            return Refused(Refusal.STALE_EPOCH, self._fenced)
+        fresh = not self.committed and not self._committing and self.healing is None
+        if fresh and not self.membership.connected():
             self.layout = None  # whoever fixed it is gone and gave no parameters
         refusal = check_hello(hello, self.run, self.layout, self.membership.members.get(hello.learner))
         if refusal is not None:
@@ -195,10 +218,7 @@ class SyncerMachine:
     def _fix_layout(self, hello: Hello) -> None:
         parameters = sum(map(elements_of, hello.tensors))
         fragments = self._given.fragments or fragments_for(parameters)
-        self.layout = build_layout(hello.tensors, fragments)
-        self.config = replace(self._given, fragments=fragments)
-        self.ledger = Ledger([fragment.parameters for fragment in self.layout.fragments])
-        self.book = RoundBook(self.config, self.membership, self.ledger)
+        self._lay_out(build_layout(hello.tensors, fragments))
 
     def _replace_session(self, known: Member, hello: Hello, out: list[SyncerEffect]) -> None:
         """The id has an open session: the same process lost it without our noticing, or another process took the id."""
@@ -212,13 +232,9 @@ class SyncerMachine:
 
     def _welcome(self, member: Member, seed: bool) -> Welcome:
         assert self.layout is not None
-        return Welcome(self.run, self.epoch, member.generation, self.config, self.layout.fingerprint, seed)
-
-    def _start(self) -> Start:
-        tracks = self.book.tracks
-        states = tuple(FragmentState(t.version, t.checksum) for t in tracks)
-        self.book.clock()
-        return Start(self.book.clock_last, states, tuple(t.due_step for t in tracks))
+        return Welcome(
+            self.run, self.epoch, member.generation, self.config, self.layout.fingerprint, seed, member.protocol
+        )
 
     def _tell_fates(self, member: Member, hello: Hello, out: list[SyncerEffect]) -> None:
         """A learner that was away learns what became of the contributions it could not follow."""
@@ -229,7 +245,12 @@ class SyncerMachine:
             version = dict(member.merged[item.fragment]).get(item.seq)
             if version is not None:
                 out.append(ToLearner(member.session, Fate(item.fragment, item.seq, version, "")))
-            elif item.seq <= member.seq_seen[item.fragment] and not self.book.holds(identity):
+            elif self.book.holds(identity):
+                continue
+            elif item.seq <= member.seq_seen[item.fragment] or member.recovered:
+                # Received and dropped, or received by an earlier syncer and lost with it: the learner has it still.
+                # From here on its number is used up, so that a push of it that is under way cannot come in as well.
+                member.seq_seen[item.fragment] = max(member.seq_seen[item.fragment], item.seq)
                 out.append(ToLearner(member.session, Fate(item.fragment, item.seq, -1, Refusal.UNKNOWN_ROUND)))
 
     def _closed(self, event: SessionClosed, now_ns: int, out: list[SyncerEffect]) -> None:
@@ -242,6 +263,10 @@ class SyncerMachine:
 
     def _gone(self, member: Member, now_ns: int, out: list[SyncerEffect]) -> None:
         self.book.learner_gone(member.learner, now_ns, out)
+        for relay in self.relays.of(member.learner):
+            self._end_relay(relay, f"learner {member.learner!r} is gone", out)
+        if self.healing is not None:
+            self.healing.forget(member.learner)
         if self._seeder == member.learner and not self.committed and not self._committing:
             self._pass_seed_on(out)
 
@@ -273,10 +298,16 @@ class SyncerMachine:
         elif isinstance(message, Leave):
             member.state = MemberState.LEFT
             self._note_member(member, message.reason, out)
-            out.append(EndSession(member.session, "left"))
+            held = tuple(self.book.held_of(member.learner, member.generation))
+            processed = self.ledger.account(member.learner, member.generation).processed
+            out.append(KeepHeld(member.session, held, processed))
             self.membership.disconnect(event.session, now_ns)
-            self.ledger.retire(member.learner, member.generation)
+            self._retire(member)
+            self._remember_member(member)
+            self.leases.release(member.learner)
             self._gone(member, now_ns, out)
+        elif isinstance(message, DataReport):
+            self._data_report(member, message, out)
         else:
             out.append(EndSession(event.session, f"unexpected {type(message).__name__} in an open session"))
 
@@ -291,6 +322,8 @@ class SyncerMachine:
         self._send_upcoming(member, out)
         if self.stopping:
             out.append(ToLearner(member.session, Stop(self.stopping)))
+        elif member.wants_inner:
+            self._relay_inner(member, now_ns, out)
 
     def _progress(self, member: Member, message: Progress, now_ns: int, out: list[SyncerEffect]) -> None:
         backwards = message.steps < member.steps or message.tokens < member.tokens or message.step < member.step
@@ -306,18 +339,16 @@ class SyncerMachine:
         elif member.state is MemberState.LOST and member.bases:
             self.ledger.set_gone(member.learner, member.generation, False)
             self.membership.activate(member, now_ns)
+            self._remember_member(member)
             self._note_member(member, "came back", out)
         member.step, member.steps, member.tokens = message.step, message.steps, message.tokens
         member.loss, member.bases = message.loss, message.bases
         if message.step_ns > 0:
             member.step_ns = moving_average(member.step_ns, float(message.step_ns))
         self.ledger.account(member.learner, member.generation).report(message.tokens, message.discarded)
+        if member.unbalanced and message.pending and self.committed and member.state is MemberState.ACTIVE:
+            self._balance(member, message.pending)
         self._send_upcoming(member, out)
-
-    def _end_for(self, member: Member, code: Refusal, what: str, out: list[SyncerEffect]) -> None:
-        detail = f"learner {member.learner!r} (generation {member.generation}) {what}; restart that process"
-        out += [ToLearner(member.session, Refused(code, detail)), EndSession(member.session, detail)]
-        out.append(Note("Warned", {"source": "syncer", "text": detail}))
 
     def _send_upcoming(self, member: Member, out: list[SyncerEffect]) -> None:
         upcoming = self.book.upcoming(upcoming_steps(member.step_ns, self.book.step_ns()))
@@ -329,8 +360,14 @@ class SyncerMachine:
 
     def _check_push(self, header: PushHeader) -> PushReply | None:
         who = f"learner {header.learner!r}, fragment {header.fragment}"
+        if self._fenced:
+            return PushReply(False, Refusal.STALE_EPOCH, self._fenced)
+        if header.kind is PushKind.INNER:
+            return self._check_inner(header)
         if self.layout is None or not 0 <= header.fragment < self.config.fragments:
             return PushReply(False, Refusal.UNKNOWN_FRAGMENT, f"{who}: this run has no such fragment")
+        if header.kind is PushKind.HEAL:
+            return self._check_heal(header)
         if header.kind is PushKind.SEED:
             if self.committed or self._committing or header.learner != self._seeder:
                 return PushReply(False, Refusal.NOT_READY, f"{who}: not asked for the first parameters")
@@ -355,9 +392,16 @@ class SyncerMachine:
             out.append(Answer(PushReply(accepted=True)))
             if len(self._seeds) == self.config.fragments:
                 self._committing = True
+                self._remember("run", self._run_row(seeded=False))
                 out.append(CommitSeed())
             return
-        self._accept(event, now_ns, out)
+        if header.kind is PushKind.HEAL:
+            out.append(Answer(PushReply(accepted=True)))
+            out.append(CommitHealed(header.fragment, header.base_version, header.checksum))
+        elif header.kind is PushKind.INNER:
+            self._inner_piece(header, now_ns, out)
+        else:
+            self._accept(event, now_ns, out)
 
     def _accept(self, event: PushCompleted, now_ns: int, out: list[SyncerEffect]) -> None:
         header = event.header
@@ -390,7 +434,7 @@ class SyncerMachine:
             return PushReply(
                 False, Refusal.NOT_FINITE, f"{who}: it holds NaN or Inf; its learner starts from the run's state"
             )
-        if header.kind is PushKind.SEED:
+        if header.kind is not PushKind.CONTRIBUTION:
             return None
         limit = norm_limit(self.config, self.book.tracks[header.fragment].norms, header.steps)
         if event.norm > limit:
@@ -413,7 +457,7 @@ class SyncerMachine:
         fields = {name: getattr(header, name) for name in ("fragment", "learner", "generation", "seq", "tokens")}
         out.append(Note("ContributionRefused", {**fields, "code": str(refusal.code), "detail": refusal.detail}))
         member = self.membership.members.get(header.learner)
-        if member is None or member.generation != header.generation or header.kind is PushKind.SEED:
+        if member is None or member.generation != header.generation or header.kind is not PushKind.CONTRIBUTION:
             return
         if refusal.code == Refusal.DUPLICATE:
             version = dict(member.merged[header.fragment]).get(header.seq)
@@ -432,6 +476,7 @@ class SyncerMachine:
 
     def _seed_committed(self, checksums: tuple[int, ...], out: list[SyncerEffect]) -> None:
         self.committed = True
+        self._remember("run", self._run_row(seeded=True))
         for track, checksum in zip(self.book.tracks, checksums, strict=True):
             track.version, track.checksum = 0, checksum
         start = self._start()
@@ -446,6 +491,8 @@ class SyncerMachine:
         out += [ToLearner(member.session, Stop(reason)) for member in self.membership.connected()]
 
     def _expire(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        for relay in self.relays.silent(now_ns):
+            self._end_relay(relay, "the inner state did not come in time", out)
         for _, member in sorted(self.membership.members.items()):
             lease_ns = self._lease_ns(member)
             if self._on_lease(member) and now_ns - member.heard_ns >= lease_ns:
@@ -455,6 +502,8 @@ class SyncerMachine:
             elif member.state is MemberState.AWAY and now_ns - member.away_ns >= self.config.lost_after_ns:
                 member.state = MemberState.LOST
                 self.ledger.set_gone(member.learner, member.generation, True)
+                self.leases.release(member.learner)
+                self._remember_member(member)
                 self._note_member(member, f"away for {self.config.lost_after_ns / 1e9:g} s", out)
 
     def _on_lease(self, member: Member) -> bool:

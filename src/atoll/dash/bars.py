@@ -1,150 +1,24 @@
-"""The report's pictures made of rectangles: the lanes of the learners, where the time went, the bytes."""
+"""The report's pictures made of bars: where the time went, and the bytes."""
 
 from __future__ import annotations
 
-from statistics import median
-
-from atoll.core.config import SECOND_NS
-from atoll.dash.curves import BOTTOM, RIGHT, drawn, hue, lane_left, shown_seconds, time_axis, to_s
+from atoll.dash.curves import BOTTOM, drawn
 from atoll.dash.svg import Canvas, Scale, ticks
-from atoll.dash.text import bytes_text, clock_text, duration_text, percent_text
-from atoll.observe.goodput import CATEGORIES, TRACKED, Account
-from atoll.observe.summary import SLOW_SHARE, RunState
+from atoll.dash.text import bytes_text, duration_text, percent_text
+from atoll.observe.account import CATEGORIES
+from atoll.observe.summary import RunState
 
-LANE_PX, LANE_GAP_PX = 34.0, 20.0
-LANE_BINS = 240
-SPEED_REACH_NS = 2 * SECOND_NS
-"""Speed is taken over this long on both sides: a single slow step does not make a learner slow."""
-MARKS_DRAWN_MAX = 260
 MEANING = {
     "compute": "training",
     "stall": "waiting on Atoll",
     "adopt": "taking over published versions",
-    "snapshot": "copying fragments out",
+    "snapshot": "copying fragments and checkpoints out",
     "overhead": "the rest of Atoll's own work in the loop",
     "evaluate": "testing the published model",
     "recovery": "restarted, not yet training",
     "down": "no process",
     "idle": "up but not stepping",
 }
-
-_TOKENS = TRACKED.index("tokens")
-_FIRST_CATEGORY = TRACKED.index(CATEGORIES[0])
-
-
-# ---------------------------------------------------------------- the lanes
-
-
-def timeline(state: RunState, width: float) -> str:
-    """One lane per learner: what it was doing, each contribution as a dot (hollow: late), faults as flags."""
-    learners = drawn(state)
-    top = 24.0
-    height = top + len(learners) * (LANE_PX + LANE_GAP_PX) + BOTTOM - 6
-    canvas = Canvas(width, height, "What each learner was doing, its contributions and the faults")
-    x = Scale(0, shown_seconds(state), lane_left(width), width - RIGHT)
-    for i, learner in enumerate(learners):
-        y = top + i * (LANE_PX + LANE_GAP_PX)
-        canvas.text(0, y + LANE_PX / 2 + 4, learner, f"strong {hue(state, learner)}")
-        _lane(canvas, state, x, (learner, y))
-        _marks(canvas, state, x, (learner, y))
-        _flags(canvas, state, x, (learner, y))
-    time_axis(canvas, x, height - BOTTOM)
-    return str(canvas)
-
-
-def _lane(canvas: Canvas, state: RunState, x: Scale, place: tuple[str, float]) -> None:
-    learner, y = place
-    account = state.account(learner)
-    if account is None:
-        return
-    for start_s, end_s, shares in _stretches(state, account):
-        base = y + LANE_PX
-        for name, share in shares:
-            tip = f"{learner} {MEANING.get(name, 'training slowly')}, {clock_text(start_s)} to {clock_text(end_s)}"
-            base -= share * LANE_PX
-            canvas.rect(x(start_s), base, (x(end_s) - x(start_s), share * LANE_PX), f"lane {name}", tip)
-
-
-def _stretches(state: RunState, account: Account) -> list[tuple[float, float, tuple[tuple[str, float], ...]]]:
-    """(start, end, shares): bins of equal time, neighbours that look the same made one."""
-    if account.track.start_ns is None:
-        return []
-    begin_ns = account.track.start_ns
-    end_ns = account.finished_ns if account.finished_ns is not None else state.end_ns
-    end_ns = min(end_ns, state.end_ns)
-    size_ns = (end_ns - begin_ns) / LANE_BINS
-    if size_ns <= 0:
-        return []
-    bins = [account.track.between(begin_ns + i * size_ns, begin_ns + (i + 1) * size_ns) for i in range(LANE_BINS)]
-    reach_ns = max(size_ns, SPEED_REACH_NS)
-    middles_ns = [begin_ns + (i + 0.5) * size_ns for i in range(LANE_BINS)]
-    speeds = [_speed(account.track.between(t_ns - reach_ns, t_ns + reach_ns)) for t_ns in middles_ns]
-    usual = median([speed for speed in speeds if speed > 0] or [0.0])
-    stretches: list[tuple[float, float, tuple[tuple[str, float], ...]]] = []
-    for i, totals in enumerate(bins):
-        start_s, end_s = to_s(state, begin_ns + i * size_ns), to_s(state, begin_ns + (i + 1) * size_ns)
-        shares = _shares(totals, account, size_ns, slow=speeds[i] < SLOW_SHARE * usual)
-        if stretches and stretches[-1][2] == shares:
-            stretches[-1] = (stretches[-1][0], end_s, shares)
-        else:
-            stretches.append((start_s, end_s, shares))
-    return stretches
-
-
-def _training_ns(totals: tuple[float, ...]) -> float:
-    spent = dict(zip(CATEGORIES, totals[_FIRST_CATEGORY:], strict=True))
-    return spent["compute"] + spent["adopt"] + spent["snapshot"] + spent["overhead"]
-
-
-def _speed(totals: tuple[float, ...]) -> float:
-    """Tokens per nanosecond of training, so that a bin that is only half filled does not look slow."""
-    training_ns = _training_ns(totals)
-    return totals[_TOKENS] / training_ns if training_ns > 0 else 0.0
-
-
-def _shares(totals: tuple[float, ...], account: Account, size_ns: float, slow: bool) -> tuple[tuple[str, float], ...]:
-    """What a bin shows: down, recovery and the like if that was most of it; else training with its stalls on top, in
-    steps of a tenth so that neighbours can be equal."""
-    spent = dict(zip(CATEGORIES, totals[_FIRST_CATEGORY:], strict=True))
-    # Time that nobody has been charged with yet: the tail of a learner that never came back.
-    spent[account.mood] += max(0.0, size_ns - sum(spent.values()))
-    trouble = max(("down", "recovery", "evaluate", "idle"), key=lambda name: spent[name])
-    if spent[trouble] >= size_ns / 2:
-        return ((trouble, 1.0),)
-    busy_ns = _training_ns(totals) + spent["stall"]
-    stall = round(10 * spent["stall"] / busy_ns) / 10 if busy_ns > 0 else 0.0
-    parts = (("slow" if slow else "compute", 1.0 - stall), ("stall", stall))
-    return tuple((name, share) for name, share in parts if share > 0)
-
-
-def _marks(canvas: Canvas, state: RunState, x: Scale, place: tuple[str, float]) -> None:
-    learner, y = place
-    marks = list(state.rounds.marks.get(learner, ()))
-    for late in (False, True):
-        shown = [mark for mark in marks if mark.late is late]
-        drawn_max = int(MARKS_DRAWN_MAX * min(1.0, canvas.width / 900))
-        for mark in shown[:: max(1, -(-len(shown) // drawn_max))]:
-            what = "late, carried into the next round" if late else "merged"
-            tip = f"{learner} fragment {mark.fragment}: {what}, {clock_text(to_s(state, mark.t_ns))}"
-            height = y + LANE_PX * (0.3 if late else 0.62)
-            canvas.circle(x(to_s(state, mark.t_ns)), height, 2.6 if late else 1.9, "late" if late else "merged", tip)
-
-
-def _flags(canvas: Canvas, state: RunState, x: Scale, place: tuple[str, float]) -> None:
-    learner, y = place
-    for fault in state.faults:
-        if fault.target != learner:
-            continue
-        at = x(max(0.0, to_s(state, fault.start_ns)))
-        canvas.path([(at - 4.5, y - 8), (at + 4.5, y - 8), (at, y - 0.5)], "flag", fault.text, close=True)
-        word = "killed" if fault.ended_process else fault.name
-        if fault.ended_process and fault.end_ns is not None:
-            word += f", training again after {duration_text((fault.end_ns - fault.start_ns) / SECOND_NS)}"
-        elif fault.detail and canvas.width > 600:
-            word += f": {fault.detail}"
-        # A flag near the right edge has its words on its left.
-        right = at + 8 + 6 * len(word) > x.end_px
-        canvas.text(at - 8 if right else at + 8, y - 4, word, "note bad", "end" if right else "start")
 
 
 # ---------------------------------------------------------------- where the time went

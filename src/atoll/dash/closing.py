@@ -11,12 +11,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from atoll.dash import words
+from atoll.dash import recovery, words
 from atoll.dash.report import read_text
 from atoll.dash.text import count_text, duration_text, loss_text
 from atoll.observe.summary import RunState, summarize
 
 FAULTS_PRINTED_MAX = 10
+ROWS_PRINTED_MAX = 8
 SAMPLE_LINES_MAX = 12
 SAMPLE_CHARS_MAX = 800
 
@@ -34,6 +35,7 @@ def print_summary(run_folder: str | Path, console: Console | None = None) -> Non
         grid.add_row(name, Text(text))
     console.print(grid)
     _print_faults(state, console)
+    _print_recovery(state, console)
     sample = read_text(folder / "sample.txt")
     if sample:
         lines = sample[:SAMPLE_CHARS_MAX].splitlines()[:SAMPLE_LINES_MAX]
@@ -45,7 +47,7 @@ def print_summary(run_folder: str | Path, console: Console | None = None) -> Non
 
 
 def _facts(state: RunState) -> list[tuple[str, str]]:
-    seconds = (state.end_ns - state.start_ns) / 1e9
+    seconds = state.elapsed_s(state.end_ns)
     learners = f"{len(state.learners)} learner{'s' if len(state.learners) != 1 else ''}"
     tokens = state.tokens or state.ledger.processed
     loss = f"{loss_text(state.eval_loss)} nats per token, published model on held-out data"
@@ -62,9 +64,7 @@ def _facts(state: RunState) -> list[tuple[str, str]]:
     if state.rounds.commits:
         rounds = state.rounds
         merged = f"{rounds.merged:,} contributions merged in {rounds.commits:,} commits"
-        facts.append(
-            ("rounds", f"{merged}, {rounds.late:,} came late and were carried on, {rounds.aborted} rounds aborted")
-        )
+        facts.append(("rounds", f"{merged}, {rounds.late:,} late and carried on, {rounds.aborted} rounds aborted"))
     return facts
 
 
@@ -79,3 +79,31 @@ def _print_faults(state: RunState, console: Console) -> None:
         console.print(Padding(Text(words.fault_others_cost(cost), style="green"), (0, 0, 0, 4)))
     if len(costs) > FAULTS_PRINTED_MAX:
         console.print(Text(f"  and {len(costs) - FAULTS_PRINTED_MAX} more, in the report", style="dim"))
+
+
+def _print_recovery(state: RunState, console: Console) -> None:
+    """What was lost, and what was not: restarts, durability, data, and learners that were cut off."""
+    if not recovery.happened(state):
+        return
+    console.print(Text("\nwhat was lost, and what was not", style="dim"))
+    lead = recovery.lead(state)
+    if lead:
+        console.print(Padding(Text(lead), (0, 2)))
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, text in recovery.facts(state):
+        grid.add_row(name, Text(text, style="bold red" if name == "degraded" else ""))
+    rows = recovery.restarts(state, faults=False)
+    for at, who, what, source, away in rows[:ROWS_PRINTED_MAX]:
+        gone = f", away for {away}" if away != "-" else ""
+        grid.add_row(f"at {at}", Text(f"{who}: {what}; state from {source}{gone}"))
+    if len(rows) > ROWS_PRINTED_MAX:
+        grid.add_row("", Text(f"and {len(rows) - ROWS_PRINTED_MAX} more, in the report", style="dim"))
+    returns = recovery.returns(state)
+    for at, who, away, steps, weight, share in returns[:ROWS_PRINTED_MAX]:
+        text = f"{who}: cut off for {away}, came back with {steps} steps in one contribution, weight {weight}"
+        grid.add_row(f"at {at}", Text(f"{text} ({share} would be an equal share)"))
+    for text in recovery.problems(state)[:ROWS_PRINTED_MAX]:
+        grid.add_row(Text("problem", style="red"), Text(text, style="red"))
+    console.print(Padding(grid, (0, 2)))

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from atoll.core.config import SECOND_NS
 from atoll.dash.svg import CHAR_PX, Canvas, Points, Scale, clock_ticks, thin, ticks
-from atoll.dash.text import clock_text, count_text, loss_text
-from atoll.observe.goodput import TRACKED
+from atoll.dash.text import clock_text, count_text, duration_text, loss_text
+from atoll.observe.account import TRACKED
 from atoll.observe.summary import RunState
 
 HUES = 8
@@ -40,7 +40,7 @@ def drawn(state: RunState) -> list[str]:
 
 
 def run_seconds(state: RunState) -> float:
-    return max(1e-3, (state.end_ns - state.start_ns) / SECOND_NS)
+    return max(1e-3, state.elapsed_s(state.end_ns))
 
 
 def shown_seconds(state: RunState) -> float:
@@ -57,7 +57,17 @@ def lane_left(width: float) -> float:
 
 
 def to_s(state: RunState, t_ns: float) -> float:
-    return (t_ns - state.start_ns) / SECOND_NS
+    """On the clock of the report: since the first step, without the times in which the run was stopped."""
+    return state.elapsed_s(t_ns)
+
+
+def pause_marks(canvas: Canvas, state: RunState, x: Scale, y: tuple[float, float]) -> None:
+    """A dashed line where the run was stopped and resumed: the time between is cut out."""
+    for pause in state.pauses:
+        if pause.end_ns is not None:
+            at = x(to_s(state, pause.start_ns))
+            away = duration_text((pause.end_ns - pause.start_ns) / SECOND_NS)
+            canvas.line(at, y[0], at, y[1], "zero", f"the run was stopped for {away} and resumed")
 
 
 def time_axis(canvas: Canvas, scale: Scale, y: float, title: str = "time since the first step (min:s)") -> None:
@@ -68,6 +78,7 @@ def time_axis(canvas: Canvas, scale: Scale, y: float, title: str = "time since t
 
 def fault_bands(canvas: Canvas, state: RunState, x: Scale, y: tuple[float, float]) -> None:
     """A pale band for as long as each fault lasted, with its name above where there is room."""
+    pause_marks(canvas, state, x, y)
     free_px = [-math.inf, -math.inf]  # where the next label may begin: above the picture, else in its first line
     for fault in state.faults:
         left = x(max(0.0, to_s(state, fault.start_ns)))
@@ -195,11 +206,12 @@ def tokens_per_second(state: RunState, width: float, panel_height: float = 58.0)
     x = Scale(0, shown_seconds(state), left, width - RIGHT)
     rates = {learner: _rate_points(state, learner) for learner in learners}
     top_rate = 1.08 * max([1.0, *(rate for points in rates.values() for _, rate in points)])
+    pause_marks(canvas, state, x, (TOP, height - BOTTOM))
     for i, learner in enumerate(learners):
         top = TOP + i * (panel_height + PANEL_GAP_PX)
         y = Scale(0, top_rate, top + panel_height, top)
         _fault_shades(canvas, state, x, (learner, top, panel_height))
-        marks = [(v, count_text(v)) for v in ticks(0, top_rate, 2)]
+        marks = [(v, count_text(v)) for v in ticks(0, top_rate, 3)]
         canvas.y_axis(y, (left, width - RIGHT), marks, "tokens per second" if i == 0 else "")
         canvas.text(0, top + panel_height / 2 + 4, learner, f"strong {hue(state, learner)}")
         line = [(x(t), y(rate)) for t, rate in rates[learner]]
@@ -230,16 +242,16 @@ def _rate_points(state: RunState, learner: str) -> list[tuple[float, float]]:
     account = state.account(learner)
     if account is None or account.track.start_ns is None or account.track.end_ns is None or account.tokens == 0:
         return []
-    begin_ns, end_ns = account.track.start_ns, min(account.track.end_ns, state.end_ns)
-    bins = max(2, min(RATE_BINS, int((end_ns - begin_ns) / SECOND_NS)))
-    size_ns = (end_ns - begin_ns) / bins
-    if size_ns <= 0:
+    begin_s, end_s = to_s(state, account.track.start_ns), to_s(state, min(account.track.end_ns, state.end_ns))
+    bins = max(2, min(RATE_BINS, int(end_s - begin_s)))
+    size_s = (end_s - begin_s) / bins
+    if size_s <= 0:
         return []
     points = []
     for i in range(bins):
-        start_ns = begin_ns + i * size_ns
-        tokens = account.track.between(start_ns, start_ns + size_ns)[_TOKENS]
-        points.append((to_s(state, start_ns + size_ns / 2), tokens * SECOND_NS / size_ns))
+        start_s = begin_s + i * size_s
+        tokens = account.track.between(state.moment_ns(start_s), state.moment_ns(start_s + size_s))[_TOKENS]
+        points.append((start_s + size_s / 2, tokens / size_s))
     return points
 
 
@@ -274,6 +286,7 @@ def rho_over_time(state: RunState, width: float, height: float) -> str:
     y = Scale(low - 0.03, high + 0.03, height - BOTTOM, TOP)
     canvas.y_axis(y, (LEFT, width - RIGHT), [(v, f"{v:g}") for v in _rounded(ticks(y.low, y.high, 5))], "")
     canvas.line(LEFT, y(0), width - RIGHT, y(0), "zero")
+    pause_marks(canvas, state, x, (TOP, height - BOTTOM))
     for t, rho in thin(points, COMMITS_DRAWN_MAX):
         canvas.circle(x(t), y(rho), 1.8, "rho-dot", f"{rho:.3f}")
     canvas.path([(x(t), y(rho)) for t, rho in thin(points, 24)], "rho")

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atoll.core.config import SECOND_NS
+from atoll.dash.syncer_line import data_line, syncer_line, syncer_state
 from atoll.dash.text import bytes_text, clock_text, count_text, loss_text, percent_text, ratio_text
 from atoll.observe.goodput import Goodput
 from atoll.observe.rounds import Round
@@ -40,9 +40,10 @@ BAR_PARTS = (
 
 def frame(state: RunState, *, width: int, height: int, now_ns: int) -> RenderableType:
     """The whole view, at most `width` by `height`; learners for whom there is no row are counted in one line."""
-    learner_rows = min(len(state.learners), LEARNER_ROWS_MAX, max(1, height - 18))
-    # The header takes 4 lines, the learners 3 beside their rows, the middle 3, the log 2; one is left for the cursor.
-    spare = height - 4 - (learner_rows + 3) - 3 - 2 - 1
+    header, header_rows = _header(state, now_ns)
+    learner_rows = min(len(state.learners), LEARNER_ROWS_MAX, max(1, height - 14 - header_rows))
+    # Beside their rows the learners take 3 lines, the middle 3 and the log 2; one is left for the cursor.
+    spare = height - header_rows - (learner_rows + 3) - 3 - 2 - 1
     log_rows = max(2, min(6, spare // 3))
     round_rows = max(2, min(12, spare - log_rows))
     goodput = state.goodput()
@@ -50,25 +51,30 @@ def frame(state: RunState, *, width: int, height: int, now_ns: int) -> Renderabl
     middle.add_column(ratio=1)
     middle.add_column(width=36)
     middle.add_row(_rounds(state, round_rows, narrow=width < NARROW_COLUMNS), _numbers(state, goodput, round_rows + 1))
-    return Group(_header(state, now_ns), _learners(state, learner_rows, width, now_ns), middle, _log(state, log_rows))
+    return Group(header, _learners(state, learner_rows, width, now_ns), middle, _log(state, log_rows))
 
 
 def status_line(state: RunState, now_ns: int) -> str:
     """The same in one plain line, for a log file."""
-    states = list(state.states(now_ns).values())
-    running = sum(1 for one in states if one in ("active", "slow"))
+    states, rates = state.states(now_ns), state.rates(now_ns)
+    # One that is away trains on without a link, if it still reports.
+    running = sum(1 for name, one in states.items() if one in ("active", "slow") or (one == "away" and rates[name] > 0))
     losses = [one.loss for one in state.learners.values() if math.isfinite(one.loss)]
     parts = [
         _clock(state, now_ns),
         f"{running}/{max(len(states), state.run.learners if state.run else 0)} learners",
         f"{count_text(state.tokens)} tokens{_budget_text(state)}",
-        f"{count_text(sum(state.rates(now_ns).values()))} tok/s",
+        f"{count_text(sum(rates.values()))} tok/s",
         f"loss {loss_text(sum(losses) / len(losses) if losses else math.nan)}",
         f"eval {loss_text(state.eval_loss)}",
         f"goodput {percent_text(state.goodput().share)}",
     ]
     if state.rounds.commits:
         parts.append(f"{state.rounds.commits} commits")
+    if syncer_state(state, now_ns) in ("down", "silent"):
+        parts.append("SYNCER GONE, learners train on")
+    if state.durability.lapse is not None:
+        parts.append(f"DURABILITY {state.durability.level.upper()}: {state.durability.lapse.reason}")
     if state.bytes_up or state.bytes_down:
         parts.append(f"up {bytes_text(state.bytes_up)} down {bytes_text(state.bytes_down)}")
     return " | ".join(parts)
@@ -79,7 +85,7 @@ def _clock(state: RunState, now_ns: int) -> str:
     if not state.learner_steps:
         return "starting"
     end_ns = state.end_ns if state.finished else max(now_ns, state.last_ns)
-    return clock_text((end_ns - state.start_ns) / SECOND_NS)
+    return clock_text(state.elapsed_s(end_ns))
 
 
 def _budget_text(state: RunState) -> str:
@@ -87,7 +93,8 @@ def _budget_text(state: RunState) -> str:
     return f" ({min(1.0, state.tokens / budget):.0%})" if budget else ""
 
 
-def _header(state: RunState, now_ns: int) -> RenderableType:
+def _header(state: RunState, now_ns: int) -> tuple[RenderableType, int]:
+    """The panel on top, and how many lines it takes."""
     run = state.run
     title = Text("atoll ", style="bold cyan")
     title.append((run.title or run.method) if run else "waiting for the first events", style="bold default")
@@ -108,11 +115,18 @@ def _header(state: RunState, now_ns: int) -> RenderableType:
     if budget:
         bar = ProgressBar(budget, min(state.tokens, budget), complete_style="cyan", finished_style="green")
     line.add_row(_clock(state, now_ns), bar, tokens)
-    return Panel(Group(top, line), border_style="cyan", padding=(0, 1))
+    lines: list[RenderableType] = [top, line]
+    if (syncer := syncer_line(state, now_ns)) is not None:
+        lines.append(syncer)
+    if (data := data_line(state)) is not None:
+        lines.append(data)
+    return Panel(Group(*lines), border_style="cyan", padding=(0, 1)), len(lines) + 2
 
 
 def _learners(state: RunState, rows: int, width: int, now_ns: int) -> RenderableType:
     wide = width >= NARROW_COLUMNS
+    if len(state.learners) == rows + 1:
+        rows += 1  # it takes no more room than the line that would count it
     table = Table(expand=True, box=None, padding=(0, 1), header_style="dim")
     table.add_column("learner", no_wrap=True, overflow="ellipsis")
     table.add_column("state", no_wrap=True, width=9)
@@ -122,7 +136,8 @@ def _learners(state: RunState, rows: int, width: int, now_ns: int) -> Renderable
         table.add_column("restarts", justify="right", no_wrap=True)
     table.add_column(_bar_legend(), no_wrap=True, ratio=1, min_width=16)
     states, rates = state.states(now_ns), state.rates(now_ns)
-    bar_width = max(10, width - (64 if wide else 54))
+    rung_width = max((len(one.rung) + 4 for one in state.learners.values() if one.rung), default=0)
+    bar_width = max(10, width - (64 + max(0, rung_width - 8) if wide else 54))
     whole = state.goodput().learners if state.finished else {}
     for learner, one in list(state.learners.items())[:rows]:
         sign = Text(f"{STATE_SIGN[states[learner]]} {states[learner]}", style=STATE_STYLE[states[learner]])
@@ -136,13 +151,14 @@ def _learners(state: RunState, rows: int, width: int, now_ns: int) -> Renderable
             str(one.behind) if one.behind else Text("0", style="dim"),
         ]
         if wide:
-            cells.append(Text(str(one.restarts), style="red" if one.restarts else "dim"))
+            rung = f" · {one.rung}" if one.rung else ""
+            cells.append(Text(f"{one.restarts}{rung}", style="red" if one.restarts else "dim"))
         # Once it is all over the bar shows the whole run.
         shares = whole[learner].shares if learner in whole else state.recent_shares(learner, now_ns)
         cells.append(_bar(shares, bar_width))
         table.add_row(*cells)
     if len(state.learners) > rows:
-        table.add_row(Text(f"and {len(state.learners) - rows} more", style="dim"))
+        table.add_row(Text(f"+ {len(state.learners) - rows} more", style="dim"))
     return Panel(table, title="learners", title_align="left", border_style="bright_black", padding=0)
 
 
@@ -247,7 +263,6 @@ def _log(state: RunState, rows: int) -> RenderableType:
         if i:
             text.append("\n")
         if i < len(lines):
-            elapsed_s = (lines[i].t_ns - state.start_ns) / SECOND_NS
-            text.append(f"{clock_text(elapsed_s)} ", style="dim")
+            text.append(f"{clock_text(state.elapsed_s(lines[i].t_ns))} ", style="dim")
             text.append(lines[i].text, style=TONE_STYLE[lines[i].tone])
     return Panel(text, title="events", title_align="left", border_style="bright_black", padding=(0, 1))

@@ -28,7 +28,7 @@ class LiveView:
         self._live: Live | None = None
         self._read_s = float("-inf")
         self._said_s = float("-inf")
-        self._said_ns = 0
+        self._said = 0
 
     def start(self) -> None:
         """Begin to draw. Without it `refresh` only reads and, off a terminal, prints lines."""
@@ -42,8 +42,8 @@ class LiveView:
         if not force and now_s - self._read_s < REDRAW_S:
             return
         self._read_s = now_s
-        for t_ns, _, event in self._tail.poll():
-            self.state.apply(t_ns, event)
+        for t_ns, source, event in self._tail.poll():
+            self.state.apply(t_ns, event, source)
         if self._live is not None:
             self._draw(self._live)
         elif not self.console.is_terminal:
@@ -72,10 +72,10 @@ class LiveView:
         live.update(picture, refresh=True)
 
     def _print_log(self) -> None:
-        for line in self.state.log:
-            if line.t_ns > self._said_ns:
-                self._said_ns = line.t_ns
-                self._print(line.text)
+        new = min(self.state.log_count - self._said, len(self.state.log))
+        self._said = self.state.log_count
+        for line in list(self.state.log)[len(self.state.log) - new :]:
+            self._print(line.text)
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from atoll.dash.bars import MEANING
 from atoll.dash.curves import HUES
-from atoll.observe.goodput import CATEGORIES
+from atoll.observe.account import CATEGORIES
 
 
 def page(title: str, body: Iterable[str]) -> str:
@@ -70,23 +70,39 @@ def category_legend(shown: Iterable[str]) -> str:
     return legend((f"background:var(--{name})", f"{name}: {MEANING[name]}") for name in shown)
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:
-    """`numbers`: the columns that are set flush right."""
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = (), *, whole: int = 0, title: str = ""
+) -> str:
+    """`numbers`: the columns that are set flush right; `whole`: the first so many are kept on one line."""
 
     def cells(tag: str, values: Sequence[str]) -> str:
         parts = []
         for i, value in enumerate(values):
-            css = ' class="number"' if i in numbers else ""
+            names = [name for name, on in (("number", i in numbers), ("whole", i < whole)) if on]
+            css = f' class="{" ".join(names)}"' if names else ""
             parts.append(f"<{tag}{css}>{escape(value)}</{tag}>")
         return f"<tr>{''.join(parts)}</tr>"
 
     body = "".join(cells("td", row) for row in rows)
-    return f'<div class="scroll"><table><thead>{cells("th", head)}</thead><tbody>{body}</tbody></table></div>'
+    named = f"<caption>{escape(title)}</caption>" if title else ""
+    return f'<div class="scroll"><table>{named}<thead>{cells("th", head)}</thead><tbody>{body}</tbody></table></div>'
 
 
 def settings(values: Iterable[tuple[str, str]]) -> str:
     rows = "".join(f"<div><span>{escape(name)}</span><code>{escape(value)}</code></div>" for name, value in values)
     return f'<div class="settings">{rows}</div>'
+
+
+def settings_wide(values: Iterable[tuple[str, str]]) -> str:
+    """Names with a sentence each, in one column."""
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in values)
+    return f"<dl>{rows}</dl>" if rows else ""
+
+
+def problems(entries: Iterable[str]) -> str:
+    """What a person should look at."""
+    items = "".join(f"<li>{escape(text)}</li>" for text in entries)
+    return f'<p class="caption">Problems found</p><ul class="problems">{items}</ul>'
 
 
 def faults(entries: Iterable[tuple[str, str, str]]) -> str:

@@ -10,16 +10,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from atoll.dash import bars, curves, page, words
+from atoll.dash import bars, curves, lanes, page, recovery, words
 from atoll.dash.text import count_text, duration_text, loss_text, percent_text, ratio_text
 from atoll.errors import LaunchError
-from atoll.observe.goodput import CATEGORIES
+from atoll.observe.account import CATEGORIES
 from atoll.observe.summary import RunState, summarize
 
 WIDE_PX, HALF_PX, NARROW_PX = 1000.0, 484.0, 400.0
 HALF_HEIGHT_PX = 300.0
 SAMPLE_CHARS_MAX = 4000
 FAULTS_SHOWN_MAX = 50
+ROWS_SHOWN_MAX = 40
 SETTINGS_SHOWN_MAX = 200
 
 
@@ -52,6 +53,8 @@ def _body(state: RunState, folder: Path, title: str) -> Iterator[str]:
     yield page.tiles(_tiles(state))
     if state.faults:
         yield _failures(state)
+    if recovery.happened(state):
+        yield _recovery(state)
     if not state.learner_steps:
         yield page.section("No step yet", "No learner had reported a step when this was made.")
     else:
@@ -77,8 +80,14 @@ def _headline(state: RunState) -> str:
         parts.append(f"{pieces}, each synchronised every {run.sync_every} steps")
         parts.append(f"{run.codec_up} up, {run.codec_down} down")
     reason = state.finished.reason if state.finished else "not finished when this was made"
-    parts.append(reason if reason.startswith(("finished", "not finished")) else f"finished: {reason}")
+    parts.append(_ending(reason))
     return " · ".join(parts)
+
+
+def _ending(reason: str) -> str:
+    if reason.startswith("SIG"):
+        return f"stopped by {reason}"
+    return reason if reason.startswith(("finished", "not finished", "failed")) else f"finished: {reason}"
 
 
 def _tiles(state: RunState) -> list[tuple[str, str]]:
@@ -113,6 +122,27 @@ def _failures(state: RunState) -> str:
     return page.section("What the failures cost", lead, page.faults(entries))
 
 
+def _recovery(state: RunState) -> str:
+    rows, returns, found = recovery.restarts(state), recovery.returns(state), recovery.problems(state)
+    parts = [page.settings_wide(recovery.facts(state))]
+    if rows:
+        parts.append(
+            page.table(recovery.RESTART_HEAD, rows[:ROWS_SHOWN_MAX], (4,), whole=3, title="Restarts and joins")
+        )
+        parts.append(_left_out(len(rows)))
+    if returns:
+        title = "Learners that trained without a link, and what they weighed when they came back"
+        parts.append(page.table(recovery.RETURN_HEAD, returns[:ROWS_SHOWN_MAX], (2, 3, 4, 5), whole=2, title=title))
+        parts.append(_left_out(len(returns)))
+    if found:
+        parts.append(page.problems(found[:ROWS_SHOWN_MAX]))
+    return page.section("What was lost, and what was not", recovery.lead(state), *parts)
+
+
+def _left_out(count: int) -> str:
+    return f'<p class="lead">and {count - ROWS_SHOWN_MAX} more</p>' if count > ROWS_SHOWN_MAX else ""
+
+
 def _loss(state: RunState) -> str:
     over_tokens = curves.loss_over_tokens(state, HALF_PX, HALF_HEIGHT_PX)
     over_time = curves.loss_over_time(state, HALF_PX, HALF_HEIGHT_PX)
@@ -132,15 +162,21 @@ def _lanes(state: RunState) -> str:
         ("background:var(--recovery);opacity:.62", "restarting"),
         ("background:var(--down);opacity:.62", "down"),
     ]
+    if state.syncer.away_times(state.end_ns):
+        signs.append(("background:var(--down)", "no syncer"))
+    if state.durability.lapses:
+        signs.append(("background:var(--stall)", "commits that could not be written to disk"))
+    if state.comebacks.cut_off(state.end_ns):
+        signs.append(("background:var(--link);height:5px;vertical-align:3px", "no link to the syncer"))
     dots = [
         ("background:var(--dot)", "a contribution that was merged"),
         ("border:1.5px solid var(--fault)", "one that came late and was carried into the next round"),
     ]
     legends = page.legend(signs) + (page.legend(dots, "round") if state.rounds.commits else "")
-    picture = page.wide_and_narrow(bars.timeline(state, WIDE_PX), bars.timeline(state, NARROW_PX))
+    picture = page.wide_and_narrow(lanes.timeline(state, WIDE_PX), lanes.timeline(state, NARROW_PX))
     return page.section(
         "Rounds, learner by learner" if state.rounds.commits else "Learner by learner",
-        "",
+        "The dashed line is where the run was stopped and resumed." if state.pauses else "",
         legends,
         picture,
         _more(state),

@@ -67,8 +67,9 @@ class Canvas:
         size = f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" height="{self.height:g}"'
         return f'<svg {size} role="img" aria-label="{escape(self._label)}">{"".join(self._parts)}</svg>'
 
-    def line(self, x1: float, y1: float, x2: float, y2: float, css: str) -> None:
-        self._parts.append(f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+    def line(self, x1: float, y1: float, x2: float, y2: float, css: str, tip: str = "") -> None:
+        shape = f'<line class="{css}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+        self._parts.append(_tipped(shape, "line", tip))
 
     def rect(self, x: float, y: float, size: tuple[float, float], css: str, tip: str = "") -> None:
         width, height = size

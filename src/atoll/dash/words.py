@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from atoll.core.config import SECOND_NS
 from atoll.dash.text import bytes_text, clock_text, count_text, duration_text, percent_text, ratio_text
 from atoll.observe.faults import FaultCost
+from atoll.observe.log import RUNGS, source_text
 from atoll.observe.summary import RunState
 
 CAUSES = {
@@ -15,13 +15,15 @@ CAUSES = {
     "stale": "too old to be merged",
     "reseeded": "dropped when a learner took the whole published state again",
     "quarantined": "quarantined",
+    "earlier_run": "merged before a syncer came back without its state",
+    "rolled_back": "merged into versions that were lost with a syncer's disk",
+    "refused": "refused by the syncer",
 }
 
 
 def fault_headline(state: RunState, cost: FaultCost) -> str:
     """ "learner-2 killed (SIGKILL) at 00:32"."""
-    at_s = (cost.fault.start_ns - state.start_ns) / SECOND_NS
-    return f"{cost.fault.target} {cost.fault.text}, at {clock_text(at_s)}"
+    return f"{cost.fault.target} {cost.fault.text}, at {clock_text(state.elapsed_s(cost.fault.start_ns))}"
 
 
 def fault_own_cost(cost: FaultCost) -> str:
@@ -29,16 +31,28 @@ def fault_own_cost(cost: FaultCost) -> str:
     fault = cost.fault
     if cost.duration_s <= 0:
         return "an instant, with no measured cost"
+    if fault.role == "syncer" and fault.ended_process:
+        return _syncer_cost(cost)
     if cost.lost_s <= 0:
         return f"lasted {duration_text(cost.duration_s)}"
     parts = f"cost it {duration_text(cost.lost_s)} of training, about {cost.lost_steps:.0f} steps"
     if fault.ended_process:
         if fault.end_ns is None:
-            return f"it did not come back; {parts}"
+            until = " before the run was stopped" if fault.cut_ns is not None else ""
+            return f"it did not come back{until}; {parts}"
         joined = f" at step {fault.joined_step:,} (generation {fault.joined_generation})" if fault.joined_ns else ""
-        return f"training again after {duration_text(cost.duration_s)}{joined}; {parts}"
+        rung = f", with {RUNGS.get(fault.rung, fault.rung)}" if fault.rung else ""
+        return f"training again after {duration_text(cost.duration_s)}{joined}{rung}; {parts}"
     over = "" if fault.end_ns is not None else " so far"
     return f"lasted {duration_text(cost.duration_s)}{over}; {parts}"
+
+
+def _syncer_cost(cost: FaultCost) -> str:
+    fault = cost.fault
+    if fault.end_ns is None:
+        return f"it did not come back in the {duration_text(cost.duration_s)} that were left"
+    source = f", from {source_text(fault.rung)}" if fault.rung else ""
+    return f"serving again after {duration_text(cost.duration_s)} (epoch {fault.joined_generation}){source}"
 
 
 def fault_others_cost(cost: FaultCost) -> str:
@@ -48,6 +62,8 @@ def fault_others_cost(cost: FaultCost) -> str:
     before = sum(other.steps_s_before for other in cost.others)
     during = sum(other.steps_s_during for other in cost.others)
     who = "the other learner" if len(cost.others) == 1 else f"the {len(cost.others)} others"
+    if cost.fault.role == "syncer":
+        who = "the learner" if len(cost.others) == 1 else f"the {len(cost.others)} learners"
     speed = f"{who} made {during:.2f} steps/s against {before:.2f} before ({cost.others_ratio:.0%})"
     return f"{speed} and waited {duration_text(cost.others_stall_s)}"
 

@@ -1,4 +1,5 @@
-"""Starts a run's processes on this machine and keeps them going: `atoll train` and `atoll run` without the terminal.
+"""Starts the processes of a run on this machine and keeps them going: `atoll train`, `run`, `resume`, `join`, `leave`
+and `export` without the terminal.
 
 This front door imports nothing heavy: modules are loaded when their names are first used.
 """
@@ -10,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.launch.config import RunConfig, TrainConfig, describe, run_config, train_config
+    from atoll.launch.export import export_run
+    from atoll.launch.join import join_run, leave_run
     from atoll.launch.local import Supervisor
-    from atoll.launch.plan import LaunchPlan, Outcome, View
+    from atoll.launch.plan import Finished, LaunchPlan, Outcome, View
+    from atoll.launch.resume import can_resume, resume_run
     from atoll.launch.run import run_command
     from atoll.launch.train import run_train
 
@@ -21,22 +25,34 @@ _HOME = {
     "describe": "config",
     "run_config": "config",
     "train_config": "config",
+    "Finished": "plan",
     "LaunchPlan": "plan",
     "Outcome": "plan",
     "Supervisor": "local",
     "View": "plan",
+    "can_resume": "resume",
+    "export_run": "export",
+    "join_run": "join",
+    "leave_run": "join",
+    "resume_run": "resume",
     "run_command": "run",
     "run_train": "train",
 }
 
 __all__ = [
+    "Finished",
     "LaunchPlan",
     "Outcome",
     "RunConfig",
     "Supervisor",
     "TrainConfig",
     "View",
+    "can_resume",
     "describe",
+    "export_run",
+    "join_run",
+    "leave_run",
+    "resume_run",
     "run_command",
     "run_config",
     "run_train",

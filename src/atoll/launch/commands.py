@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from atoll.core.config import SyncConfig
+from atoll.launch.durability import DurabilityConfig
 from atoll.launch.folder import RunFolder, write_json
 from atoll.launch.options import sync_options
 from atoll.launch.process import Command
 
 LISTEN = "127.0.0.1:0"
-"""Everything is on this machine, and the kernel picks a port that is free."""
+"""Everything is on this machine, and the kernel picks a port that is free. In a run folder that had a syncer before,
+the new one tries the old port first, so that learners who wait for it find it."""
 TOKEN_BYTES = 16
 
 
@@ -25,12 +27,12 @@ def new_token() -> str:
     return secrets.token_hex(TOKEN_BYTES)
 
 
-def syncer_command(folder: RunFolder, sync: SyncConfig, *, token: str) -> Command:
+def syncer_command(folder: RunFolder, sync: SyncConfig, durability: DurabilityConfig, *, token: str) -> Command:
     """`atoll syncer` of this very Python, with its settings in RUN/sync.json."""
     settings = folder.path / "sync.json"
     folder.write_token(token)
     values = {**sync_options(sync), "learners": sync.learners_expected, "tokens_budget": sync.tokens_budget}
-    write_json(settings, values)
+    write_json(settings, {**values, **durability.options()})
     argv = [sys.executable, "-m", "atoll", "syncer", "--listen", LISTEN]
     argv += ["--run-folder", str(folder.path), "--config", str(settings)]
     return Command(
@@ -51,21 +53,44 @@ def learner_commands(
     environment: Mapping[str, str],
 ) -> list[Command]:
     """`count` times the same command, each with its own identity."""
-    commands = []
-    for rank in range(count):
-        id = f"learner-{rank}"
-        own = {
-            "ATOLL_LEARNER": id,
-            "ATOLL_RANK": str(rank),
-            "ATOLL_WORLD": str(count),
-            "ATOLL_RUN_FOLDER": str(folder.path),
-            "ATOLL_SLOW_FILE": str(folder.slow_file(id)),
-            "OMP_NUM_THREADS": str(threads),
-            "PYTHONUNBUFFERED": "1",
-            "PATH": path_with_this_python(),
-        }
-        commands.append(Command(role="learner", id=id, argv=argv, environment={**own, **environment}))
-    return commands
+    return [
+        learner_command(folder, argv, id=learner_id(rank), rank=rank, world=count, threads=threads, more=environment)
+        for rank in range(count)
+    ]
+
+
+def learner_command(
+    folder: RunFolder,
+    argv: Sequence[str],
+    *,
+    id: str,
+    rank: int,
+    world: int,
+    threads: int,
+    more: Mapping[str, str],
+) -> Command:
+    """One learner: `argv` with an environment that says who it is, and `more` of it."""
+    own = {
+        "ATOLL_LEARNER": id,
+        "ATOLL_RANK": str(rank),
+        "ATOLL_WORLD": str(world),
+        "ATOLL_RUN_FOLDER": str(folder.path),
+        "ATOLL_SLOW_FILE": str(folder.slow_file(id)),
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "PATH": path_with_this_python(),
+    }
+    return Command(role="learner", id=id, argv=argv, environment={**own, **more})
+
+
+def learner_id(number: int) -> str:
+    """The id of a learner that was given no name."""
+    return f"learner-{number}"
+
+
+def worker_argv(folder: RunFolder) -> list[str]:
+    """The training process of `atoll train`, of this very Python, as RUN/worker.json tells it."""
+    return [sys.executable, "-m", "atoll.zoo.worker", str(folder.path / "worker.json")]
 
 
 def data_parallel_environments(commands: Sequence[Command]) -> list[Command]:

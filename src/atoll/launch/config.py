@@ -16,6 +16,7 @@ from atoll.chaos.plan import CHAOS_PLANS, chaos_plan
 from atoll.core.config import SyncConfig, one_of
 from atoll.core.policy import fragments_for, quorum_count
 from atoll.errors import ConfigError
+from atoll.launch.durability import DurabilityConfig, describe_durability, durability_config, durability_names
 from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options
 from atoll.zoo import count_parameters, model_config
 
@@ -79,6 +80,8 @@ class TrainConfig:
     """Run folder; empty: a new folder under runs/."""
     sync: SyncConfig = field(default_factory=SyncConfig)
     """How the learners synchronise; its learners_expected and tokens_budget follow from the fields above."""
+    durability: DurabilityConfig = field(default_factory=DurabilityConfig)
+    """What the syncer keeps on disk (decoupled and diloco)."""
 
     def __post_init__(self) -> None:
         one_of("method", self.method, METHODS)
@@ -94,11 +97,16 @@ class TrainConfig:
         if not math.isfinite(self.lr) or not 0.0 <= self.lr <= 10.0:
             raise ConfigError(f"lr must be a number from 0 (the model's own) to 10; not {self.lr!r}")
         model_config(self.model)
-        chaos_plan(self.chaos, self.learners)
+        faults = chaos_plan(self.chaos, self.learners)
         if self.chaos != "none" and not self.synchronises:
             raise ConfigError(
                 f"chaos {self.chaos} kills a learner, and method {self.method} does not survive that; "
                 f"use --chaos none, or --method decoupled or diloco"
+            )
+        if self.durability.durability == "none" and any(fault.target == "syncer" for fault in faults):
+            raise ConfigError(
+                f"chaos {self.chaos} kills the syncer, and with durability none its state would be lost; use "
+                f"--durability commit or interval, or --chaos none"
             )
 
     @property
@@ -131,8 +139,8 @@ class TrainConfig:
 
     def options(self) -> dict[str, Any]:
         """Flat settings as `train_config` takes them again."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sync"}
-        return {**own, **sync_options(self.sync)}
+        own = {name: getattr(self, name) for name in _own_names(type(self))}
+        return {**own, **sync_options(self.sync), **self.durability.options()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +155,8 @@ class RunConfig:
     """Run folder; empty: a new folder under runs/."""
     sync: SyncConfig = field(default_factory=SyncConfig)
     """How the learners synchronise."""
+    durability: DurabilityConfig = field(default_factory=DurabilityConfig)
+    """What the syncer keeps on disk."""
 
     def __post_init__(self) -> None:
         _whole("learners", self.learners, 1, LEARNERS_LOCAL_MAX)
@@ -158,8 +168,8 @@ class RunConfig:
 
     def options(self) -> dict[str, Any]:
         """Flat settings as `run_config` takes them again."""
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sync"}
-        return {**own, **sync_options(self.sync)}
+        own = {name: getattr(self, name) for name in _own_names(type(self))}
+        return {**own, **sync_options(self.sync), **self.durability.options()}
 
 
 def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> tuple[TrainConfig, list[str]]:
@@ -167,8 +177,7 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
 
     Raises ConfigError for unknown names, wrong types and values that cannot work.
     """
-    own, sync = split_values(values, (f.name for f in fields(TrainConfig) if f.name != "sync"), where=where)
-    own = check_types(TrainConfig, own)
+    own, sync, durability = _split(values, TrainConfig, where=where)
     method = one_of("method", own.get("method", "decoupled"), METHODS)
     notes: list[str] = []
     plain = TrainConfig(**own)
@@ -185,14 +194,28 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
     else:
         # Nothing synchronises, so a quorum that would suit another method must not stop a comparison with one flag.
         sync.pop("quorum", None)
-    return TrainConfig(**own, sync=sync_config(sync, **sizes)), notes
+    return TrainConfig(**own, sync=sync_config(sync, **sizes), durability=durability), notes
 
 
 def run_config(values: Mapping[str, Any], *, where: str = "the settings") -> RunConfig:
     """The settings of `atoll run`. The user's script decides how long it trains: there is no token budget."""
-    own, sync = split_values(values, (f.name for f in fields(RunConfig) if f.name != "sync"), where=where)
-    plain = RunConfig(**check_types(RunConfig, own))
-    return RunConfig(**check_types(RunConfig, own), sync=sync_config(sync, learners=plain.learners))
+    own, sync, durability = _split(values, RunConfig, where=where)
+    plain = RunConfig(**own)
+    return RunConfig(**own, sync=sync_config(sync, learners=plain.learners), durability=durability)
+
+
+def _split(
+    values: Mapping[str, Any], cls: type[TrainConfig] | type[RunConfig], *, where: str
+) -> tuple[dict[str, Any], dict[str, Any], DurabilityConfig]:
+    """(own settings, checked; sync settings; durability)."""
+    own, sync = split_values(values, (*_own_names(cls), *durability_names()), where=where)
+    kept = {name: own.pop(name) for name in durability_names() if name in own}
+    return check_types(cls, own), sync, durability_config(kept)
+
+
+def _own_names(cls: type[TrainConfig] | type[RunConfig]) -> tuple[str, ...]:
+    """The settings of a run that are its own, not a part's."""
+    return tuple(f.name for f in fields(cls) if f.name not in ("sync", "durability"))
 
 
 def threads_for(learners: int) -> int:
@@ -211,7 +234,7 @@ def describe(config: TrainConfig | RunConfig) -> list[str]:
             f"{count_parameters(model_config(config.model)):,} parameters"
         )
     if isinstance(config, RunConfig) or config.synchronises:
-        lines += describe_sync(config.sync)
+        lines += [*describe_sync(config.sync), describe_durability(config.durability)]
     threads = config.threads_per_learner
     lines.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per learner")
     return lines

@@ -3,19 +3,27 @@
 RUN/config.json     what the run was told and what was derived     RUN/config.toml  the same, for --config
 RUN/processes.json  role, id and pid of every process              RUN/syncer.json  address of the syncer
 RUN/events/*.jsonl  what happened, one file per process            RUN/logs/*.log   what the processes printed
+RUN/state           what the syncer needs to go on (atoll resume)  RUN/learners/ID  the same for each learner
 RUN/model.safetensors, RUN/sample.txt, RUN/result.json, RUN/report.html   the outcome
+
+Besides: launcher.lock and join.lock (held, not only there, while they are in use), processes-PID.json (one per
+`atoll join`), slow-ID (a fault) and leave-ID (that learner was asked to leave).
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import LaunchError
+from atoll.errors import ConfigError, LaunchError
 from atoll.launch.options import to_toml
 
 DEFAULT_PARENT = Path("runs")
@@ -23,6 +31,8 @@ SUFFIX_MAX = 10_000
 """Default folders of one day and method; the bound only ends a loop on a file system that lies."""
 MARKERS = ("config.json", "processes.json", "syncer.json", "events", "result.json")
 """What tells that a folder already holds a run."""
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+"""Ids of learners that are started here become parts of file names."""
 
 
 class RunFolder:
@@ -35,6 +45,10 @@ class RunFolder:
         self.syncer_file = path / "syncer.json"
         self.token_file = path / "token"
         self.processes_file = path / "processes.json"
+        self.joined_file = path / f"processes-{os.getpid()}.json"
+        self.lock_file = path / "launcher.lock"
+        self.config_file = path / "config.json"
+        self.state = path / "state"
         self.model_file = path / "model.safetensors"
         self.sample_file = path / "sample.txt"
         self.result_file = path / "result.json"
@@ -45,9 +59,27 @@ class RunFolder:
     def slow_file(self, learner: str) -> Path:
         return self.path / f"slow-{learner}"
 
+    def leave_file(self, learner: str) -> Path:
+        """Holds the pid of a process that `atoll leave` has told to go: its end is no failure and not the run's end."""
+        return self.path / f"leave-{learner}"
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep other launchers out. The kernel takes the lock back when this process ends, however it ends."""
+        with _locked(self.lock_file, wait=False) as descriptor:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            yield
+
+    @contextlib.contextmanager
+    def hold_joining(self) -> Iterator[None]:
+        """One `atoll join` at a time chooses its ids; that takes milliseconds."""
+        with _locked(self.path / "join.lock", wait=True):
+            yield
+
     def write_config(self, options: Mapping[str, Any], resolved: Mapping[str, Any]) -> None:
         """RUN/config.json is complete; RUN/config.toml holds the options alone, without the folder, to run it again."""
-        write_json(self.path / "config.json", resolved)
+        write_json(self.config_file, resolved)
         again = {name: value for name, value in options.items() if name != "out"}
         write_text(self.path / "config.toml", to_toml(again, comment="Run this again with: --config THIS_FILE"))
 
@@ -56,8 +88,42 @@ class RunFolder:
         self.token_file.touch(mode=0o600)
         self.token_file.write_text(token)
 
-    def write_processes(self, processes: Sequence[Mapping[str, Any]]) -> None:
-        write_json(self.processes_file, list(processes))
+    def write_processes(self, processes: Sequence[Mapping[str, Any]], path: Path | None = None) -> None:
+        write_json(path or self.processes_file, list(processes))
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool) -> Iterator[int]:
+    """Hold an exclusive lock on a file of the run folder. The file stays: removing it would let two hold "it"."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            pid = os.read(descriptor, 32).decode("ascii", errors="replace").strip()
+            raise still_running(path.parent, f"its launcher has pid {pid}", pid) from None
+        except OSError:
+            pass  # A file system without locks: the list of processes is the only guard.
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def still_running(path: Path, who: str, pid: str | int) -> LaunchError:
+    """The error of a command that needs a run at rest."""
+    return LaunchError(
+        f"the run in {path} is still going on ({who}); `atoll status {path}` shows it, `kill {pid}` stops it"
+    )
+
+
+def checked_id(learner: str) -> str:
+    """The id of a learner that is started on this machine. Raises ConfigError if no file could be named after it."""
+    if _ID.fullmatch(learner) is None:
+        raise ConfigError(
+            f"learner id {learner!r} cannot be part of a file name; use up to 100 letters, digits, dots, dashes and "
+            f"underscores, beginning with a letter or digit"
+        )
+    return learner
 
 
 def syncer_of(path: Path) -> tuple[str, str]:

@@ -1,17 +1,18 @@
-"""The supervisor: starts the processes of a run on this machine, restarts dead learners, and leaves nothing behind.
+"""The supervisor: starts the processes of a run on this machine, restarts dead ones, and leaves nothing behind.
 
-It knows nothing of models or training: what to start is given as commands, so that `atoll train`, `atoll run` and the
-tests differ only in those. One thread, one loop; every wait has a bound; a signal sets a flag that the loop looks at.
+It knows nothing of models or training: what to start is given as commands, so that `atoll train`, `atoll run`,
+`atoll join` and the tests differ only in those. One thread, one loop; every wait has a bound; a signal sets a flag that
+the loop looks at.
 
 A learner that dies is restarted after a pause that doubles each time. Two deaths in a row before it ever joined mean
 that its program is broken, and the run ends with the last lines of its log. A learner that did join and then keeps
-dying is given up, and the others go on without it.
+dying is given up, and the others go on without it. One that was asked to leave (`atoll leave`, SIGTERM) is gone for
+good, and the others go on. What happens to a dead syncer is in `keeper`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -23,19 +24,20 @@ from pathlib import Path
 from atoll.chaos import ChaosExecutor
 from atoll.errors import LaunchError
 from atoll.launch.folder import RunFolder
-from atoll.launch.plan import LaunchPlan, Outcome, View
-from atoll.launch.process import Child, Command, describe_exit
+from atoll.launch.keeper import SyncerKeeper
+from atoll.launch.plan import LEFT, LaunchPlan, Outcome, View
+from atoll.launch.process import Child, Command, describe_exit, note
+from atoll.launch.running import joined_processes, listed, training_pid
 from atoll.launch.watch import RunWatch
 from atoll.observe import Writer
 from atoll.observe.events import ProcessExited, ProcessStarted, Warned
 
 TICK_S = 0.1
 """Fine against the second that anything here takes, coarse against the cost of looking."""
-SYNCER_READY_S_MAX = 60.0
-"""Importing numba on a cold and busy machine takes some 10 s."""
 TOO_LATE_S_MAX = 5.0
 """For a learner that was still starting when the run ended: time to notice it and to leave by itself."""
-LEARNER_STOP_S_MAX = 10.0
+LEARNER_STOP_S_MAX = 25.0
+"""A learner that is told to end hands over what it has within 20 s of its own."""
 SYNCER_STOP_S_MAX = 60.0
 """It has rounds to close and a model to write."""
 
@@ -51,7 +53,12 @@ class _Slot:
         self.restart_at_s: float | None = None
         self.ever_joined = False
         self.finished = False
+        self.left = False
         self.given_up = False
+
+    @property
+    def over(self) -> bool:
+        return self.finished or self.left or self.given_up
 
 
 class Supervisor:
@@ -73,20 +80,27 @@ class Supervisor:
         self._view = view
         self._say = say
         self._say_raw = say_raw
+        self._began_ns = time.time_ns()
         self._slots = {command.id: _Slot(command) for command in plan.learners}
-        self._syncer: Child | None = None
+        self._keeper: SyncerKeeper | None = None
+        if plan.syncer is not None:
+            self._keeper = SyncerKeeper(
+                folder, plan.syncer, policy=plan.syncer_restarts, spawn=self._spawn, writer=writer, say=say
+            )
         self._syncer_code = 0
-        self._join: dict[str, str] = {}
         self._watch = RunWatch(folder.path, tokens_budget=plan.tokens_budget)
         self._chaos = ChaosExecutor(plan.faults, self, emit=writer.emit)
         self._signals: list[int] = []
-        self._followed_bytes = 0
+        self._followed_bytes = _size(self._follow_file) if plan.follow else 0
         self._first_finish_s: float | None = None
 
     # -- what the chaos executor asks
 
-    def pid_of(self, learner: str) -> int | None:
-        slot = self._slots.get(learner)
+    def pid_of(self, target: str) -> int | None:
+        if target == "syncer":
+            keeper = self._keeper
+            return keeper.child.pid if keeper is not None and keeper.child is not None and keeper.serving else None
+        slot = self._slots.get(target)
         return slot.child.pid if slot is not None and slot.child is not None else None
 
     def slow_file(self, learner: str) -> Path:
@@ -98,8 +112,8 @@ class Supervisor:
         """Start everything, keep it going to its end, stop everything. Raises LaunchError when the run cannot go on."""
         with self._catch_signals():
             try:
-                if self._plan.syncer is not None:
-                    self._start_syncer(self._plan.syncer)
+                if self._keeper is not None:
+                    self._keeper.start(hurry=lambda: bool(self._signals))
                 for slot in self._slots.values():
                     if not self._signals:
                         self._start(slot)
@@ -111,21 +125,36 @@ class Supervisor:
                 self._stop()
                 if self._view is not None:
                     self._view.stop()
+        return self._outcome()
+
+    def _outcome(self) -> Outcome:
         slots = self._slots
+        reason = "finished"
+        if self._signals:
+            reason = signal.Signals(self._signals[0]).name
+        elif not any(slot.finished for slot in slots.values()) and not self._watch.budget_spent:
+            reason = LEFT
         return Outcome(
-            reason=signal.Signals(self._signals[0]).name if self._signals else "finished",
+            reason=reason,
             restarts=sum(slot.restarts for slot in slots.values()),
             given_up=tuple(id for id, slot in slots.items() if slot.given_up),
             silent=tuple(id for id, slot in slots.items() if not slot.ever_joined),
             faults=tuple(self._chaos.injected),
             syncer_code=self._syncer_code,
+            syncer_restarts=self._keeper.restarts if self._keeper is not None else 0,
+            left=tuple(id for id, slot in slots.items() if slot.left),
+            learners=len(slots),
         )
 
     def _tick(self) -> bool:
-        """Look at everything once; True when no learner is left to wait for."""
+        """Look at everything once; True when there is nobody left to wait for."""
         self._watch.poll()
-        self._look_at_syncer()
         now_s = time.monotonic()
+        if self._keeper is not None:
+            self._keeper.look(now_s)
+            if self._keeper.stopped:
+                self._signals.append(signal.SIGTERM)  # whoever ended the syncer meant the run
+                return True
         for slot in self._slots.values():
             self._look_at(slot)
             if slot.restart_at_s is not None and self._first_finish_s is not None:
@@ -136,61 +165,56 @@ class Supervisor:
         if self._view is not None:
             self._view.refresh()
         self._follow()
-        if all(slot.given_up for slot in self._slots.values()):
-            raise LaunchError(f"every learner has died; their logs are in {self._folder.logs}")
         self._give_up_stragglers(now_s)
-        return all(slot.finished or slot.given_up for slot in self._slots.values())
+        return self._over()
+
+    def _over(self) -> bool:
+        """Whether everybody is through. The syncer must be there at the end: it holds what the others have done."""
+        slots = self._slots.values()
+        if not all(slot.over for slot in slots) or (self._keeper is not None and not self._keeper.serving):
+            return False
+        if any(slot.finished for slot in slots):
+            return True
+        if not self._plan.guest and self._others_train():
+            return False
+        if all(slot.given_up for slot in slots):
+            raise LaunchError(f"every learner has died; their logs are in {self._folder.logs}")
+        return True
+
+    def _others_train(self) -> bool:
+        """Learners that another launcher or another machine has brought in still need the syncer."""
+        return self._watch.active > 0 or any(one.alive for one in joined_processes(self._folder))
 
     # -- starting
 
-    def _start_syncer(self, command: Command) -> None:
-        self._syncer = self._spawn(command)
-        deadline_s = time.monotonic() + SYNCER_READY_S_MAX
-        while not self._folder.syncer_file.exists() and not self._signals:
-            self._look_at_syncer()
-            if time.monotonic() > deadline_s:
-                raise LaunchError(
-                    f"the syncer was not ready after {SYNCER_READY_S_MAX:g} s; its log "
-                    f"{self._syncer.log_file} ends with:\n{self._syncer.log_tail()}"
-                )
-            time.sleep(TICK_S / 2)
-        if not self._signals:
-            # The syncer renames this file into place, so it is whole.
-            self._join = {"ATOLL_SYNCER": json.loads(self._folder.syncer_file.read_text())["address"]}
-
     def _start(self, slot: _Slot) -> None:
         slot.restart_at_s = None
-        environment = {**slot.command.environment, **self._join}
-        slot.child = self._spawn(replace(slot.command, environment=environment))
+        join = {"ATOLL_SYNCER": self._keeper.address} if self._keeper is not None else {}
+        slot.child = self._spawn(replace(slot.command, environment={**slot.command.environment, **join}))
 
     def _restart(self, slot: _Slot) -> None:
         slot.restarts += 1
-        with self._folder.log_file(slot.command.role, slot.command.id).open("a") as log:
-            log.write(f"--- restart {slot.restarts} ---\n")
+        note(self._folder.log_file(slot.command.role, slot.command.id), f"--- restart {slot.restarts} ---")
         self._start(slot)
         self._say(f"{slot.command.id} is back (restart {slot.restarts})")
 
     def _spawn(self, command: Command) -> Child:
         child = Child(command, self._folder.log_file(command.role, command.id))
         self._writer.emit(ProcessStarted(command.role, command.id, child.pid))
-        running = [self._syncer, *(slot.child for slot in self._slots.values())]
+        syncer = self._keeper.child if self._keeper is not None else None
+        running = [syncer, *(slot.child for slot in self._slots.values())]
         children = {c.id: c for c in (*running, child) if c is not None}
-        listed = [{"role": "launcher", "id": "launcher", "pid": os.getpid()}]
-        listed += [{"role": c.role, "id": c.id, "pid": c.pid} for c in children.values()]
-        self._folder.write_processes(listed)
+        role = "join" if self._plan.guest else "launcher"
+        entries = [listed(role, role, os.getpid()), *(listed(c.role, c.id, c.pid) for c in children.values())]
+        try:
+            path = self._folder.joined_file if self._plan.guest else self._folder.processes_file
+            self._folder.write_processes([one.entry() for one in entries], path)
+        except OSError as error:
+            # A full disk must not end a run.
+            self._writer.emit(Warned("launcher", f"could not list the run's processes: {error}; make room"))
         return child
 
     # -- deaths
-
-    def _look_at_syncer(self) -> None:
-        if self._syncer is None or (code := self._syncer.poll()) is None:
-            return
-        syncer, self._syncer = self._syncer, None
-        self._writer.emit(ProcessExited(syncer.role, syncer.id, syncer.pid, code))
-        raise LaunchError(
-            f"the syncer ended while the run was going on ({describe_exit(code)}); its state was in memory only, so "
-            f"start the run again. Its log {syncer.log_file} ends with:\n{syncer.log_tail()}"
-        )
 
     def _look_at(self, slot: _Slot) -> None:
         if slot.child is None or (code := slot.child.poll()) is None:
@@ -201,13 +225,17 @@ class Supervisor:
         self._watch.poll()
         joined = self._watch.joined_since(child.id, child.started_ns)
         slot.ever_joined = slot.ever_joined or joined
+        if how := self._gone_for_good(child):
+            slot.left = True
+            self._say(f"{child.id} {how} ({describe_exit(code)}); the others go on")
+            return
         if code == 0:
             slot.finished = True
             self._first_finish_s = self._first_finish_s or time.monotonic()
             return
         slot.early_deaths = 0 if joined else slot.early_deaths + 1
         policy = self._plan.restarts
-        broken = slot.early_deaths >= policy.early_deaths_max and not slot.ever_joined
+        broken = slot.early_deaths >= policy.early_deaths_max and not slot.ever_joined and not self._plan.over()
         if broken or policy.restarts_max == 0:
             when = f"{slot.early_deaths} times before it joined" if broken else "and cannot be replaced"
             raise LaunchError(
@@ -216,9 +244,24 @@ class Supervisor:
             )
         self._plan_restart(slot, f"{child.id}: {describe_exit(code)}")
 
+    def _gone_for_good(self, child: Child) -> str:
+        """Whether `atoll leave`, which leaves a file, or the learner itself says that it is not to come back, and how
+        it went. Data-parallel and single runs have no members that come and go."""
+        if self._keeper is None and not self._plan.guest:
+            return ""
+        marker = self._folder.leave_file(child.id)
+        with contextlib.suppress(OSError):
+            if marker.read_text().strip() == str(child.pid):
+                marker.unlink()
+                return "left as it was asked to"
+        return self._watch.gone_for_good(child.id, child.started_ns)
+
     def _plan_restart(self, slot: _Slot, what: str) -> None:
         policy = self._plan.restarts
-        if self._first_finish_s is not None:
+        if self._plan.over():
+            slot.finished = True
+            self._say(f"{what}; the run is over, so it is not restarted")
+        elif self._first_finish_s is not None:
             # The first learner to finish ends the run for all: a newcomer would find nothing to do.
             self._give_up(slot, f"{what}; the run is ending, so it is not restarted")
         elif slot.restarts >= policy.restarts_max or slot.early_deaths >= policy.early_deaths_max:
@@ -260,16 +303,18 @@ class Supervisor:
         self._end(children, LEARNER_STOP_S_MAX)
         self._watch.poll()
         for slot in self._slots.values():
-            slot.ever_joined = slot.ever_joined or self._watch.joined_since(slot.command.id, 0)
+            slot.ever_joined = slot.ever_joined or self._watch.joined_since(slot.command.id, self._began_ns)
         self._follow()
-        if self._syncer is not None:
-            syncer, self._syncer = self._syncer, None
+        syncer = self._keeper.release() if self._keeper is not None else None
+        if syncer is not None:
             self._syncer_code = self._end([syncer], SYNCER_STOP_S_MAX)[0]
+        if self._plan.guest:
+            self._folder.joined_file.unlink(missing_ok=True)
 
     def _end(self, children: Sequence[Child], timeout_s: float) -> list[int]:
         """SIGTERM to all, a bounded wait, SIGKILL to the rest. A second Ctrl-C cuts the wait short."""
         for child in children:
-            child.terminate()
+            child.terminate(training_pid(self._folder, child.id, child.pid) if child.role == "learner" else None)
         deadline_s = time.monotonic() + timeout_s
         codes = []
         for child in children:
@@ -282,11 +327,14 @@ class Supervisor:
             self._writer.emit(ProcessExited(child.role, child.id, child.pid, codes[-1]))
         return codes
 
+    @property
+    def _follow_file(self) -> Path:
+        return self._folder.log_file("learner", self._plan.follow)
+
     def _follow(self) -> None:
         if not self._plan.follow:
             return
-        path = self._folder.log_file("learner", self._plan.follow)
-        with contextlib.suppress(FileNotFoundError), path.open("rb") as log:
+        with contextlib.suppress(FileNotFoundError), self._follow_file.open("rb") as log:
             log.seek(self._followed_bytes)
             data = log.read()
             self._followed_bytes += len(data)
@@ -309,3 +357,10 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

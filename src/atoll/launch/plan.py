@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from atoll.chaos import Fault, InjectedFault
 from atoll.launch.process import Command
+
+LEFT = "every learner left"
+"""The reason of a run whose learners were all asked to leave before it was done."""
 
 
 class View(Protocol):
@@ -34,6 +38,23 @@ class RestartPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncerPolicy:
+    """When a dead syncer is started again. It goes on from its last commit, and learners train on meanwhile."""
+
+    delay_s: float = 0.5
+    """Pause before the first restart; it doubles with each further one."""
+    delay_s_max: float = 10.0
+    restarts_max: int = 20
+    """In a row, which is about three minutes of trying."""
+    calm_s: float = 60.0
+    """A syncer that served this long was a good one: the count begins anew."""
+    early_deaths_max: int = 3
+    """Deaths in a row before it served that mean that it cannot start: a broken state, or a port that is taken."""
+    ready_s_max: float = 300.0
+    """Importing numba on a cold and busy machine takes some 10 s, reading 12 GB of state (1B parameters) a minute."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """The commands of a run and how it is kept going."""
 
@@ -42,6 +63,7 @@ class LaunchPlan:
     """It writes RUN/syncer.json when it can be joined, and ends with status 0 on SIGTERM. Learners get its address as
     ATOLL_SYNCER."""
     restarts: RestartPolicy = RestartPolicy()
+    syncer_restarts: SyncerPolicy = SyncerPolicy()
     faults: Sequence[Fault] = ()
     tokens_budget: int = 0
     """Tokens that make the whole run, for the moments of the faults; 0: unknown."""
@@ -49,6 +71,11 @@ class LaunchPlan:
     """How long the other learners may take to end after the first has finished; 0: as long as they like."""
     follow: str = ""
     """Id of the learner whose output is repeated through `say_raw`."""
+    guest: bool = False
+    """True for learners that join a run which another launcher keeps: they are listed in a file of their own, and their
+    end is not the run's."""
+    over: Callable[[], bool] = lambda: False
+    """For guests: whether the run that they joined has ended, so that a dead learner is not started again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +83,7 @@ class Outcome:
     """How the run ended."""
 
     reason: str
-    """finished, or the name of the signal that stopped it."""
+    """finished, the name of the signal that stopped it, or LEFT."""
     restarts: int
     given_up: tuple[str, ...]
     """Learners that died and were not started again."""
@@ -65,7 +92,21 @@ class Outcome:
     faults: tuple[InjectedFault, ...]
     syncer_code: int
     """Exit status of the syncer after it was told to finish; 0 without one."""
+    syncer_restarts: int = 0
+    left: tuple[str, ...] = ()
+    """Learners that were asked to leave, and did."""
+    learners: int = 0
+    """How many there were."""
 
     @property
     def interrupted(self) -> bool:
         return self.reason != "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run that has ended. `result` is None when it ended before its time."""
+
+    folder: Path
+    outcome: Outcome
+    result: dict[str, Any] | None

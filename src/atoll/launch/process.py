@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -71,9 +72,12 @@ class Child:
             self._signal_group(signal.SIGKILL)
         return code
 
-    def terminate(self) -> None:
-        """Ask it to end."""
-        self._signal_group(signal.SIGTERM)
+    def terminate(self, pid: int | None = None) -> None:
+        """Ask it to end: its whole group, or only the process `pid` of it."""
+        if pid is None:
+            self._signal_group(signal.SIGTERM)
+        else:
+            send_signal(pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """End it now."""
@@ -97,6 +101,15 @@ class Child:
             pass
 
 
+def send_signal(pid: int, number: int) -> bool:
+    """Signal one process; False if it is gone or not ours."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
 def tail_of(path: Path) -> str:
     """The last lines of a log, for an error message."""
     try:
@@ -107,6 +120,12 @@ def tail_of(path: Path) -> str:
     except OSError:
         return "(no log)"
     return "\n".join(f"    {line}" for line in lines[-LOG_TAIL_LINES:]) or "    (it printed nothing)"
+
+
+def note(log_file: Path, text: str) -> None:
+    """Add a line of the launcher's own to a log. A full disk must not end a run."""
+    with contextlib.suppress(OSError), log_file.open("a") as log:
+        log.write(f"{text}\n")
 
 
 def describe_exit(code: int) -> str:

@@ -8,10 +8,11 @@ from pathlib import Path
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.commands import learner_commands, new_token, syncer_command
 from atoll.launch.config import RunConfig, resolved
-from atoll.launch.folder import create_run_folder
+from atoll.launch.folder import create_run_folder, write_json
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import LaunchPlan, Outcome
-from atoll.launch.result import measure
+from atoll.launch.plan import Finished, LaunchPlan, Outcome
+from atoll.launch.result import measure, script_result
+from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter
 from atoll.observe.events import RunFinished, RunStarted
 
@@ -27,21 +28,36 @@ def run_command(
     if not command:
         raise ConfigError("atoll run needs the learners' command after --, such as: atoll run -- python train.py")
     folder = create_run_folder(config.out, name="run")
-    folder.write_config(config.options(), {**resolved(config), "command": list(command)})
+    folder.write_config(config.options(), {**resolved(config), "command": list(command), **started_in()})
     say(f"run folder: {folder.path} (logs of all learners in its logs/)")
-    token = new_token()
+    with folder.hold():
+        attempt = Attempt(folder, new_token())
+        return run_attempt(config, command, attempt, say=say, say_raw=say_raw).outcome, folder.path
+
+
+def run_attempt(
+    config: RunConfig,
+    command: Sequence[str],
+    attempt: Attempt,
+    *,
+    say: Callable[[str], None],
+    say_raw: Callable[[bytes], None],
+) -> Finished:
+    """One launch of the run's processes; RUN/result.json says that it came to its end."""
+    folder = attempt.folder
+    learners = learner_commands(
+        folder,
+        command,
+        count=config.learners,
+        threads=config.threads_per_learner,
+        environment={"ATOLL_TOKEN": attempt.token},
+    )
     plan = LaunchPlan(
-        learner_commands(
-            folder,
-            command,
-            count=config.learners,
-            threads=config.threads_per_learner,
-            environment={"ATOLL_TOKEN": token},
-        ),
-        syncer=syncer_command(folder, config.sync, token=token),
+        [one for one in learners if one.id not in attempt.taken],
+        syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
         follow="learner-0",
     )
-    with EventWriter(folder.events / "launcher.jsonl") as writer:
+    with EventWriter(attempt.events_file) as writer:
         writer.emit(_run_started(config, command))
         try:
             outcome = Supervisor(folder, plan, writer=writer, say=say, say_raw=say_raw).run()
@@ -49,9 +65,13 @@ def run_command(
             writer.emit(RunFinished("failed", float("nan"), 0.0))
             raise
         writer.flush()
-        wall_s = measure(folder.path).wall_s
-        writer.emit(RunFinished(outcome.reason, float("nan"), wall_s))
-    return outcome, folder.path
+        measured = measure(folder.path)
+        writer.emit(RunFinished(outcome.reason, float("nan"), measured.wall_s))
+    if outcome.interrupted:
+        return Finished(folder.path, outcome, None)
+    result = script_result(config, command, attempt, measured=measured, outcome=outcome)
+    write_json(folder.result_file, result)
+    return Finished(folder.path, outcome, result)
 
 
 def _run_started(config: RunConfig, command: Sequence[str]) -> RunStarted:

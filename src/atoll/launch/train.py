@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from atoll.chaos import chaos_plan
 from atoll.errors import LaunchError
-from atoll.launch.commands import data_parallel_environments, learner_commands, new_token, syncer_command
+from atoll.launch.commands import (
+    data_parallel_environments,
+    learner_commands,
+    new_token,
+    syncer_command,
+    worker_argv,
+)
 from atoll.launch.config import TrainConfig, resolved
 from atoll.launch.folder import RunFolder, create_run_folder, write_json, write_text
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import LaunchPlan, Outcome, RestartPolicy, View
+from atoll.launch.plan import Finished, LaunchPlan, RestartPolicy, View
 from atoll.launch.process import tail_of
 from atoll.launch.result import build_result, measure
+from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter
 from atoll.observe.events import RunFinished, RunStarted
 from atoll.zoo import WorkerConfig, count_parameters, model_config
@@ -30,15 +35,6 @@ STRAGGLE_S_MAX = 120.0
 """The budget ends the run for all learners at once; each then ends a step and hands over its last deltas."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A run that has ended. `result` is None when a signal ended it before its time."""
-
-    folder: Path
-    outcome: Outcome
-    result: dict[str, Any] | None
-
-
 def run_train(
     config: TrainConfig,
     *,
@@ -48,17 +44,41 @@ def run_train(
     """Train, evaluate the published model, write RUN/result.json. `view` makes the live view of a run folder."""
     began_s = time.monotonic()
     # The corpus is read before anything is started: an empty one is an error here, not in the logs of M processes.
-    from atoll.zoo import load_corpus
-
-    corpus = load_corpus(config.corpus)
-    corpus.check(config.processes, config.seq)
+    corpus = _load_corpus(config)
     folder = create_run_folder(config.out, name=config.method)
-    folder.write_config(config.options(), resolved(config))
+    folder.write_config(config.options(), {**resolved(config), **started_in()})
     say(f"run folder: {folder.path}")
-    with EventWriter(folder.events / "launcher.jsonl") as writer:
+    with folder.hold():
+        return train_attempt(config, Attempt(folder, new_token()), corpus, began_s=began_s, view=view, say=say)
+
+
+def resume_train(
+    config: TrainConfig,
+    attempt: Attempt,
+    *,
+    view: Callable[[Path], View] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Finished:
+    """Go on with an interrupted run to the same end. The caller holds the folder."""
+    return train_attempt(config, attempt, _load_corpus(config), began_s=time.monotonic(), view=view, say=say)
+
+
+def train_attempt(
+    config: TrainConfig,
+    attempt: Attempt,
+    corpus: Any,
+    *,
+    began_s: float,
+    view: Callable[[Path], View] | None,
+    say: Callable[[str], None],
+) -> Finished:
+    """One launch of the run's processes, up to the result if nothing interrupts it."""
+    folder = attempt.folder
+    model_ns = _written_ns(folder.model_file)
+    with EventWriter(attempt.events_file) as writer:
         writer.emit(_run_started(config))
         supervisor = Supervisor(
-            folder, _plan(config, folder), writer=writer, view=view(folder.path) if view is not None else None, say=say
+            folder, _plan(config, attempt), writer=writer, view=view(folder.path) if view is not None else None, say=say
         )
         try:
             outcome = supervisor.run()
@@ -70,33 +90,47 @@ def run_train(
             return Finished(folder.path, outcome, None)
         writer.flush()
         measured = measure(folder.path)
-        eval_loss = _evaluate(config, folder, corpus=corpus)
+        eval_loss = _evaluate(config, folder, corpus=corpus, older_ns=model_ns)
         writer.emit(RunFinished("finished", eval_loss, measured.wall_s))
-    total_s = time.monotonic() - began_s
-    result = build_result(config, folder, measured=measured, outcome=outcome, eval_loss=eval_loss, total_s=total_s)
+    result = build_result(
+        config,
+        attempt,
+        measured=measured,
+        outcome=outcome,
+        eval_loss=eval_loss,
+        total_s=time.monotonic() - began_s,
+    )
     write_json(folder.result_file, result)
     return Finished(folder.path, outcome, result)
 
 
-def _plan(config: TrainConfig, folder: RunFolder) -> LaunchPlan:
+def _load_corpus(config: TrainConfig) -> Any:
+    from atoll.zoo import load_corpus
+
+    corpus = load_corpus(config.corpus)
+    corpus.check(config.processes, config.seq)
+    return corpus
+
+
+def _plan(config: TrainConfig, attempt: Attempt) -> LaunchPlan:
     """The processes of the method: a syncer and learners, ranks of one world, or one process."""
-    worker_file = folder.path / "worker.json"
-    write_text(worker_file, _worker_config(config).to_json() + "\n")
-    token = new_token()
+    folder = attempt.folder
+    write_text(folder.path / "worker.json", _worker_config(config).to_json() + "\n")
     learners = learner_commands(
         folder,
-        [sys.executable, "-m", "atoll.zoo.worker", str(worker_file)],
+        worker_argv(folder),
         count=config.processes,
         threads=config.threads_per_learner,
-        environment={"ATOLL_TOKEN": token},
+        environment={"ATOLL_TOKEN": attempt.token},
     )
     if not config.synchronises:
         # Neither survives the loss of a process: there is nobody who holds its state.
         return LaunchPlan(data_parallel_environments(learners), restarts=RestartPolicy(restarts_max=0))
+    happened = {(fault.fault, fault.target) for fault in attempt.faults}
     return LaunchPlan(
-        learners,
-        syncer=syncer_command(folder, config.sync, token=token),
-        faults=chaos_plan(config.chaos, config.learners),
+        [command for command in learners if command.id not in attempt.taken],
+        syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
+        faults=[f for f in chaos_plan(config.chaos, config.learners) if (f.name, f.target) not in happened],
         tokens_budget=config.tokens_budget,
         straggle_s_max=STRAGGLE_S_MAX,
     )
@@ -135,13 +169,22 @@ def _run_started(config: TrainConfig) -> RunStarted:
     )
 
 
-def _evaluate(config: TrainConfig, folder: RunFolder, *, corpus: Any) -> float:
-    """Held-out loss and a text sample of RUN/model.safetensors: the published model, not some learner's replica."""
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _evaluate(config: TrainConfig, folder: RunFolder, *, corpus: Any, older_ns: int) -> float:
+    """Held-out loss and a text sample of RUN/model.safetensors: the published model, not some learner's replica.
+
+    A model that was written at `older_ns` is that of an earlier attempt, not of this one's end."""
     import torch
 
     from atoll.zoo import eval_loss, load_saved, sample
 
-    if not folder.model_file.exists():
+    if _written_ns(folder.model_file) <= older_ns:
         writer = folder.log_file("syncer", "syncer") if config.synchronises else folder.log_file("learner", "learner-0")
         raise LaunchError(
             f"the run ended without writing {folder.model_file}; the end of the log {writer} shows why:\n"

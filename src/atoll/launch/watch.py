@@ -5,17 +5,28 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.observe import Tail
-from atoll.observe.events import LearnerJoined, LearnerSteps
+from atoll.observe.events import LearnerFinished, LearnerJoined, LearnerSteps, SyncerStats
+
+GONE_FOR_GOOD = {
+    "SIGTERM": "left as it was asked to",
+    "SIGINT": "left as it was asked to",
+    "FencedError": "was replaced by another process of its name",
+}
+"""What the reason of a LearnerFinished may name, other than the end of the run: such a learner is not started again."""
 
 
 class RunWatch:
-    """Progress in tokens, and when each learner was last known to be training."""
+    """Progress in tokens, when each learner was last known to be training, and who left because of a signal."""
 
     def __init__(self, run_folder: Path, *, tokens_budget: int) -> None:
         self._tail = Tail(run_folder)
         self._tokens_budget = tokens_budget
         self._seen_ns: dict[str, int] = {}
+        self._gone: dict[str, tuple[int, str]] = {}
+        self._tokens_counted = 0
         self.tokens = 0
+        self.active = 0
+        """Learners in the run wherever they are, by the syncer's last word."""
 
     def poll(self) -> None:
         """Take in what was written since the last call."""
@@ -24,6 +35,10 @@ class RunWatch:
                 self.tokens += event.tokens
             if isinstance(event, LearnerSteps | LearnerJoined):
                 self._seen_ns[event.learner] = max(t_ns, self._seen_ns.get(event.learner, 0))
+            elif isinstance(event, LearnerFinished):
+                self._gone[event.learner] = (t_ns, event.reason)
+            elif isinstance(event, SyncerStats):
+                self.active, self._tokens_counted = event.active, event.tokens_processed
 
     @property
     def progress(self) -> float:
@@ -33,3 +48,13 @@ class RunWatch:
     def joined_since(self, learner: str, since_ns: int) -> bool:
         """Whether a process of this learner that was started at `since_ns` has joined the run."""
         return self._seen_ns.get(learner, -1) >= since_ns
+
+    def gone_for_good(self, learner: str, since_ns: int) -> str:
+        """How a process of this learner that was started at `since_ns` left for a reason of its own; else empty."""
+        t_ns, reason = self._gone.get(learner, (-1, ""))
+        return next((how for name, how in GONE_FOR_GOOD.items() if name in reason and t_ns >= since_ns), "")
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether the syncer has counted as many tokens as the run was to process."""
+        return 0 < self._tokens_budget <= self._tokens_counted

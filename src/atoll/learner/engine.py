@@ -11,7 +11,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -20,15 +20,19 @@ from atoll.core.layout import build_layout
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import (
     NO_VERSION,
+    DataLeases,
+    DataReport,
     Hello,
     LearnerMessage,
     Received,
+    Start,
     SyncerMessage,
     Welcome,
 )
 from atoll.core.messages import Published as PublishedNotice
-from atoll.errors import AtollError, RemoteProtocolError
+from atoll.errors import AtollError, ConfigError, RemoteProtocolError
 from atoll.learner.exchange import Exchange
+from atoll.learner.inner import Captured
 from atoll.learner.snapshot import Mover, Snapshot
 from atoll.learner.tensors import ParameterSet
 from atoll.learner.vault import AdoptKey, Vault
@@ -37,6 +41,22 @@ from atoll.wire import BulkClient, ClientOptions, run_sessions
 
 HEARTBEAT_S = 2.0
 """Said when nothing else is: well inside the 15 s lease, and small enough for any link."""
+
+
+DATA_PROTOCOL = 2
+"""The protocol that knows data leases."""
+
+
+class DataSource(Protocol):
+    """What `atoll.data` attaches to a learner. `report` and `leases` may be called on the link's thread."""
+
+    @property
+    def stream(self) -> str: ...
+    def report(self) -> DataReport: ...
+    def leases(self, message: DataLeases) -> None: ...
+    def stepped(self) -> None: ...
+    def leaving(self) -> None: ...
+    def dropped(self) -> None: ...
 
 
 class Engine(Exchange):
@@ -51,6 +71,10 @@ class Engine(Exchange):
         self.adopt_ns = 0
         self.reseeded = False
         self.parameters: ParameterSet | None = None
+        self.give_inner: Callable[[], Captured] | None = None
+        """Copies the inner state for a joiner; called on the training thread."""
+        self._sources: dict[str, DataSource] = {}
+        self._poked: set[str] = set()
         self._model = model
         self._options = options
         self._snapshots: dict[int, Snapshot] = {}
@@ -144,7 +168,17 @@ class Engine(Exchange):
             self.reseeded = True
         elif isinstance(effect, fx.ForgetPrepared):
             assert self.vault is not None
-            self.vault.prepared = [{} for _ in self.vault.prepared]
+            for fragment in range(len(self.vault.prepared)):
+                if effect.fragment in (-1, fragment):
+                    self.vault.prepared[fragment] = {}
+        elif isinstance(effect, fx.GiveHeal):
+            self._background(lambda: self._give_heal(effect))
+        elif isinstance(effect, fx.GiveInner):
+            if self.give_inner is not None:
+                captured = self.give_inner()
+                self._background(lambda: self._push_inner(effect.slot, captured))
+        elif isinstance(effect, fx.TakeInner):
+            self._background(lambda: self._fetch_inner(effect))
         elif isinstance(effect, fx.Left):
             self.left = True
 
@@ -242,22 +276,64 @@ class Engine(Exchange):
             self.apply(fx.FromSyncer(welcome))
         self.writer.emit(events.LearnerLink(self.machine.learner, True))
 
+    @property
+    def linked(self) -> bool:
+        """True while a session is open."""
+        return self._send is not None
+
     def on_message(self, message: SyncerMessage) -> None:
         if isinstance(message, Received):
             self._received(message)
             return
+        if isinstance(message, DataLeases):
+            source = self._sources.get(message.stream)
+            if source is not None:
+                source.leases(message)
+            return
         if isinstance(message, PublishedNotice) and message.update:
             self._updates[message.fragment, message.version] = message.update
         self._apply_here(fx.FromSyncer(message))
+        if isinstance(message, Start):
+            for stream in self._sources:
+                self._report_data(stream)
 
     def on_down(self, reason: str) -> None:
         self._send = None
+        if self.left:
+            self._stop.set()  # the syncer has let this learner go: it must not come back
         self._apply_here(fx.LinkDown(reason))
         self._updates.clear()
         for fragment, seq in list(self._sent):
             del self._sent[fragment, seq]
             self._apply_here(fx.PushBroken(fragment, seq))
         self.writer.emit(events.LearnerLink(self.machine.learner, False, reason))
+
+    # ------------------------------------------------------------ data leases
+
+    def attach_data(self, source: DataSource) -> None:
+        with self.changed:
+            if source.stream in self._sources:
+                raise ConfigError(f"two data sources use the stream {source.stream!r}; give each its own name")
+            self._sources[source.stream] = source
+        self.poke_data(source.stream)
+
+    def poke_data(self, stream: str) -> None:
+        """Send the source's report soon; several pokes before that make one report."""
+        with self.changed:
+            if stream in self._poked:
+                return
+            self._poked.add(stream)
+        self._post(self._report_data, stream)
+
+    def _report_data(self, stream: str) -> None:
+        with self.changed:
+            self._poked.discard(stream)
+            ready = self.machine.linked and self.machine.protocol >= DATA_PROTOCOL
+        if ready and self._send is not None:
+            self._send(self._sources[stream].report())
+
+    def data_sources(self) -> list[DataSource]:
+        return list(self._sources.values())
 
     def _fix_layout(self, welcome: Welcome) -> None:
         if self.vault is None:

@@ -22,6 +22,7 @@ import xxhash
 from atoll.core import effects as fx
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import (
+    INNER_PIECE_BYTES,
     NO_VERSION,
     Contribution,
     FetchKind,
@@ -35,6 +36,7 @@ from atoll.core.messages import (
     Reseed,
 )
 from atoll.errors import PayloadError, RefusedError, UnreachableError
+from atoll.learner.inner import Captured, pack
 from atoll.learner.snapshot import Mover, Staged
 from atoll.learner.vault import AdoptKey, Published, Sending, Vault
 from atoll.observe import Writer, events
@@ -42,6 +44,8 @@ from atoll.wire import BulkClient
 
 RETRY_S = 0.5
 """Pause after a transfer that the wire gave up on, before the machine is told to try again."""
+INNER_TRIES = 10
+"""Attempts for one piece of inner state while the other side is busy: each waits on the syncer for some 20 s."""
 WORKERS = 2
 """One thread encodes while another decodes."""
 
@@ -64,6 +68,8 @@ class Exchange(ABC):
         self._pushing: set[tuple[int, int]] = set()
         self._updates: dict[tuple[int, int], bytes] = {}
         """Small updates that came inside their Published notice and are not prepared yet."""
+        self.inner: tuple[bytes, str, str] | None = None
+        """A peer's inner state once it is here: bytes, peer, and (without bytes) why there are none."""
         self._sent: dict[tuple[int, int], int] = {}
         """Small contributions that were sent on the control connection and not answered yet, and when."""
 
@@ -186,21 +192,7 @@ class Exchange(ABC):
             values = await self._loop.run_in_executor(self._workers, self._seed_values, fragment)
             payload = values.view(np.uint8)
             checksum = xxhash.xxh3_64_intdigest(payload.data)
-            header = PushHeader(
-                kind=PushKind.SEED,
-                learner=self.machine.learner,
-                generation=self.machine.generation,
-                fragment=fragment,
-                round=0,
-                attempt=0,
-                seq=0,
-                base_version=NO_VERSION,
-                steps=0,
-                tokens=0,
-                codec="fp32",
-                size=int(payload.nbytes),
-                checksum=checksum,
-            )
+            header = self._whole_header(PushKind.SEED, fragment, NO_VERSION, int(payload.nbytes), checksum)
             try:
                 reply = await self._bulk.push(header, payload)
             except (RefusedError, UnreachableError):
@@ -211,12 +203,111 @@ class Exchange(ABC):
                 return
             self._seeds[fragment] = values
 
+    async def _give_heal(self, effect: fx.GiveHeal) -> None:
+        """Give a syncer that lost them the published parameters that this host holds."""
+        assert self.vault is not None and self._bulk is not None
+        for fragment, version in effect.versions:
+            with self.changed:
+                held = self.vault.held(fragment, version)
+            if held is None:
+                continue
+            payload = np.ascontiguousarray(held.theta).view(np.uint8)
+            checksum = xxhash.xxh3_64_intdigest(payload.data)
+            header = self._whole_header(PushKind.HEAL, fragment, version, int(payload.nbytes), checksum)
+            try:
+                await self._bulk.push(header, payload)
+            except (RefusedError, UnreachableError):
+                return  # the syncer asks again, or asks somebody else
+
+    def _whole_header(self, kind: PushKind, fragment: int, version: int, size: int, checksum: int) -> PushHeader:
+        return PushHeader(
+            kind=kind,
+            learner=self.machine.learner,
+            generation=self.machine.generation,
+            fragment=fragment,
+            round=0,
+            attempt=0,
+            seq=0,
+            base_version=version,
+            steps=0,
+            tokens=0,
+            codec="fp32",
+            size=size,
+            checksum=checksum,
+        )
+
     def _seed_values(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         assert self.vault is not None and self._mover is not None
         current = self.vault.current[fragment]
         if current is not None:
             return current.theta
         return self._mover.take(fragment).values()
+
+    # ------------------------------------------------------------ inner state, for a joiner
+
+    async def _push_inner(self, slot: int, captured: Captured) -> None:
+        """Give a joiner this learner's inner state, piece by piece, as fast as it takes them."""
+        assert self._bulk is not None
+        blob = await self._loop.run_in_executor(self._workers, pack, captured)
+        whole = self._whole_header(PushKind.INNER, slot, NO_VERSION, 0, 0)
+        pieces = -(-blob.nbytes // INNER_PIECE_BYTES)
+        for index in range(pieces):
+            piece = blob[index * INNER_PIECE_BYTES : (index + 1) * INNER_PIECE_BYTES]
+            header = replace(
+                whole,
+                seq=index,
+                steps=pieces,
+                tokens=int(blob.nbytes),
+                codec="inner",
+                size=int(piece.nbytes),
+                checksum=xxhash.xxh3_64_intdigest(piece.data),
+            )
+            if not await self._push_piece(header, piece):
+                return  # nobody waits for it any more
+
+    async def _push_piece(self, header: PushHeader, piece: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
+        assert self._bulk is not None
+        for _ in range(INNER_TRIES):
+            try:
+                reply = await self._bulk.push(header, piece)
+            except RefusedError as error:
+                reply = PushReply(False, error.code, error.detail)
+            except UnreachableError:
+                return False
+            if reply.accepted or reply.code != Refusal.BUSY:
+                return reply.accepted
+            await asyncio.sleep(RETRY_S)
+        return False
+
+    async def _fetch_inner(self, effect: fx.TakeInner) -> None:
+        """Get a peer's inner state; the training thread waits for it at the start, for a while."""
+        blob, reason = b"", effect.reason
+        if effect.pieces:
+            try:
+                blob = await self._fetch_pieces(effect)
+            except (RefusedError, UnreachableError, PayloadError) as error:
+                reason = str(error)
+        with self.changed:
+            self.inner = (blob, effect.peer, reason)
+            self.changed.notify_all()
+
+    async def _fetch_pieces(self, effect: fx.TakeInner) -> bytes:
+        assert self._bulk is not None
+        pieces = []
+        for index in range(effect.pieces):
+            request = FetchRequest(
+                FetchKind.INNER, self.machine.learner, self.machine.generation, effect.slot, version=index
+            )
+            for attempt in range(INNER_TRIES):
+                try:
+                    _, payload = await self._bulk.fetch(request)
+                    break
+                except RefusedError as error:
+                    if error.code != Refusal.BUSY or attempt == INNER_TRIES - 1:
+                        raise
+                    await asyncio.sleep(RETRY_S)
+            pieces.append(payload.tobytes())
+        return b"".join(pieces)
 
     # ------------------------------------------------------------ versions
 
@@ -249,7 +340,7 @@ class Exchange(ABC):
     def _prepared(self, effect: fx.Fetch, published: Published) -> None:
         """Tell the machine; keep the version if it will be adopted. The caller holds `changed`."""
         assert self.vault is not None
-        self.apply(fx.Fetched(effect.fragment, published.version, effect.version))
+        self.apply(fx.Fetched(effect.fragment, published.version, effect.version, published.checksum))
         if published.version in self.machine.fragments[effect.fragment].prepared:
             self.vault.prepared[effect.fragment][published.version] = published
 
@@ -289,13 +380,13 @@ class Exchange(ABC):
         seed = self._seeds.pop(fragment, None) if whole else None
         if seed is not None and xxhash.xxh3_64_intdigest(seed.data) == effect.checksum:
             # This learner's own seed came back as version 0: no need to fetch it.
-            return self.vault.prepare_whole(fragment, effect.version, seed.view(np.uint8)), 0
+            return self.vault.prepare_whole(fragment, effect.version, seed.view(np.uint8), effect.checksum), 0
         version = NO_VERSION if whole else effect.version
         request = FetchRequest(effect.kind, self.machine.learner, self.machine.generation, fragment, version)
         header, payload = await self._bulk.fetch(request)
         size = int(payload.nbytes)
         if whole:
-            return self.vault.prepare_whole(fragment, header.version, payload), size
+            return self.vault.prepare_whole(fragment, header.version, payload, header.checksum), size
         with self.changed:
             before = self.vault.newest(fragment)
         if before is None or before.version != effect.version - 1:

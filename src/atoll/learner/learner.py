@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import nn
@@ -29,9 +29,12 @@ from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import Refusal
 from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
-from atoll.learner.engine import Engine
+from atoll.learner.care import CHECKPOINT_EVERY_S, InnerCare
+from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
+from atoll.learner.inner import OptimizerLike, Stateful
 from atoll.learner.meter import LossReader, StepMeter
+from atoll.learner.preempt import Preemption
 from atoll.learner.tensors import describe
 from atoll.observe import Writer, events
 from atoll.wire import ClientOptions
@@ -40,6 +43,11 @@ JOIN_TIMEOUT_S = 120.0
 """How long joining may take: a syncer that still starts, a seed on its way, the parameters over a thin link."""
 CLOSE_TIMEOUT_S = 15.0
 """How long leaving may take to hand over what is left. Below the syncer's own patience at a stop."""
+LET_GO_S = 5.0
+"""How long a learner that has left waits for the syncer's word that all is on disk. With CLOSE_TIMEOUT_S this is the
+bound that is promised for leaving: 20 s."""
+INNER_WAIT_S = 20.0
+"""How long a joiner waits for a peer's inner state before it trains without: 250 MB at 100 Mbit/s."""
 SYNC_WAIT_S_MAX = 600.0
 """Synchronous runs only: after this long without a merge the learner goes on alone, with a warning."""
 WAIT_SLICE_S = 0.5
@@ -63,11 +71,20 @@ class Learner:
         join_timeout_s: float = JOIN_TIMEOUT_S,
         stripes: int = 1,
         kernel_threads: int = 1,
+        extras: Mapping[str, Stateful] | None = None,
+        checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+        leave_on_sigterm: bool = True,
     ) -> None:
         """`address`, `learner_id`, `token` and `run_folder` come from the environment that `atoll run` sets unless
         given here. `merge_modes` maps parameter names to "mean" or "rda" where the rule of thumb (mean for embeddings
         and heads) is wrong. `stripes` is the number of bulk connections, for long fat links. `kernel_threads` bounds
-        the CPU threads that encode and decode in the background."""
+        the CPU threads that encode and decode in the background.
+
+        With a run folder, the optimizer's state is kept there every `checkpoint_every_s` seconds (0: never), with
+        random numbers and the `extras`: schedules and whatever else has state_dict and load_state_dict. A process that
+        is started again under the same id continues with them. `leave_on_sigterm`: at SIGTERM the step under way is
+        finished, everything is handed over, and the process exits with status 0 (unless the script handles SIGTERM
+        itself)."""
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
         tensors = describe(model, merge_modes or {})
         options = ClientOptions(address=place.address, token=place.token, tls_ca=place.tls_ca, stripes=stripes)
@@ -80,6 +97,10 @@ class Learner:
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
         self._engine = Engine(model, self._machine, options, self.events)
         self._meter = StepMeter(self.events, self._machine)
+        inner = cast("OptimizerLike | None", optimizer)
+        self._care = InnerCare(inner, extras or {}, place.run_folder, checkpoint_every_s, self._machine, self.events)
+        self._engine.give_inner = self._care.give if optimizer is not None else None
+        self._preemption = Preemption() if leave_on_sigterm else None
         self._losses = LossReader()
         self._state = "new"
         self._alone = False
@@ -98,10 +119,12 @@ class Learner:
         self.events.emit(events.LearnerStarted(self._machine.learner, os.getpid()))
         began_ns = time.perf_counter_ns()
         kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
+        self._care.look()
         self._engine.start()
         atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
         try:
             self._join()
+            rung = self._recover()
         except BaseException:
             self._state = "closed"
             self._engine.stop(1.0)
@@ -112,8 +135,40 @@ class Learner:
         self.events.emit(
             events.LearnerJoined(self._machine.learner, self._machine.generation, self._machine.step, wait_ns)
         )
+        place = (self._machine.learner, self._machine.generation, self._machine.step)
+        self.events.emit(events.LearnerRecovered(*place, rung, self._care.detail, wait_ns))
+        self._care.begin()
+        if self._preemption is not None:
+            self._preemption.arm()
         self._meter.resume()
         return self
+
+    def _recover(self) -> str:
+        """Find this learner's inner state on the best rung there is; returns its name."""
+        care, machine = self._care, self._machine
+        if care.restore_own():
+            return "checkpoint"
+        if machine.step == 0 or self._optimizer is None:
+            return "fresh"
+        blob, peer, reason = self._wait_for_peer()
+        if blob and care.take_peer(blob, peer):
+            return "peer"
+        care.detail = care.detail or reason
+        care.warm_up()
+        return "parameters"
+
+    def _wait_for_peer(self) -> tuple[bytes, str, str]:
+        """A healthy learner's inner state is asked for with the first Hello; it comes while nothing is trained yet."""
+        if not self._machine.wants_inner:
+            return b"", "", ""
+        deadline = time.monotonic() + INNER_WAIT_S
+        with self._engine.changed:
+            while self._engine.inner is None and self._engine.failure is None:
+                if time.monotonic() > deadline:
+                    return b"", "", f"no peer's inner state came within {INNER_WAIT_S:g} s"
+                self._engine.changed.wait(WAIT_SLICE_S)
+                self._engine.apply(fx.Boundary())
+            return self._engine.inner or (b"", "", "the link broke")
 
     def _join(self) -> None:
         deadline = time.monotonic() + self._join_timeout_s
@@ -159,13 +214,19 @@ class Learner:
             stall_ns = self._wait_if_synchronous()
             if engine.reseeded and not any(progress.reseed for progress in self._machine.fragments):
                 self._heal_optimizer()
+        for source in engine.data_sources():
+            source.stepped()
+        capture_ns = self._care.stepped()
         self._meter.leave(
             tokens=tokens,
             loss=value,
             stall_ns=stall_ns,
             adopt_ns=engine.adopt_ns - adopt_ns,
-            snapshot_ns=engine.snapshot_ns - snapshot_ns,
+            snapshot_ns=engine.snapshot_ns - snapshot_ns + capture_ns,
         )
+        if self._preemption is not None and self._preemption.requested:
+            self.close(reason="SIGTERM")
+            raise SystemExit(0)
 
     def _wait_if_synchronous(self) -> int:
         """In a synchronous run, stand at the boundary until the merge that is due here has been adopted."""
@@ -221,6 +282,19 @@ class Learner:
     def done(self) -> bool:
         """True when the run's token budget is spent: leave the loop."""
         return bool(self._machine.stopped) or self._run_closed
+
+    def keep(self, name: str, extra: Stateful) -> None:
+        """Add something made after joining (a schedule, a loader's position) to this learner's checkpoints; its state
+        is put back now if this process continues from one."""
+        self._care.keep(name, extra)
+
+    def attach_data(self, source: DataSource) -> None:
+        """For `atoll.data`: a reader of leased chunks."""
+        self._engine.attach_data(source)
+
+    def poke_data(self, source: DataSource) -> None:
+        """For `atoll.data`: the source has something to report."""
+        self._engine.poke_data(source.stream)
 
     @property
     def step_count(self) -> int:
@@ -294,7 +368,15 @@ class Learner:
         self._state = "closed"
         self._meter.tell()
         engine = self._engine
+        if self._preemption is not None:
+            self._preemption.disarm()
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for source in engine.data_sources():
+            if engine.failure is None:
+                source.leaving()
+                engine.poke_data(source.stream)
+            else:
+                source.dropped()
         with engine.changed:
             if engine.failure is None:
                 engine.apply(fx.Closing(flush, reason))
@@ -302,9 +384,14 @@ class Learner:
                 engine.changed.wait(WAIT_SLICE_S)
                 engine.apply(fx.Boundary())
             left = engine.left
+            # The syncer ends the session when everything that was handed over is safe with it.
+            let_go = time.monotonic() + LET_GO_S
+            while left and engine.linked and engine.failure is None and time.monotonic() < let_go:
+                engine.changed.wait(WAIT_SLICE_S)
         if flush and not left and engine.failure is None:
             text = f"left without handing over everything: no answer within {CLOSE_TIMEOUT_S:g} s"
             self.events.emit(events.Warned(self._machine.learner, text))
+        self._care.close(last=engine.failure is None)
         engine.stop(CLOSE_TIMEOUT_S)
         atexit.unregister(engine.stop)
         finished = events.LearnerFinished(self._machine.learner, self._machine.steps, self._machine.tokens, reason)

@@ -42,6 +42,8 @@ class Published:
     version: int
     theta: F32
     base: F32
+    checksum: int = 0
+    """Of theta; 0 while it was not computed."""
     staged: tuple[AdoptKey, Staged] | None = None
     """What the training thread will add or write, made and brought to the device ahead of the adopt."""
 
@@ -81,11 +83,11 @@ class Vault:
 
     # ------------------------------------------------------------ published versions
 
-    def prepare_whole(self, fragment: int, version: int, payload: U8) -> Published:
+    def prepare_whole(self, fragment: int, version: int, payload: U8, checksum: int = 0) -> Published:
         theta = np.frombuffer(payload, np.float32)
         if theta.size != self.layout.fragments[fragment].size:
             raise PayloadError(f"fragment {fragment} came with {theta.size} parameters, expected another size")
-        return self._published(fragment, version, theta)
+        return self._published(fragment, version, theta, checksum)
 
     def newest(self, fragment: int) -> Published | None:
         """The newest version on this host, adopted or not."""
@@ -98,16 +100,21 @@ class Vault:
         get_codec(self.config.codec_down).decode_add(payload, theta)
         if checksum and xxhash.xxh3_64_intdigest(theta.data) != checksum:
             raise PayloadError(f"version {before.version + 1} of fragment {fragment} differs from the syncer's")
-        return self._published(fragment, before.version + 1, theta)
+        return self._published(fragment, before.version + 1, theta, checksum)
 
-    def _published(self, fragment: int, version: int, theta: F32) -> Published:
+    def held(self, fragment: int, version: int) -> Published | None:
+        """This version, if it is on this host."""
+        current = self.current[fragment]
+        return current if current is not None and current.version == version else self.prepared[fragment].get(version)
+
+    def _published(self, fragment: int, version: int, theta: F32, checksum: int) -> Published:
         base = theta
         if self._rounded[fragment]:
             base = theta.copy()
             for offset, size, dtype in self._rounded[fragment]:
                 view = torch.from_numpy(base[offset : offset + size])
                 view.copy_(view.to(dtype).to(torch.float32))
-        return Published(version, theta, base)
+        return Published(version, theta, base, checksum)
 
     def adopt_values(self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]) -> F32:
         """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it."""

@@ -169,6 +169,30 @@ class LearnerEvaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnerRecovered:
+    """Where the inner optimizer state of a starting learner came from. `rung` is checkpoint (its own), peer (a healthy
+    learner's, relayed), parameters (none: published parameters and a short warm-up) or fresh (the run itself is
+    new)."""
+
+    learner: str
+    generation: int
+    step: int
+    rung: str
+    detail: str
+    wait_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    learner: str
+    step: int
+    bytes: int
+    capture_ns: int
+    """What the training thread paid. It paid inside `learner.step`, so LearnerSteps.snapshot_ns holds it as well."""
+    write_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class LearnerFinished:
     learner: str
     steps: int
@@ -184,6 +208,74 @@ class SyncerStarted:
     run: str
     address: str
     pid: int
+    epoch: int = 1
+    """Counts the syncers of this run: every restart takes the next and fences the earlier ones out."""
+    durability: str = "none"
+    """commit, interval or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncerRecovered:
+    """The syncer continues an earlier one's run. `source` is the rung of the ladder: slots, or the snapshot's name."""
+
+    source: str
+    exact: bool
+    """True if no version can have been lost; else learners that hold newer ones bring them back."""
+    versions: list[int]
+    tokens_merged: int
+    load_ns: int
+    problems: list[str] = field(default_factory=list)
+    """What was damaged or missing, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentHealed:
+    """A learner brought back a version that the syncer had lost; the momentum is older, from the disk."""
+
+    fragment: int
+    version_before: int
+    version: int
+    learner: str
+
+
+@dataclass(frozen=True, slots=True)
+class DurabilityChanged:
+    """`level` is what holds now (commit, interval, none or degraded), `wanted` what the run was started with."""
+
+    level: str
+    wanted: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotWritten:
+    url: str
+    label: int
+    bytes: int
+    write_ns: int
+    versions: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    url: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataLedger:
+    """The chunks of one data stream: issued = done + in_hand + pool. `reissued` counts chunks given out again after a
+    loss, `repeated` those that were finished by two learners."""
+
+    stream: str
+    chunks: int
+    """In total; 0: no end."""
+    issued: int
+    done: int
+    in_hand: int
+    pool: int
+    reissued: int
+    repeated: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +370,13 @@ class Committed:
     rho: float
     """Cosine between this and the previous merged gradient of the fragment; NaN the first time."""
     checksum: int
+    steps: list[int] = field(default_factory=list)
+    """Inner steps behind each contribution, in the order of `contributors`."""
+    weights: list[float] = field(default_factory=list)
+    """Normalised weight of each contribution."""
+    store_ns: int = 0
+    store_bytes: int = 0
+    """What making the commit durable took; 0 where nothing was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +428,16 @@ Event = (
     | LearnerLink
     | LearnerDiscarded
     | LearnerEvaluated
+    | LearnerRecovered
+    | CheckpointWritten
     | LearnerFinished
     | SyncerStarted
+    | SyncerRecovered
+    | FragmentHealed
+    | DurabilityChanged
+    | SnapshotWritten
+    | SnapshotFailed
+    | DataLedger
     | LayoutFixed
     | MemberChanged
     | RoundLaunched

@@ -2,7 +2,8 @@
 
 A fault is one that the chaos plan put in (FaultInjected) or a process that ended with an error by itself. One that ends
 a process lasts until the first step of its successor (for the syncer: until it serves again); one with a planned end
-until FaultEnded; any other is an instant.
+until FaultEnded; any other is an instant. None outlasts the launch that it fell into (see `launches`), and what a
+launcher ends together with the run is no fault.
 """
 
 from __future__ import annotations
@@ -12,26 +13,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.core.config import SECOND_NS
+from atoll.observe.account import TRACKED, Account
 from atoll.observe.events import (
     Event,
     FaultEnded,
     FaultInjected,
     LearnerFinished,
     LearnerJoined,
+    LearnerRecovered,
     LearnerStarted,
     LearnerSteps,
     ProcessExited,
     ProcessStarted,
     RunFinished,
+    SyncerRecovered,
     SyncerStarted,
 )
-from atoll.observe.goodput import REPORTED, TRACKED, Account
+from atoll.observe.launches import LaunchBook, report_begin_ns, stopped_with_run
 
 CLAIM_NS_MAX = 10 * SECOND_NS
 """A process that ends within this of an injected fault on it ended because of it."""
 BEFORE_NS_MIN, BEFORE_NS_MAX = 5 * SECOND_NS, 30 * SECOND_NS
 """The stretch before a fault that speeds are compared with is as long as the fault, within these."""
 FAULTS_MAX = 1000
+CRASH = "crash"
+"""The name of a fault that nobody planned."""
+SYNCER = "syncer"
+"""The id that launchers give to the syncer's process."""
 
 _STEPS, _STALL, _EVALUATE = (TRACKED.index(name) for name in ("steps", "stall", "evaluate"))
 
@@ -49,6 +57,11 @@ class Fault:
     joined_ns: int | None = None
     joined_step: int = 0
     joined_generation: int = 0
+    role: str = "learner"
+    rung: str = ""
+    """What its successor went on from: the rung of a learner's recovery, the source of a syncer's."""
+    cut_ns: int | None = None
+    """The run was stopped at this time, before the fault was over."""
 
     @property
     def ended_process(self) -> bool:
@@ -58,6 +71,8 @@ class Fault:
         """When it was over, or the end of what is known if it is not."""
         if self.end_ns is not None:
             return self.end_ns
+        if self.cut_ns is not None:
+            last_ns = self.cut_ns
         # A planned end is only a guess: a lasting fault is over when FaultEnded says so.
         return max(last_ns, self.start_ns) if self.ended_process or self.until_ns else self.start_ns
 
@@ -88,40 +103,61 @@ class FaultBook:
         """Beginnings and ends of faults that nobody has looked at yet: `RunState` pins them in the tracks."""
         self._started: set[str] = set()
         self._finished: set[str] = set()
-        self._syncers: set[str] = set()
-        self._over = False
+        self._syncers: set[str] = {SYNCER}
+        self._ended = False
+        self._last_step_ns = 0
 
     def apply(self, t_ns: int, event: Event) -> None:
-        if isinstance(event, FaultInjected):
-            self._add(Fault(event.fault, event.target, event.detail, t_ns, event.until_ns))
+        if isinstance(event, LearnerSteps):
+            self._stepped(t_ns, event)
+        elif isinstance(event, FaultInjected):
+            role = "syncer" if event.target in self._syncers else "learner"
+            self._add(Fault(event.fault, event.target, event.detail, t_ns, event.until_ns, role=role))
         elif isinstance(event, FaultEnded):
             for fault in self._unended(event.target):
                 if fault.name == event.fault:
                     self._end(fault, t_ns)
         elif isinstance(event, ProcessStarted):
             self._process_started(event.id)
+            self._finished.discard(event.id)
             if event.role == "learner":
                 self._started.add(event.id)
         elif isinstance(event, ProcessExited):
             self._exited(t_ns, event)
         elif isinstance(event, LearnerStarted):
             self._process_started(event.learner)
-        elif isinstance(event, SyncerStarted):
-            self._syncer_started(t_ns)
-        elif isinstance(event, LearnerJoined):
-            self._finished.discard(event.learner)
-            for fault in self._unended(event.learner):
-                if fault.ended_process and fault.joined_ns is None:
-                    fault.joined_ns = t_ns
-                    fault.joined_step, fault.joined_generation = event.step, event.generation
-        elif isinstance(event, LearnerSteps):
-            self._stepped(t_ns, event)
+        elif isinstance(event, SyncerStarted | SyncerRecovered):
+            self._syncer_back(t_ns, event)
+        elif isinstance(event, LearnerJoined | LearnerRecovered):
+            self._learner_back(t_ns, event)
         elif isinstance(event, LearnerFinished):
             self._finished.add(event.learner)
-            # Once every learner is through, what ends (the syncer) was told to.
-            self._over = self._started <= self._finished
         elif isinstance(event, RunFinished):
-            self._over = True
+            self._ended = True
+            self._excuse()
+
+    def new_launch(self, end_ns: int) -> None:
+        """Whatever ran is gone since `end_ns`: what was not over by then ends with it."""
+        for fault in self.faults:
+            if fault.end_ns is None and fault.cut_ns is None:
+                fault.cut_ns = max(end_ns, fault.start_ns)
+        self._started, self._finished, self._ended = set(), set(), False
+
+    @property
+    def _over(self) -> bool:
+        """Once every learner is through, what ends (the syncer) was told to."""
+        return self._ended or (bool(self._started) and self._started <= self._finished)
+
+    def _excuse(self) -> None:
+        """The run is over: what the launcher ended with it is no fault."""
+        self.faults = [
+            fault
+            for fault in self.faults
+            if fault.name != CRASH
+            or fault.restarted
+            or fault.end_ns is not None
+            or not stopped_with_run(fault.exit_code, fault.start_ns, self._last_step_ns)
+        ]
 
     def _add(self, fault: Fault) -> None:
         if len(self.faults) < FAULTS_MAX:
@@ -133,16 +169,34 @@ class FaultBook:
         self.moments_ns.append(end_ns)
 
     def _unended(self, target: str) -> list[Fault]:
-        return [fault for fault in self.faults if fault.target == target and fault.end_ns is None]
+        return [f for f in self.faults if f.target == target and f.end_ns is None and f.cut_ns is None]
 
     def _process_started(self, target: str) -> None:
         for fault in self._unended(target):
             fault.restarted = fault.restarted or fault.ended_process
 
-    def _syncer_started(self, t_ns: int) -> None:
-        for fault in self.faults:
-            if fault.target in self._syncers and fault.end_ns is None and fault.ended_process:
+    def _syncer_back(self, t_ns: int, event: SyncerStarted | SyncerRecovered) -> None:
+        """Both are said, in either order."""
+        deaths = [fault for fault in self.faults if fault.role == "syncer" and fault.ended_process]
+        if isinstance(event, SyncerRecovered):
+            if deaths and not deaths[-1].rung and deaths[-1].cut_ns is None:
+                deaths[-1].rung = event.source
+            return
+        for fault in deaths:
+            if fault.end_ns is None and fault.cut_ns is None:
+                fault.joined_generation = event.epoch
                 self._end(fault, t_ns)
+
+    def _learner_back(self, t_ns: int, event: LearnerJoined | LearnerRecovered) -> None:
+        self._finished.discard(event.learner)
+        for fault in self._unended(event.learner):
+            if not fault.ended_process:
+                continue
+            if isinstance(event, LearnerRecovered):
+                fault.rung = event.rung
+            elif fault.joined_ns is None:
+                fault.joined_ns = t_ns
+                fault.joined_step, fault.joined_generation = event.step, event.generation
 
     def _exited(self, t_ns: int, event: ProcessExited) -> None:
         if event.role == "syncer":
@@ -155,10 +209,11 @@ class FaultBook:
             if not fault.until_ns and not fault.ended_process and t_ns - fault.start_ns <= CLAIM_NS_MAX:
                 fault.exit_code = event.code
                 return
-        self._add(Fault("crash", event.id, "", t_ns, exit_code=event.code))
+        self._add(Fault(CRASH, event.id, "", t_ns, exit_code=event.code, role=event.role))
 
     def _stepped(self, t_ns: int, event: LearnerSteps) -> None:
-        begin_ns = t_ns - sum(max(0, getattr(event, f"{name}_ns")) for name in REPORTED)
+        begin_ns = report_begin_ns(t_ns, event)
+        self._last_step_ns = max(self._last_step_ns, t_ns)
         for fault in self._unended(event.learner):
             # The last reports of the process that died may still be on their way; they began before the fault.
             if fault.ended_process and begin_ns > fault.start_ns and (fault.restarted or fault.joined_ns):
@@ -198,14 +253,26 @@ class FaultCost:
         return sum(other.stall_s for other in self.others)
 
 
-def fault_costs(faults: list[Fault], accounts: Mapping[str, Account], last_ns: int) -> list[FaultCost]:
+@dataclass(frozen=True, slots=True)
+class Reckoning:
+    """What the cost of a fault is reckoned from."""
+
+    faults: list[Fault]
+    accounts: Mapping[str, Account]
+    launches: LaunchBook
+    last_ns: int
+
+
+def fault_costs(data: Reckoning) -> list[FaultCost]:
     """The cost of every fault. Other learners that had a fault of their own in the two stretches are not compared."""
-    return [_cost(fault, faults, accounts, last_ns) for fault in faults]
+    return [_cost(fault, data) for fault in data.faults]
 
 
-def _cost(fault: Fault, faults: list[Fault], accounts: Mapping[str, Account], last_ns: int) -> FaultCost:
+def _cost(fault: Fault, data: Reckoning) -> FaultCost:
+    faults, accounts, last_ns = data.faults, data.accounts, data.last_ns
     start_ns, end_ns = fault.start_ns, fault.end_by(last_ns)
     before_ns = start_ns - min(max(end_ns - start_ns, BEFORE_NS_MIN), BEFORE_NS_MAX)
+    before_ns = max(before_ns, data.launches.since_ns(start_ns))
     troubled = {f.target for f in faults if f.start_ns < end_ns and f.end_by(last_ns) > before_ns} | {fault.target}
     others = []
     for learner, account in accounts.items():

@@ -13,6 +13,7 @@ from atoll.observe.events import (
     RoundAborted,
     RoundClosed,
     RoundLaunched,
+    SyncerStarted,
 )
 from atoll.observe.series import Curve, Sample
 
@@ -88,6 +89,8 @@ class RoundBook:
             self.aborted += 1
         elif isinstance(event, ContributionRefused):
             self.refused[event.code] = self.refused.get(event.code, 0) + 1
+        elif isinstance(event, SyncerStarted):
+            self.open.clear()  # they died with the syncer before
 
     def _round(self, fragment: int, number: int) -> Round:
         key = (fragment, number)

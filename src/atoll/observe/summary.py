@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from atoll.core.config import SECOND_NS
+from atoll.observe.account import Account
+from atoll.observe.comebacks import FRESH, ComebackBook, Return
+from atoll.observe.durability import DurabilityBook
 from atoll.observe.events import (
-    ContributionRefused,
     Event,
-    FaultEnded,
-    FaultInjected,
     LayoutFixed,
     LearnerEvaluated,
     LearnerFetched,
@@ -24,55 +24,37 @@ from atoll.observe.events import (
     LearnerJoined,
     LearnerLink,
     LearnerPushed,
+    LearnerRecovered,
     LearnerStarted,
     LearnerSteps,
     MemberChanged,
     ProcessExited,
     ProcessStarted,
-    RoundAborted,
     RunFinished,
     RunStarted,
+    SyncerStarted,
     SyncerStats,
-    Warned,
 )
-from atoll.observe.faults import BEFORE_NS_MAX, Fault, FaultBook, FaultCost, exit_text, fault_costs
-from atoll.observe.goodput import CATEGORIES, TRACKED, Account, Goodput, GoodputReducer
+from atoll.observe.faults import BEFORE_NS_MAX, Fault, FaultBook, FaultCost, Reckoning, exit_text, fault_costs
+from atoll.observe.goodput import Goodput, GoodputReducer
+from atoll.observe.launches import STOP_CODES, Pause
+from atoll.observe.learners import LearnerState, natural_key
+from atoll.observe.log import LogLine, RunLog, span_text
 from atoll.observe.reader import read_events
 from atoll.observe.rounds import RoundBook
-from atoll.observe.series import Curve, Sample
-from atoll.observe.traffic import data_parallel_bytes
+from atoll.observe.series import Sample
+from atoll.observe.speeds import recent_shares, recent_tokens_s
+from atoll.observe.syncers import SyncerBook
+from atoll.observe.traffic import SyncerTotals, data_parallel_bytes
 
-RECENT_NS = 4 * SECOND_NS
-"""Speeds and shares of the live view are over this long, or three reports when those are longer."""
 SLOW_SHARE = 0.5
 """A learner below this share of the median speed is shown as slow."""
-LOG_LINES_MAX = 500
+LINK_LEAD_NS = 2 * SECOND_NS
+"""A learner may notice that its syncer is gone this much before the launcher does."""
+LINK_DETAIL_CHARS_MAX = 80
+"""What fits into a line of the log; the whole text is in the event."""
 PIN_MARGIN_NS = 10 * SECOND_NS
 """A step that was going on at the beginning or end of a fault is reported at most about this much later."""
-
-_TOKENS = TRACKED.index("tokens")
-_FIRST_CATEGORY = TRACKED.index(CATEGORIES[0])
-
-
-@dataclass(slots=True)
-class LearnerState:
-    """The newest that is known of one learner, and its loss curves."""
-
-    learner: str
-    generation: int = 0
-    step: int = 0
-    restarts: int = 0
-    loss: float = math.nan
-    behind: int = 0
-    member: str = ""
-    link_up: bool = True
-    finished: bool = False
-    report_ns: int = 0
-    """Duration of its last report."""
-    last_ns: int = 0
-    """When it last reported steps."""
-    loss_by_tokens: Curve = field(default_factory=Curve)
-    loss_by_time: Curve = field(default_factory=Curve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +62,6 @@ class Evaluation:
     t_ns: int
     tokens: int
     loss: float
-
-
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    t_ns: int
-    text: str
-    tone: str
-    """bad, good, or plain"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +81,20 @@ class RunState:
         self.run: RunStarted | None = None
         self.layout: LayoutFixed | None = None
         self.finished: RunFinished | None = None
-        self.stats: SyncerStats | None = None
         self.first_ns: int | None = None
         self.last_ns = 0
         self.learners: dict[str, LearnerState] = {}
         self.rounds = RoundBook()
+        self.syncer = SyncerBook()
+        self.durability = DurabilityBook()
+        self.comebacks = ComebackBook()
         self.evaluations: Sample[Evaluation] = Sample()
         self.last_evaluation: Evaluation | None = None
-        self.log: deque[LogLine] = deque(maxlen=LOG_LINES_MAX)
+        self._log = RunLog()
+        self._totals = SyncerTotals()
         self._faults = FaultBook()
         self._goodput = GoodputReducer()
+        self._launches_seen = 1
         self._pushed_bytes = 0
         self._fetched_bytes = 0
         self._tokens = 0
@@ -124,21 +102,26 @@ class RunState:
 
     # ------------------------------------------------------------ reducing
 
-    def apply(self, t_ns: int, event: Event) -> None:
-        """Take one event. Unknown learners appear on their first sign of life."""
+    def apply(self, t_ns: int, event: Event, source: str = "") -> None:
+        """Take one event; `source` is the stem of its file. Unknown learners appear on their first sign of life."""
         if self.first_ns is None:
             self.first_ns = t_ns
         self.last_ns = max(self.last_ns, t_ns)
         self._goodput.apply(t_ns, event)
-        self._faults.apply(t_ns, event)
-        if self._faults.moments_ns:
-            self._pin_faults()
-        self.rounds.apply(t_ns, event)
+        if self._goodput.launches.count != self._launches_seen:
+            self._new_launch(t_ns)
         if isinstance(event, LearnerSteps):
             self._on_steps(t_ns, event)
-        elif isinstance(event, SyncerStats):
-            self.stats = event
-        elif isinstance(event, LearnerPushed):
+        for book in (self._faults, self.rounds, self.durability):
+            book.apply(t_ns, event)
+        self.syncer.apply(t_ns, event, source)
+        for one in self.comebacks.apply(t_ns, event):
+            if not self.missed_syncer(one):
+                self._log.returned(t_ns, one)
+        self._totals.apply(event, source)
+        if self._faults.moments_ns:
+            self._pin_faults()
+        if isinstance(event, LearnerPushed):
             self._pushed_bytes += event.bytes
         elif isinstance(event, LearnerFetched):
             self._fetched_bytes += event.bytes
@@ -152,9 +135,23 @@ class RunState:
             self.layout = event
         elif isinstance(event, RunFinished):
             self.finished = event
-            self._say(t_ns, f"run finished: {event.reason}", "good")
+            stopped = event.reason.startswith("SIG")
+            text = f"run stopped by {event.reason}" if stopped else f"run finished: {event.reason}"
+            self._log.say(t_ns, text, "plain" if stopped else "good")
         else:
             self._on_rare(t_ns, event)
+
+    def _new_launch(self, t_ns: int) -> None:
+        """The run goes on after it was stopped as a whole."""
+        self._launches_seen = self._goodput.launches.count
+        end_ns = self.end_ns
+        self._faults.new_launch(end_ns)
+        self.syncer.new_launch(end_ns)
+        self.durability.new_launch(end_ns)
+        self.comebacks.new_launch()
+        self.finished = None
+        if self.learner_steps:
+            self._log.say(t_ns, f"run resumed {span_text(t_ns - end_ns)} after its last step", "good")
 
     def _pin_faults(self) -> None:
         for moment_ns in self._faults.moments_ns:
@@ -169,24 +166,17 @@ class RunState:
         return self.learners[learner]
 
     def _on_steps(self, t_ns: int, event: LearnerSteps) -> None:
-        one = self._learner(event.learner)
         self._tokens += event.tokens
         self._steps += event.steps
-        one.step, one.generation, one.behind = event.step, event.generation, event.fragments_behind
-        one.report_ns = event.compute_ns + event.stall_ns + event.adopt_ns + event.snapshot_ns + event.overhead_ns
-        one.last_ns, one.finished = t_ns, False
-        if math.isfinite(event.loss):
-            one.loss = event.loss
-            one.loss_by_tokens.add(self._tokens, event.loss)
-            one.loss_by_time.add(t_ns, event.loss)
+        self._learner(event.learner).stepped(t_ns, event, self._tokens)
 
     def _on_rare(self, t_ns: int, event: Event) -> None:
         """Membership, processes, faults: what changes a learner's state, and the lines of the log."""
         if isinstance(event, ProcessStarted):
             if event.role == "learner":
-                self._learner(event.id).finished = False
+                self._on_started(event.id)
         elif isinstance(event, LearnerStarted):
-            self._learner(event.learner).finished = False
+            self._on_started(event.learner)
         elif isinstance(event, LearnerJoined):
             self._on_joined(t_ns, event)
         elif isinstance(event, ProcessExited):
@@ -196,25 +186,24 @@ class RunState:
         elif isinstance(event, MemberChanged):
             self._learner(event.learner).member = event.state
             if event.state in ("away", "lost"):
-                self._say(t_ns, f"{event.learner} is {event.state} ({event.reason})", "bad")
+                self._log.say(t_ns, f"{event.learner} is {event.state} ({event.reason})", "bad")
         elif isinstance(event, LearnerLink):
             self._on_link(t_ns, event)
+        elif isinstance(event, SyncerStarted):
+            self._on_syncer(t_ns)
         else:
-            self._on_notice(t_ns, event)
+            if isinstance(event, LearnerRecovered) and event.rung != FRESH:
+                self._learner(event.learner).rung = event.rung
+            self._log.notice(t_ns, event)
 
-    def _on_notice(self, t_ns: int, event: Event) -> None:
-        if isinstance(event, FaultInjected):
-            if event.until_ns:
-                detail = f": {event.detail}" if event.detail else ""
-                self._say(t_ns, f"{event.target} {event.fault}{detail}", "bad")
-        elif isinstance(event, FaultEnded):
-            self._say(t_ns, f"{event.target} {event.fault} is over", "good")
-        elif isinstance(event, RoundAborted):
-            self._say(t_ns, f"round {event.round} of fragment {event.fragment} aborted: {event.reason}", "bad")
-        elif isinstance(event, ContributionRefused):
-            self._say(t_ns, f"{event.learner} fragment {event.fragment} refused: {event.code}", "bad")
-        elif isinstance(event, Warned):
-            self._say(t_ns, f"{event.source}: {event.text}", "bad")
+    def _on_started(self, learner: str) -> None:
+        one = self._learner(learner)
+        one.finished = False
+        self._count_restarts(one)
+
+    def _count_restarts(self, one: LearnerState) -> None:
+        account = self.account(one.learner)
+        one.restarts = account.failures if account is not None else 0
 
     def _on_joined(self, t_ns: int, event: LearnerJoined) -> None:
         one = self._learner(event.learner)
@@ -224,36 +213,55 @@ class RunState:
             one.step = event.step
         verb = "rejoined" if again else "joined"
         tail = f" (generation {event.generation})" if again else ""
-        self._say(t_ns, f"{event.learner} {verb} at step {event.step:,}{tail}", "good" if again else "plain")
+        self._log.say(t_ns, f"{event.learner} {verb} at step {event.step:,}{tail}", "good" if again else "plain")
 
     def _on_link(self, t_ns: int, event: LearnerLink) -> None:
         """Only a link that is lost in the middle and one that comes back are news."""
         one = self._learner(event.learner)
-        if event.up != one.link_up and one.member != "left":
-            detail = f" ({event.detail})" if event.detail else ""
+        # While there is no syncer every link is down, and that has been said.
+        said = self.syncer.up is not False if not event.up else one.link_loss_said
+        if event.up != one.link_up and one.member != "left" and said:
+            detail = f" ({event.detail[:LINK_DETAIL_CHARS_MAX]})" if event.detail else ""
             text = f"{event.learner} link {'up again' if event.up else 'down'}{detail}"
-            self._say(t_ns, text, "good" if event.up else "bad")
-        one.link_up = event.up
+            self._log.say(t_ns, text, "good" if event.up else "bad")
+        one.link_up, one.link_loss_said = event.up, said and not event.up
 
     def _on_exited(self, t_ns: int, event: ProcessExited) -> None:
         if self.finished is not None:
             return
-        if event.code == 0:
-            if event.role == "learner":
-                self._learner(event.id).finished = True
-            return
         if event.role == "learner":
             one = self._learner(event.id)
-            if one.finished:
+            through = one.finished
+            one.finished = through or event.code == 0
+            self._count_restarts(one)
+            if through:
                 return
-            one.restarts += 1
-        self._say(t_ns, f"{event.id} {exit_text(event.code)}", "bad")
+        if event.code != 0:
+            alone = event.role == "syncer" and event.code not in STOP_CODES
+            tail = "; learners train on" if alone and not all(one.finished for one in self.learners.values()) else ""
+            self._log.say(t_ns, f"{event.id} {exit_text(event.code)}{tail}", "bad")
 
-    def _say(self, t_ns: int, text: str, tone: str = "plain") -> None:
-        if not self.log or self.log[-1].text != text:
-            self.log.append(LogLine(t_ns, text, tone))
+    def _on_syncer(self, t_ns: int) -> None:
+        last = self.syncer.restarts[-1] if self.syncer.restarts else None
+        if last is not None and last.t_ns == t_ns and last.away_ns:
+            text = f"syncer serves again after {span_text(last.away_ns)} (epoch {last.epoch})"
+            self._log.say(t_ns, text, "good")
 
     # ------------------------------------------------------------ reading
+
+    @property
+    def stats(self) -> SyncerStats | None:
+        """The newest statistics of the syncer that serves. Its bytes are its own alone: see `bytes_up`."""
+        return self._totals.stats
+
+    @property
+    def log(self) -> deque[LogLine]:
+        return self._log.lines
+
+    @property
+    def log_count(self) -> int:
+        """Lines that there have been, also those that the log has let go."""
+        return self._log.count
 
     @property
     def tokens(self) -> int:
@@ -285,6 +293,34 @@ class RunState:
         return max(self._goodput.end_ns or self.last_ns, self.start_ns)
 
     @property
+    def pauses(self) -> list[Pause]:
+        """The times in which the run was stopped as a whole, between two launches."""
+        return self._goodput.launches.pauses
+
+    def elapsed_s(self, t_ns: float) -> float:
+        """Seconds since the first step without the pauses: the clock of the views."""
+        return self._goodput.launches.elapsed_ns(self.start_ns, int(t_ns)) / SECOND_NS
+
+    def moment_ns(self, elapsed_s: float) -> float:
+        """The time at which that clock showed so much."""
+        return self._goodput.launches.moment_ns(self.start_ns, elapsed_s * SECOND_NS)
+
+    def syncer_state(self, now_ns: int) -> str:
+        """up, down, stopped, silent, or nothing for a run without one."""
+        links_down = any(not one.link_up for one in self.learners.values())
+        return self.syncer.state(now_ns, links_down)
+
+    def missed_syncer(self, one: Return) -> bool:
+        """Whether a learner was cut off because there was no syncer, and not by the loss of its own link."""
+        times = self.syncer.away_times(self.end_ns)
+        return any(start_ns - LINK_LEAD_NS <= one.down_ns <= end_ns for start_ns, end_ns in times)
+
+    @property
+    def syncer_away_s(self) -> float:
+        """How long the run was without a syncer while it went on."""
+        return self.syncer.away_ns(self.end_ns) / SECOND_NS
+
+    @property
     def faults(self) -> list[Fault]:
         return self._faults.faults
 
@@ -297,11 +333,11 @@ class RunState:
 
     @property
     def bytes_up(self) -> int:
-        return self.stats.bytes_up if self.stats is not None else self._pushed_bytes
+        return self._totals.bytes_up if self.stats is not None else self._pushed_bytes
 
     @property
     def bytes_down(self) -> int:
-        return self.stats.bytes_down if self.stats is not None else self._fetched_bytes
+        return self._totals.bytes_down if self.stats is not None else self._fetched_bytes
 
     @property
     def data_parallel_bytes(self) -> int:
@@ -324,33 +360,15 @@ class RunState:
         return self._goodput.accounts.get(learner)
 
     def fault_costs(self) -> list[FaultCost]:
-        return fault_costs(self.faults, self._goodput.accounts, self.end_ns)
+        return fault_costs(Reckoning(self.faults, self._goodput.accounts, self._goodput.launches, self.end_ns))
 
     def rates(self, now_ns: int | None = None) -> dict[str, float]:
         """Recent tokens per second of every learner."""
-        return {learner: self._recent(learner, now_ns)[_TOKENS] for learner in self.learners}
+        return {name: recent_tokens_s(self.account(name), one.report_ns, now_ns) for name, one in self.learners.items()}
 
     def recent_shares(self, learner: str, now_ns: int | None = None) -> dict[str, float]:
         """The recent share of each category in the learner's time; empty before its first report."""
-        account = self.account(learner)
-        if account is not None and account.mood in ("down", "recovery"):
-            return {name: float(name == account.mood) for name in CATEGORIES}
-        seconds = self._recent(learner, now_ns)[_FIRST_CATEGORY:]
-        total = sum(seconds)
-        return dict(zip(CATEGORIES, (s / total for s in seconds), strict=True)) if total > 0 else {}
-
-    def _recent(self, learner: str, now_ns: int | None) -> tuple[float, ...]:
-        """Each tracked total per second, lately."""
-        account, one = self.account(learner), self.learners[learner]
-        if account is None or account.track.start_ns is None or account.track.end_ns is None:
-            return (0.0,) * len(TRACKED)
-        span_ns = max(RECENT_NS, 3 * one.report_ns)
-        end_ns = account.track.end_ns
-        if now_ns is not None and now_ns - end_ns > span_ns:
-            end_ns = now_ns
-        begin_ns = max(end_ns - span_ns, account.track.start_ns)
-        totals = account.track.between(begin_ns, end_ns)
-        return tuple(total * SECOND_NS / max(1, end_ns - begin_ns) for total in totals)
+        return recent_shares(self.account(learner), self.learners[learner].report_ns, now_ns)
 
     def states(self, now_ns: int | None = None) -> dict[str, str]:
         """joining, active, slow, away, down or left, for every learner."""
@@ -364,33 +382,19 @@ class RunState:
             return "left"
         if account is not None and account.mood == "down":
             return "down"
-        if account is None or account.steps == 0 or account.mood == "recovery":
+        if account is not None and account.sign_ns is None:
+            return "left"  # it has not been seen since the run was resumed
+        if account is None or not account.stepping or account.mood == "recovery":
             return "joining"
-        if one.member in ("away", "lost") or not one.link_up:
-            return "away"
+        if self.syncer.up is not False and (one.member in ("away", "lost") or not one.link_up):
+            return "away"  # while there is no syncer nobody is away from it
         slowed = any(f.target == one.learner and f.end_ns is None and f.until_ns for f in self.faults)
         return "slow" if slowed or rate < SLOW_SHARE * usual else "active"
-
-
-def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
-    """Sorts "learner-10" after "learner-2"."""
-    parts: list[tuple[int, int | str]] = []
-    digits = ""
-    for char in [*text, ""]:
-        if char.isdecimal():
-            digits += char
-            continue
-        if digits:
-            parts.append((0, int(digits)))
-            digits = ""
-        if char:
-            parts.append((1, char))
-    return tuple(parts)
 
 
 def summarize(run_folder: str | Path) -> RunState:
     """The state of a run folder after all of its events."""
     state = RunState()
-    for t_ns, _, event in read_events(run_folder):
-        state.apply(t_ns, event)
+    for t_ns, source, event in read_events(run_folder):
+        state.apply(t_ns, event, source)
     return state

@@ -2,9 +2,9 @@
 
 The sums that goodput, the token ledger and the report rest on must stay exact for a run of any length, so nothing that
 is summed may be sampled away. Past the bound the step reports of a learner are therefore added up into one per minute,
-discards likewise, the syncer's statistics are kept once a minute, the events of single rounds are left out, and the
-rare kinds (faults, membership, processes, evaluations, warnings) are written as before. A file then grows by less than
-100 bytes a second.
+discards likewise, the syncer's statistics and the data ledgers are kept once a minute, the events of single rounds are
+left out, and the rare kinds (faults, membership, processes, recoveries, checkpoints, evaluations, warnings) are written
+as before. A file then grows by less than 100 bytes a second.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from atoll.observe.events import (
     Committed,
     ContributionReceived,
+    DataLedger,
     Event,
     LearnerAdopted,
     LearnerDiscarded,
@@ -45,6 +46,7 @@ class Thinner:
         self._steps: dict[tuple[str, int], LearnerSteps] = {}
         self._discards: dict[tuple[str, int, str], LearnerDiscarded] = {}
         self._stats: SyncerStats | None = None
+        self._data: dict[str, DataLedger] = {}
         self._since_ns: int | None = None
 
     def take(self, t_ns: int, event: Event) -> list[Event]:
@@ -62,6 +64,8 @@ class Thinner:
             self._discards[place] = replace(event, tokens=event.tokens + (before.tokens if before else 0))
         elif isinstance(event, SyncerStats):
             self._stats = event
+        elif isinstance(event, DataLedger):
+            self._data[event.stream] = event
         else:
             # What is held happened earlier than this event, and a reducer must see it first.
             return [*self.rest(), event]
@@ -74,7 +78,8 @@ class Thinner:
         held: list[Event] = [*self._steps.values(), *self._discards.values()]
         if self._stats is not None:
             held.append(self._stats)
-        self._steps, self._discards, self._stats, self._since_ns = {}, {}, None, None
+        held += self._data.values()
+        self._steps, self._discards, self._stats, self._data, self._since_ns = {}, {}, None, {}, None
         return held
 
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 from atoll.core.config import SyncConfig
 
-__all__ = ["SyncerOptions", "run_syncer"]
+__all__ = ["EXIT_FENCED", "SyncerOptions", "run_syncer"]
+
+EXIT_FENCED = 3
+"""Exit status of a syncer that a newer one has fenced out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,13 +18,26 @@ class SyncerOptions:
     """How to run one syncer."""
 
     listen: str
-    """host:port; port 0 takes a free one. Anything but loopback needs a token and TLS."""
+    """host:port; port 0 takes the one that this run had before, or a free one. Anything but loopback needs a token and
+    TLS."""
     config: SyncConfig
     run_folder: Path | None = None
-    """Where events, `syncer.json` (the real address) and `model.safetensors` go; None keeps nothing."""
+    """Where events, state, `syncer.json` (the real address) and `model.safetensors` go; None keeps nothing."""
     token: str = ""
     tls_certificate: str | None = None
     tls_key: str | None = None
+    durability: str = "commit"
+    """commit: every version is on disk (RUN/state) before anybody hears of it; interval: every so often; none."""
+    durability_interval_s: float = 30.0
+    """Seconds between two writes at level interval."""
+    snapshots: str = ""
+    """Where whole snapshots of the run go: a folder or any fsspec URL. Empty: none are made."""
+    snapshot_every_s: float = 300.0
+    snapshots_keep: int = 3
+    snapshot_options: str = ""
+    """A JSON object of options for the file system behind `snapshots`, such as {"endpoint_url": "..."}."""
+    take_over: bool = False
+    """Start although another syncer holds the run folder; that one is fenced out and ends."""
 
 
 def run_syncer(options: SyncerOptions) -> int:

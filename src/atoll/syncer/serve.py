@@ -8,19 +8,29 @@ import os
 import secrets
 import signal
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from atoll import kernels
 from atoll.core import effects as fx
-from atoll.errors import LaunchError
+from atoll.core.durable import Recovery
+from atoll.errors import AtollError, ConfigError, LaunchError
 from atoll.observe import EventWriter, NullWriter, Writer, events
-from atoll.syncer import SyncerOptions
+from atoll.store import RunStore, SnapshotTarget, open_store
+from atoll.syncer import EXIT_FENCED, SyncerOptions
+from atoll.syncer.keeper import Keeper
+from atoll.syncer.recover import recover
 from atoll.syncer.shell import SyncerShell
+from atoll.syncer.snapshotter import Snapshotter
 from atoll.wire import RunningServer, ServerOptions, serve
 
 STATS_EVERY_S = 1.0
+EARLIER_PORT_TRIES = 20
+EARLIER_PORT_PAUSE_S = 0.25
+"""A killed predecessor's port is free at once; a frozen or closing one may need some seconds."""
 STOP_WAIT_S = 20.0
 """After SIGTERM, learners have this long to hand over what they have; it is above a learner's own flush bound."""
 
@@ -31,36 +41,106 @@ def run(options: SyncerOptions) -> int:
 
 async def _serve(options: SyncerOptions) -> int:
     kernels.warm_up()  # before anybody can join: compiling would starve the loop, and learners find the cache filled
-    run_id = secrets.token_hex(8)
     writer = _writer(options.run_folder)
-    shell = SyncerShell(options.config, run_id, writer)
-    server = await serve(
-        shell,
-        ServerOptions(
-            listen=options.listen,
-            token=options.token,
-            tls_certificate=options.tls_certificate or "",
-            tls_key=options.tls_key or "",
-        ),
-    )
+    store = _open_store(options)
+    target = _target(options)
+    started_ns = time.monotonic_ns()
+    found = recover(store, target, options.durability)
+    load_ns = time.monotonic_ns() - started_ns
+    keeper = Keeper(store, options.durability, options.durability_interval_s, writer)
+    run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
+    shell = SyncerShell(options.config, run_id, writer, epoch=store.epoch if store is not None else 1, keeper=keeper)
+    if found is not None:
+        handed, payloads, problems = keeper.load_handed()
+        found = (replace(found[0], handed=handed, problems=[*found[0].problems, *problems]), found[1])
+        shell.restore(found[0], found[1], payloads, load_ns)
+        _tell_recovery(shell, found[0], load_ns)
+    del found
+    server = await _listen(shell, options)
     shell.end_session = server.close_session
+    keeper.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    writer.emit(events.SyncerStarted(run_id, server.address, os.getpid()))
+    epoch = shell.machine.epoch
+    writer.emit(events.SyncerStarted(run_id, server.address, os.getpid(), epoch, keeper.level))
     _announce(options.run_folder, server.address, run_id)
-    print(f"atoll syncer {run_id} listens on {server.address}", flush=True)
+    print(f"atoll syncer {run_id} (epoch {epoch}) listens on {server.address}", flush=True)
+    snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer) if target is not None else None
     code = await _live(shell, server, writer, stop)
-    shell.apply(fx.StopRequested("the syncer was stopped"))
-    await _wait(shell.finished, STOP_WAIT_S if shell.machine.membership.connected() else 0.0)
+    if code != EXIT_FENCED:
+        shell.apply(fx.StopRequested("the syncer was stopped"))
+        await _wait(shell.finished, STOP_WAIT_S if shell.machine.membership.connected() else 0.0)
+    if snapshotter is not None:
+        await snapshotter.close()
     await shell.close()
     code = code or _save(shell, options.run_folder, writer)
     writer.emit(_stats(shell, server))
-    writer.emit(events.SyncerStopped(shell.machine.stopping, shell.machine.book.commits))
+    _tell_data(shell, writer)
+    writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, shell.machine.book.commits))
     await server.stop()
     writer.close()
     return code
+
+
+def _open_store(options: SyncerOptions) -> RunStore | None:
+    if options.run_folder is None or options.durability == "none":
+        return None
+    return open_store(options.run_folder / "state", take_over=options.take_over)
+
+
+def _target(options: SyncerOptions) -> SnapshotTarget | None:
+    if not options.snapshots:
+        return None
+    try:
+        extra = json.loads(options.snapshot_options or "{}")
+        if not isinstance(extra, dict):
+            raise ValueError("not an object")
+    except ValueError as error:
+        raise ConfigError(f"--snapshot-options must be a JSON object of file system options ({error})") from None
+    return SnapshotTarget(options.snapshots, keep=options.snapshots_keep, options=extra)
+
+
+async def _listen(shell: SyncerShell, options: SyncerOptions) -> RunningServer:
+    """Listen where this run listened before, if the port may be chosen: learners look for the syncer there."""
+    wanted = ServerOptions(
+        listen=options.listen,
+        token=options.token,
+        tls_certificate=options.tls_certificate or "",
+        tls_key=options.tls_key or "",
+    )
+    earlier = _earlier_address(options)
+    if earlier:
+        for _ in range(EARLIER_PORT_TRIES):
+            try:
+                return await serve(shell, replace(wanted, listen=earlier))
+            except (OSError, RuntimeError, AtollError):
+                await asyncio.sleep(EARLIER_PORT_PAUSE_S)
+        print(f"atoll syncer: the earlier address {earlier} is taken; learners must be told the new one", flush=True)
+    return await serve(shell, wanted)
+
+
+def _earlier_address(options: SyncerOptions) -> str:
+    host, _, port = options.listen.rpartition(":")
+    if port != "0" or options.run_folder is None:
+        return ""
+    try:
+        address = str(json.loads((options.run_folder / "syncer.json").read_text())["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return address if address.rpartition(":")[0] == host else ""
+
+
+def _tell_recovery(shell: SyncerShell, recovery: Recovery, load_ns: int) -> None:
+    versions = [track.version for track in shell.machine.book.tracks]
+    print(
+        f"atoll syncer: continues run {shell.machine.run} from {recovery.source} at versions {min(versions)} to "
+        f"{max(versions)} ({load_ns / 1e9:.2f} s)",
+        flush=True,
+    )
+    for problem in recovery.problems:
+        print(f"atoll syncer: {problem}", flush=True)
 
 
 async def _live(shell: SyncerShell, server: RunningServer, writer: Writer, stop: asyncio.Event) -> int:
@@ -68,6 +148,12 @@ async def _live(shell: SyncerShell, server: RunningServer, writer: Writer, stop:
     while not stop.is_set():
         await _wait(stop, STATS_EVERY_S)
         writer.emit(_stats(shell, server))
+        _tell_data(shell, writer)
+        fenced = shell.fenced or (str(shell.keeper.fenced) if shell.keeper.fenced is not None else "")
+        if fenced:
+            shell.fenced = fenced
+            print(f"atoll syncer: {fenced}", file=sys.stderr, flush=True)
+            return EXIT_FENCED
         if shell.failure is not None:
             print(f"atoll syncer: stopped by an error: {shell.failure!r}", file=sys.stderr, flush=True)
             return 1
@@ -89,9 +175,17 @@ def _stats(shell: SyncerShell, server: RunningServer) -> events.SyncerStats:
     )
 
 
+def _tell_data(shell: SyncerShell, writer: Writer) -> None:
+    """The state of every data stream, when it has changed."""
+    for stream, counts in shell.machine.leases.status().items():
+        if shell.told_data.get(stream) != counts:
+            shell.told_data[stream] = counts
+            writer.emit(events.DataLedger(stream, **counts))
+
+
 def _save(shell: SyncerShell, folder: Path | None, writer: Writer) -> int:
     """Write the published model; returns the exit status. A full disk must not cost the final statistics as well."""
-    if folder is None or shell.state is None or shell.failure is not None:
+    if folder is None or shell.state is None or shell.failure is not None or shell.fenced:
         return 0
     try:
         shell.state.save(folder / "model.safetensors")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -19,17 +17,13 @@ from numpy.typing import NDArray
 
 from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
+from atoll.core.durable import Recovery
 from atoll.core.messages import (
     INLINE_BYTES_MAX,
-    NO_VERSION,
     Contribution,
-    FetchHeader,
-    FetchKind,
-    FetchRequest,
     Hello,
     LearnerMessage,
     Published,
-    PushHeader,
     PushKind,
     PushReply,
     Received,
@@ -39,22 +33,27 @@ from atoll.core.messages import (
 )
 from atoll.core.rounds import ContributionId
 from atoll.core.syncer_machine import SyncerMachine
-from atoll.errors import PayloadError, RefusedError
+from atoll.errors import FencedSyncerError, RefusedError
 from atoll.observe import Writer, events
-from atoll.syncer.state import Held, ModelState, Update
-
-THETA_COPIES_MAX = 8
-"""Whole-fragment copies kept for joiners. Learners that join together fetch the same versions, so a few are enough;
-each is 4 bytes per parameter of one fragment."""
-WORKERS = 2
-"""Merges and inspections at a time: the kernels have threads of their own, two keep them fed."""
+from atoll.store import failpoints
+from atoll.syncer.bulk import BulkService
+from atoll.syncer.keeper import Keeper
+from atoll.syncer.state import ModelState, Stored
 
 
-class SyncerShell:
+class SyncerShell(BulkService):
     """Implements `atoll.wire.SyncerService`."""
 
-    def __init__(self, config: SyncConfig, run: str, writer: Writer) -> None:
-        self.machine = SyncerMachine(config, run)
+    def __init__(
+        self, config: SyncConfig, run: str, writer: Writer, *, epoch: int = 1, keeper: Keeper | None = None
+    ) -> None:
+        super().__init__(SyncerMachine(config, run, epoch))
+        self.keeper = keeper if keeper is not None else Keeper(None, "none", 0.0, writer)
+        self.keeper.store_fragment = self._store_fragment
+        self.told_data: dict[str, object] = {}
+        """What was last told of each data stream."""
+        self.fenced = ""
+        """Why this syncer must end: a newer one has taken over."""
         self.finished = asyncio.Event()
         self.failure: BaseException | None = None
         self.inline_up = 0
@@ -62,21 +61,10 @@ class SyncerShell:
         """Payload bytes that travelled inside control messages."""
         self.end_session: Callable[[int, str], None] = lambda session, reason: None
         self._writer = writer
-        self._state: ModelState | None = None
         self._sends: dict[int, Callable[[SyncerMessage], None]] = {}
-        self._held: dict[ContributionId, Held] = {}
-        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._copies: OrderedDict[int, tuple[int, int, memoryview]] = OrderedDict()
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-merge")
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
-        self._loop = asyncio.get_running_loop()
-
-    @property
-    def state(self) -> ModelState | None:
-        """The run's arrays once version 0 is committed."""
-        return self._state if self.machine.committed else None
 
     # ------------------------------------------------------------ machine in, effects out
 
@@ -93,21 +81,49 @@ class SyncerShell:
 
     def _perform(self, effect: fx.SyncerEffect) -> None:
         if isinstance(effect, fx.ToLearner):
-            send = self._sends.get(effect.session)
-            if send is not None:
-                send(self._with_update(effect.message))
+            self._say(effect.session, effect.message)
         elif isinstance(effect, fx.Note):
             self._writer.emit(getattr(events, effect.kind)(**effect.fields))
         elif isinstance(effect, fx.Merge):
             self._start(self._merge(effect))
         elif isinstance(effect, fx.Forget):
             self._held.pop(effect.contribution, None)
+            self.keeper.drop_handed(effect.contribution)
+        elif isinstance(effect, fx.KeepHeld):
+            self._start(self._keep_held(effect))
         elif isinstance(effect, fx.EndSession):
             self._loop.call_soon(self.end_session, effect.session, effect.reason)
         elif isinstance(effect, fx.CommitSeed):
             self._start(self._commit_seed())
+        elif isinstance(effect, fx.Remember):
+            self.keeper.remember(effect.rows, effect.first)
+        elif isinstance(effect, fx.CommitHealed):
+            self._start(self._commit_healed(effect))
+        elif isinstance(effect, fx.ForgetRelay):
+            buffer = self._relays.pop(effect.slot, None)
+            if buffer is not None:
+                self._start(buffer.close())
+        elif isinstance(effect, fx.Fenced):
+            self._fence(effect.reason)
         elif isinstance(effect, fx.Finished):
             self.finished.set()
+
+    def _say(self, session: int, message: SyncerMessage) -> None:
+        """Send, once everything that the message follows from is on disk. A refusal follows from nothing."""
+        if isinstance(message, Refused):
+            self._send_now(session, message)
+        else:
+            whole = self._with_update(message)
+            self.keeper.say(lambda: self._send_now(session, whole))
+
+    def _send_now(self, session: int, message: SyncerMessage) -> None:
+        send = self._sends.get(session)
+        if send is not None:
+            send(message)
+
+    def _fence(self, reason: str) -> None:
+        self.fenced = self.fenced or reason
+        self.finished.set()
 
     def _with_update(self, message: SyncerMessage) -> SyncerMessage:
         """A small update goes out with its notice, which spares every learner a bulk call."""
@@ -125,7 +141,9 @@ class SyncerShell:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
+        if not task.cancelled() and isinstance(task.exception(), FencedSyncerError):
+            self._fence(str(task.exception()))
+        elif not task.cancelled() and task.exception() is not None:
             # A merge that raises is a bug or a full memory: state may be half-changed, so the syncer must stop.
             self.failure = task.exception()
             self.finished.set()
@@ -151,6 +169,7 @@ class SyncerShell:
             self._timer.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self.keeper.close()
         self._workers.shutdown(wait=True)
 
     # ------------------------------------------------------------ array work
@@ -158,6 +177,9 @@ class SyncerShell:
     async def _commit_seed(self) -> None:
         assert self._state is not None
         checksums = await self._loop.run_in_executor(self._workers, self._state.commit_seed)
+        for fragment, checksum in enumerate(checksums):
+            column = {**self.machine.column(fragment), "version": 0, "checksum": checksum}
+            await self.keeper.commit(fragment, 0, self._state.durable(fragment), column)
         layout = self._state.layout
         sizes = [fragment.parameters for fragment in layout.fragments]
         self._writer.emit(events.LayoutFixed(layout.parameters, len(layout.tensors), len(sizes), sizes))
@@ -170,20 +192,97 @@ class SyncerShell:
         async with self._locks[effect.fragment]:
             started_ns = time.monotonic_ns()
             result = await self._loop.run_in_executor(self._workers, state.merge, effect.fragment, held, effect.weights)
+            merge_ns = time.monotonic_ns() - started_ns
             arrays = state.fragments[effect.fragment]
             assert not result.finite or arrays.version == effect.version, "the machine and the arrays disagree"
             self._copies.pop(effect.fragment, None)
+            stored = None
+            if result.finite:
+                self.keeper.note(effect, arrays.checksum)
+                column = self.machine.column_after_merge(effect.fragment, arrays.checksum)
+                named = state.durable(effect.fragment)
+                stored = await self.keeper.commit(effect.fragment, effect.version, named, column)
+                failpoints.hit("commit.before_publish")
         self.apply(
             fx.MergeFinished(
                 fragment=effect.fragment,
                 finite=result.finite,
                 checksum=arrays.checksum,
-                merge_ns=time.monotonic_ns() - started_ns,
+                merge_ns=merge_ns,
                 update_bytes=int(result.update.nbytes),
                 gradient_norm=result.gradient_norm,
                 rho=result.rho,
+                store_ns=stored.write_ns + stored.sync_ns if stored is not None else 0,
+                store_bytes=stored.bytes if stored is not None else 0,
             )
         )
+        failpoints.hit("commit.after_publish")
+
+    async def _keep_held(self, effect: fx.KeepHeld) -> None:
+        """Let a leaving learner go when what it handed over is safe."""
+        items = [(item, self._held[item.id].payload) for item in effect.contributions if item.id in self._held]
+        await self.keeper.keep_handed(items, effect.processed)
+        for item, _ in items:
+            if not self.machine.holds(item.id):  # merged while it was being written
+                self.keeper.drop_handed(item.id)
+        self.end_session(effect.session, "left")
+
+    async def _store_fragment(self, fragment: int) -> None:
+        """Write one fragment as it stands. Whoever has its lock has also heard the machine's word on its last merge."""
+        assert self._state is not None
+        async with self._locks[fragment]:
+            version = self._state.fragments[fragment].version
+            named, column = self._state.durable(fragment), self.machine.column(fragment)
+            await self.keeper.commit(fragment, version, named, column, now=True)
+
+    async def _commit_healed(self, effect: fx.CommitHealed) -> None:
+        assert self._state is not None
+        state, fragment = self._state, effect.fragment
+        payload = self._heals.pop(fragment)
+        async with self._locks[fragment]:
+            await self._loop.run_in_executor(
+                self._workers, state.heal, fragment, effect.version, effect.checksum, payload
+            )
+            self._copies.pop(fragment, None)
+            column = self.machine.column_after_heal(fragment, effect.version, effect.checksum)
+            await self.keeper.commit(fragment, effect.version, state.durable(fragment), column)
+        self.apply(fx.HealCommitted(fragment, effect.version, effect.checksum))
+
+    # ------------------------------------------------------------ continuing an earlier run
+
+    def restore(
+        self,
+        recovery: Recovery,
+        stored: Stored,
+        payloads: Mapping[ContributionId, NDArray[np.uint8]],
+        load_ns: int = 0,
+    ) -> None:
+        """Continue the run that the disk or a snapshot holds. Raises before anything is said if it does not fit."""
+        effects = self.machine.restore(recovery, time.monotonic_ns(), load_ns)
+        assert self.machine.layout is not None
+        self._state = ModelState(self.machine.layout, self.machine.config)
+        self._state.restore(stored)
+        for item in recovery.handed:
+            identity = item.contribution.id
+            if self.machine.holds(identity):
+                _, self._held[identity] = self._state.inspect(identity.fragment, payloads[identity])
+            else:
+                self.keeper.drop_handed(identity)
+        for effect in effects:
+            self._perform(effect)
+        self._schedule()
+
+    async def copy_fragment(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]], dict[str, object]]:
+        """A consistent copy of one fragment for a snapshot: version, arrays, column."""
+        assert self._state is not None
+        state = self._state
+        async with self._locks[fragment]:
+            column = self.machine.column(fragment)
+            version = state.fragments[fragment].version
+            copies = await self._loop.run_in_executor(
+                self._workers, lambda: {name: array.copy() for name, array in state.durable(fragment).items()}
+            )
+        return version, copies, column
 
     # ------------------------------------------------------------ SyncerService: control
 
@@ -258,92 +357,9 @@ class SyncerShell:
             "config": self.machine.config.to_dict(),
             "members": members,
             "versions": [track.version for track in self.machine.book.tracks],
+            "durability": self.keeper.level,
+            "degraded": self.keeper.degraded,
+            "recovered_from": self.machine.recovered_from,
+            "data": self.machine.leases.status(),
             **self.machine.stats(),
         }
-
-    # ------------------------------------------------------------ SyncerService: bulk
-
-    async def push_begin(self, header: PushHeader) -> int:
-        return self._expected_size(header)
-
-    def _expected_size(self, header: PushHeader) -> int:
-        """The size that this push must have, or RefusedError if it may not come in."""
-        reply = self.apply(fx.PushOpened(header))
-        assert reply is not None
-        if not reply.accepted:
-            if reply.code == Refusal.DUPLICATE:
-                # A duplicate is also how a learner whose reply was lost asks again: let the machine tell it the fate.
-                self.apply(fx.PushCompleted(header, finite=True, norm=0.0))
-            raise RefusedError(reply.code, reply.detail)
-        assert self._state is not None
-        seed = header.kind is PushKind.SEED
-        return self._state.seed_size(header.fragment) if seed else self._state.contribution_size(header.fragment)
-
-    async def push_complete(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
-        assert self._state is not None
-        if header.kind is PushKind.SEED:
-            finite = await self._loop.run_in_executor(self._workers, self._state.put_seed, header.fragment, payload)
-            return self._answer(fx.PushCompleted(header, finite, 0.0))
-        try:
-            finite, held = await self._loop.run_in_executor(
-                self._workers, self._state.inspect, header.fragment, payload
-            )
-        except PayloadError as error:
-            return PushReply(False, Refusal.SIZE, str(error))
-        return self._take(header, finite, held)
-
-    def _take(self, header: PushHeader, finite: bool, held: Held) -> PushReply:
-        identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
-        taken = identity in self._held
-        if not taken:
-            self._held[identity] = held
-        norm = float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
-        reply = self._answer(fx.PushCompleted(header, finite, norm))
-        if not reply.accepted and not taken:
-            self._held.pop(identity, None)
-        return reply
-
-    def _answer(self, event: fx.PushCompleted) -> PushReply:
-        reply = self.apply(event)
-        assert reply is not None
-        return reply
-
-    async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
-        state = self.state
-        if state is None or not 0 <= request.fragment < len(state.fragments):
-            detail = f"fragment {request.fragment} has no committed state here; wait for Start"
-            raise RefusedError(Refusal.UNKNOWN_FRAGMENT, detail)
-        if request.kind is FetchKind.UPDATE:
-            update = state.fragments[request.fragment].ring.get(request.version)
-            if update is None:
-                detail = f"version {request.version} of fragment {request.fragment} left the ring; fetch it whole"
-                raise RefusedError(Refusal.UNKNOWN_VERSION, detail)
-            return self._update_header(request.version, update), update.payload.data
-        return await self._theta(state, request)
-
-    def _update_header(self, version: int, update: Update) -> FetchHeader:
-        return FetchHeader(version, self.machine.config.codec_down, update.payload.nbytes, update.checksum)
-
-    async def _theta(self, state: ModelState, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
-        cached = self._copies.get(request.fragment)
-        if cached is None or cached[0] != state.fragments[request.fragment].version:
-            async with self._locks[request.fragment]:
-                arrays = state.fragments[request.fragment]
-                cached = self._copies.get(request.fragment)  # another joiner may have made it in the meantime
-                if cached is not None and cached[0] == arrays.version:
-                    return self._theta_header(cached, request)
-                copy = await self._loop.run_in_executor(self._workers, arrays.theta.tobytes)
-                cached = (arrays.version, arrays.checksum, memoryview(copy))
-                self._copies[request.fragment] = cached
-                while len(self._copies) > THETA_COPIES_MAX:
-                    self._copies.popitem(last=False)
-        return self._theta_header(cached, request)
-
-    def _theta_header(
-        self, cached: tuple[int, int, memoryview], request: FetchRequest
-    ) -> tuple[FetchHeader, memoryview]:
-        version, checksum, data = cached
-        if request.version not in (NO_VERSION, version):
-            detail = f"fragment {request.fragment} is at version {version} now, not {request.version}; fetch that"
-            raise RefusedError(Refusal.UNKNOWN_VERSION, detail)
-        return FetchHeader(version, "fp32", data.nbytes, checksum), data

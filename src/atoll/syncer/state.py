@@ -8,7 +8,7 @@ depend on the number of learners; contributions are held in their encoded form, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,9 +19,14 @@ from numpy.typing import NDArray
 from atoll.codec import GradientSample, MergeResult, get_codec, merge_fragment
 from atoll.core.config import SyncConfig
 from atoll.core.layout import BLOCK, Fragment, Layout, elements_of, padded
+from atoll.core.messages import NO_VERSION
+from atoll.errors import PayloadError
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
+
+Stored = Mapping[int, tuple[int, int, Mapping[str, F32]]]
+"""By fragment: version, checksum and arrays, as they were on disk."""
 
 MODE_RDA, MODE_MEAN = 0, 1
 
@@ -93,6 +98,36 @@ class ModelState:
             self.fragments.append(arrays)
         self._seeds.clear()
         return tuple(arrays.checksum for arrays in self.fragments)
+
+    # ------------------------------------------------------------ what a commit writes, and coming back from it
+
+    def durable(self, fragment: int) -> dict[str, F32]:
+        """The arrays that a commit of this fragment writes."""
+        arrays = self.fragments[fragment]
+        named = {"theta": arrays.theta, "momentum": arrays.momentum}
+        return named if arrays.residual is None else {**named, "residual": arrays.residual}
+
+    def restore(self, stored: Stored) -> None:
+        """Put (version, checksum, arrays) of each fragment back. One that is missing waits for a learner's values."""
+        lossless = get_codec(self.config.codec_down).lossless
+        for index, fragment in enumerate(self.layout.fragments):
+            version, checksum, named = stored.get(index, (NO_VERSION, 0, {}))
+            blocks, modes = self._slices[index]
+            arrays = [named.get(name, np.zeros(0, np.float32)) for name in ("theta", "momentum", "residual")]
+            theta, momentum, residual = (a if a.size else np.zeros(fragment.size, np.float32) for a in arrays)
+            if {theta.size, momentum.size, residual.size} != {fragment.size}:
+                raise PayloadError(f"fragment {index} on disk has another size than the layout's {fragment.size}")
+            kept = None if lossless else residual
+            self.fragments.append(FragmentArrays(theta, momentum, kept, blocks, modes, version, checksum))
+
+    def heal(self, fragment: int, version: int, checksum: int, payload: U8) -> None:
+        """Take a learner's parameters of a version that was lost. Momentum stays as it is."""
+        arrays = self.fragments[fragment]
+        arrays.theta[:] = np.frombuffer(payload, np.float32)
+        if arrays.residual is not None:
+            arrays.residual[:] = 0.0
+        arrays.version, arrays.checksum, arrays.sample = version, checksum, None
+        arrays.ring.clear()
 
     # ------------------------------------------------------------ contributions and merges
 

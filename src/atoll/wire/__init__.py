@@ -5,7 +5,8 @@
     channel.py     how a learner reaches the syncer (ClientOptions)
     control.py     run_sessions: a control session that always comes back;  fetch_status
     bulk.py        BulkClient: push and fetch payloads
-    convert.py     control messages <-> bytes, parts.py: bulk messages <-> bytes, checks.py: nothing is trusted
+    convert.py     control messages <-> bytes (recovery.py: those of protocol 2), parts.py: bulk messages <-> bytes
+    checks.py      nothing is trusted;  versions.py: which protocol knows what
     limits.py      every bound, with where it comes from
 
 Names are loaded on first use, so that importing the room does not start gRPC.

@@ -8,7 +8,16 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from atoll.core.messages import FetchHeader, FetchRequest, PushHeader, PushReply, Refusal
+from atoll.core.messages import (
+    INNER_PIECE_BYTES,
+    FetchHeader,
+    FetchKind,
+    FetchRequest,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Refusal,
+)
 from atoll.errors import (
     AtollError,
     LocalProtocolError,
@@ -17,6 +26,7 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
+from atoll.wire import checks
 from atoll.wire.assembly import Assembly
 from atoll.wire.buffers import Buffers
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
@@ -24,8 +34,10 @@ from atoll.wire.limits import (
     BULK_ATTEMPTS_MAX,
     BULK_DEADLINE_S_MIN,
     BULK_RATE_MIN,
+    FETCH_WAIT_S,
     PART_BYTES,
     PUSH_BYTES_MAX,
+    PUSH_WAIT_S,
     STRIPE_BYTES_MIN,
 )
 from atoll.wire.parts import (
@@ -46,9 +58,10 @@ Buffer = bytes | bytearray | memoryview | Bytes
 """Contiguous bytes; an array must be uint8."""
 
 
-def deadline_s(size: int) -> float:
-    """Never infinite: a transfer that is slower than the minimum rate on average is given up."""
-    return BULK_DEADLINE_S_MIN + size / BULK_RATE_MIN
+def deadline_s(size: int, wait_s: float = 0.0) -> float:
+    """Never infinite: a transfer that is slower than the minimum rate on average is given up. `wait_s` is how long the
+    service may hold it up."""
+    return BULK_DEADLINE_S_MIN + wait_s + size / BULK_RATE_MIN
 
 
 class BulkClient:
@@ -108,8 +121,9 @@ class BulkClient:
                 task.cancel()
 
     async def _push_stripe(self, channel: Any, opened: PushOpen, view: memoryview, offsets: Iterator[int]) -> PushReply:
+        wait_s = PUSH_WAIT_S if opened.header.kind is PushKind.INNER else 0.0
         call = channel.stream_unary(PUSH_METHOD)(
-            metadata=self._options.metadata, timeout=deadline_s(view.nbytes), wait_for_ready=False
+            metadata=self._options.metadata, timeout=deadline_s(view.nbytes, wait_s), wait_for_ready=False
         )
         opening = encode_push_open(opened)
         try:
@@ -172,6 +186,9 @@ class _Fetch:
         self._options = options
         self._buffers = buffers
         self._request = request
+        inner = request.kind is FetchKind.INNER
+        self._size_max = INNER_PIECE_BYTES if inner else PUSH_BYTES_MAX
+        self._wait_s = FETCH_WAIT_S if inner else 0.0
         self.header: FetchHeader | None = None
         self.assembly: Assembly | None = None
 
@@ -204,9 +221,9 @@ class _Fetch:
         """One call; yields the length of each part that was placed."""
         length = 0 if stop is None else stop - position
         request = dataclasses.replace(self._request, offset=position, length=length)
-        size = length or (self.header.size - position if self.header else 0)
-        # Before the first header the size is not known; PUSH_BYTES_MAX bounds it.
-        timeout = deadline_s(size) if size else deadline_s(PUSH_BYTES_MAX)
+        # Before the first header the size is not known, only its bound.
+        size = length or (self.header.size - position if self.header else self._size_max)
+        timeout = deadline_s(size, self._wait_s)
         call = channel.unary_stream(FETCH_METHOD)(
             encode_fetch_request(request), metadata=self._options.metadata, timeout=timeout
         )
@@ -235,6 +252,7 @@ class _Fetch:
         if part.opening is None:
             raise RemoteProtocolError("the first part of a fetch must carry its header")
         header = parse_fetch_header(part.opening)
+        checks.count("FetchHeader.size", header.size, high=self._size_max)
         if self.header is None:
             self.header = header
             self.assembly = Assembly(self._buffers.take(header.size), PART_BYTES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.core.config import FRAGMENTS_MAX
+from atoll.core.messages import RELAYS_MAX
 from atoll.errors import RemoteProtocolError
 from atoll.wire.limits import COUNT_MAX, ID_CHARS_MAX, TEXT_CHARS_MAX
 
@@ -46,6 +47,11 @@ def count(name: str, value: int, low: int = 0, high: int = COUNT_MAX) -> int:
 
 def fragment(name: str, value: int) -> int:
     return count(name, value, high=FRAGMENTS_MAX - 1)
+
+
+def slot(name: str, value: int) -> int:
+    """A relay of inner state."""
+    return count(name, value, high=RELAYS_MAX - 1)
 
 
 def versions(name: str, values: Sequence[int]) -> tuple[int, ...]:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
-from atoll.core.messages import Hello, LearnerMessage, Progress, Refused, SyncerMessage, Welcome
+from atoll.core.messages import (
+    PROTOCOL_OLDEST,
+    Hello,
+    LearnerMessage,
+    Progress,
+    Refusal,
+    Refused,
+    SyncerMessage,
+    Welcome,
+)
 from atoll.errors import LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
 from atoll.wire.convert import encode_learner_message, parse_bytes, parse_json_object, parse_syncer_message
@@ -22,6 +32,9 @@ from atoll.wire.limits import (
     STATUS_S,
 )
 from atoll.wire.transport import EOF, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
+from atoll.wire.versions import hello_in, learner_message_in, may_speak_older, since
+
+log = logging.getLogger(__name__)
 
 SendToSyncer = Callable[[LearnerMessage], None]
 
@@ -45,7 +58,8 @@ class SessionHandler(Protocol):
 
 
 class ControlClient:
-    """One session on a connection of its own: `open` it, then iterate over it for messages.
+    """One session on a connection of its own: `open` it, then iterate over it for messages. After a refusal it may be
+    opened again, with another Hello.
 
     async with ControlClient(options) as client:
         welcome = await client.open(hello)
@@ -63,6 +77,8 @@ class ControlClient:
         self._drained = asyncio.Event()
         self._drained.set()
         self._closed = False
+        self.protocol = PROTOCOL_OLDEST
+        """What this session speaks, once it is open."""
 
     async def __aenter__(self) -> ControlClient:
         return self
@@ -80,6 +96,8 @@ class ControlClient:
             raise LocalProtocolError(
                 f"a Hello of {len(encoded)} bytes; at most {CONTROL_MESSAGE_BYTES_MAX} are allowed"
             )
+        if self._call is not None:
+            self._call.cancel()  # the one that was refused
         self._call = self._channel.stream_stream(SESSION_METHOD)(metadata=self._options.metadata)
         try:
             async with asyncio.timeout(HELLO_S):
@@ -91,8 +109,18 @@ class ControlClient:
             ) from None
         if not isinstance(welcome, Welcome):
             raise RemoteProtocolError(f"the syncer answered Hello with {type(welcome).__name__} instead of Welcome")
+        if not PROTOCOL_OLDEST <= welcome.protocol <= hello.protocol:
+            raise RemoteProtocolError(
+                f"the syncer wants to speak protocol {welcome.protocol} but this learner offered {PROTOCOL_OLDEST} to "
+                f"{hello.protocol}; install the same version of atoll on both sides"
+            )
+        self.protocol = welcome.protocol
         self._writer = asyncio.create_task(self._write())
         return welcome
+
+    @property
+    def address(self) -> str:
+        return self._options.address
 
     @property
     def is_open(self) -> bool:
@@ -111,9 +139,17 @@ class ControlClient:
             pass
 
     def send(self, message: LearnerMessage) -> None:
-        """Queue a message; never blocks. Of several unsent Progress only the newest is kept: each says it all."""
+        """Queue a message; never blocks. Of several unsent Progress only the newest is kept: each says it all. What
+        the session's protocol does not know is not sent, loudly: it is a mistake of our own."""
         if self._closed:
             return
+        if since(message) > self.protocol:
+            log.error(
+                "the session with %s speaks protocol %d, so a %s was not sent; please report this bug in the learner",
+                *(self._options.address, self.protocol, type(message).__name__),
+            )
+            return
+        message = learner_message_in(message, self.protocol)
         if isinstance(message, Progress):
             for queued in self._queue:
                 if isinstance(queued, Progress):
@@ -151,6 +187,9 @@ class ControlClient:
         message = parse_syncer_message(data)
         if isinstance(message, Refused):
             raise refused_error(message.code, message.detail)
+        if since(message) > self.protocol:
+            name = type(message).__name__
+            raise RemoteProtocolError(f"the syncer sent a {name} in a session of protocol {self.protocol}")
         return message
 
     async def _write(self) -> None:
@@ -176,11 +215,16 @@ class ControlClient:
             raise UnreachableError(f"the syncer at {self._options.address} ended the session") from None
 
 
+REFUSED_FOR_NOW = frozenset({Refusal.BUSY, Refusal.STALE_EPOCH})
+"""Refusals after which trying again may help: the syncer is full, or is about to end in favour of a newer one."""
+
+
 async def run_sessions(options: ClientOptions, handler: SessionHandler, stop: asyncio.Event) -> None:
     """Keep a session open until `stop` is set, reconnecting for ever with growing, jittered waits. What was sent before
     `stop` (a Leave) still goes out, within FLUSH_S.
 
-    Raises RefusedError or FencedError when the syncer says no: trying again would not help.
+    Each session speaks the newest protocol that both sides know. Raises RefusedError or FencedError when the syncer
+    says no (to all protocols, if that is why): trying again would not help.
     """
     backoff = Backoff()
     stopped = asyncio.create_task(stop.wait())
@@ -213,14 +257,28 @@ async def _one_session(options: ClientOptions, handler: SessionHandler, stopped:
             reason = str(error)
         except RefusedError as error:
             reason = str(error)
-            raise
+            if error.code not in REFUSED_FOR_NOW:
+                raise
         finally:
             listening.cancel()
             handler.on_down(reason)
 
 
+async def _greet(client: ControlClient, hello: Hello) -> Welcome:
+    """Say hello in the newest protocol that both sides speak. Nothing is remembered from one session to the next: the
+    syncer that we reconnect to may be a newer one, and asking costs one round trip."""
+    while True:
+        try:
+            return await client.open(hello)
+        except RefusedError as error:
+            if not may_speak_older(error, hello.protocol):
+                raise
+            log.info("%s does not speak protocol %d; trying an older one", client.address, hello.protocol)
+            hello = hello_in(hello, hello.protocol - 1)
+
+
 async def _listen(client: ControlClient, handler: SessionHandler) -> None:
-    welcome = await client.open(handler.hello())
+    welcome = await _greet(client, handler.hello())
     handler.on_up(client.send, welcome)
     async for message in client:
         handler.on_message(message)

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from atoll.core import messages as m
 from atoll.core.config import FRAGMENTS_MAX, MERGES, SyncConfig
 from atoll.errors import ConfigError, RemoteProtocolError
-from atoll.wire import checks
+from atoll.wire import checks, recovery
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.headers import check_push_header, check_push_reply, push_header_message, push_reply_message
 from atoll.wire.limits import (
@@ -26,6 +26,7 @@ from atoll.wire.limits import (
     TENSOR_NAME_CHARS_MAX,
     TENSORS_MAX,
 )
+from atoll.wire.versions import settings_in
 
 UINT32_MAX = 2**32 - 1
 
@@ -65,6 +66,7 @@ def _learner_message(message: m.LearnerMessage) -> Any:
                     loss=message.loss,
                     bases=message.bases,
                     discarded=discarded,
+                    pending=message.pending,
                 )
             )
         case m.Nothing():
@@ -74,6 +76,8 @@ def _learner_message(message: m.LearnerMessage) -> Any:
         case m.Contribution():
             header = push_header_message(message.header)
             return pb.LearnerMessage(contribution=pb.Contribution(header=header, payload=message.payload))
+        case m.DataReport():
+            return pb.LearnerMessage(data_report=recovery.data_report_message(message))
 
 
 def _hello(hello: m.Hello) -> Any:
@@ -86,6 +90,9 @@ def _hello(hello: m.Hello) -> Any:
         run=hello.run,
         bases=hello.bases,
         outstanding=[pb.Outstanding(fragment=o.fragment, seq=o.seq) for o in hello.outstanding],
+        epoch=hello.epoch,
+        checksums=hello.checksums,
+        wants_inner=hello.wants_inner,
     )
 
 
@@ -101,6 +108,11 @@ def parse_learner_message(data: bytes) -> m.LearnerMessage:
 def _parse_hello(hello: Any) -> m.Hello:
     checks.length("Hello.tensors", len(hello.tensors), TENSORS_MAX)
     checks.length("Hello.outstanding", len(hello.outstanding), OUTSTANDING_MAX)
+    bases = checks.versions("Hello.bases", hello.bases)
+    if len(hello.checksums) not in (0, len(bases)):
+        raise RemoteProtocolError(
+            f"Hello.checksums must be empty or one for each of the {len(bases)} bases; got {len(hello.checksums)}"
+        )
     return m.Hello(
         learner=checks.identifier("Hello.learner", hello.learner),
         instance=checks.identifier("Hello.instance", hello.instance),
@@ -108,7 +120,7 @@ def _parse_hello(hello: Any) -> m.Hello:
         tensors=tuple(_parse_tensor(tensor) for tensor in hello.tensors),
         generation=checks.count("Hello.generation", hello.generation),
         run=checks.optional_identifier("Hello.run", hello.run),
-        bases=checks.versions("Hello.bases", hello.bases),
+        bases=bases,
         outstanding=tuple(
             m.Outstanding(
                 fragment=checks.fragment("Outstanding.fragment", o.fragment),
@@ -116,6 +128,9 @@ def _parse_hello(hello: Any) -> m.Hello:
             )
             for o in hello.outstanding
         ),
+        epoch=checks.count("Hello.epoch", hello.epoch),
+        checksums=tuple(int(checksum) for checksum in hello.checksums),
+        wants_inner=bool(hello.wants_inner),
     )
 
 
@@ -131,6 +146,7 @@ def _parse_tensor(tensor: Any) -> m.TensorSpec:
 
 def _parse_progress(progress: Any) -> m.Progress:
     checks.length("Progress.discarded", len(progress.discarded), DISCARDS_MAX)
+    checks.length("Progress.pending", len(progress.pending), FRAGMENTS_MAX)
     return m.Progress(
         step=checks.count("Progress.step", progress.step),
         steps=checks.count("Progress.steps", progress.steps),
@@ -146,12 +162,16 @@ def _parse_progress(progress: Any) -> m.Progress:
             )
             for d in progress.discarded
         ),
+        pending=tuple(checks.count("Progress.pending", tokens) for tokens in progress.pending),
     )
 
 
 def _parse_contribution(contribution: Any) -> m.Contribution:
     checks.length("Contribution.payload", len(contribution.payload), m.INLINE_BYTES_MAX)
-    return m.Contribution(check_push_header(contribution.header), bytes(contribution.payload))
+    header = check_push_header(contribution.header)
+    if header.kind is not m.PushKind.CONTRIBUTION:
+        raise RemoteProtocolError(f"a push of kind {header.kind} must travel over bulk, not inside Contribution")
+    return m.Contribution(header, bytes(contribution.payload))
 
 
 _LEARNER_PARSERS: dict[str, Callable[[Any], m.LearnerMessage]] = {
@@ -163,6 +183,7 @@ _LEARNER_PARSERS: dict[str, Callable[[Any], m.LearnerMessage]] = {
     ),
     "leave": lambda n: m.Leave(reason=checks.text("Leave.reason", n.reason)),
     "contribution": _parse_contribution,
+    "data_report": recovery.parse_data_report,
 }
 
 
@@ -180,9 +201,10 @@ def _syncer_message(message: m.SyncerMessage) -> Any:
                 run=message.run,
                 epoch=message.epoch,
                 generation=message.generation,
-                config_json=json.dumps(message.config.to_dict()),
+                config_json=json.dumps(settings_in(message.config.to_dict(), message.protocol)),
                 fingerprint=message.fingerprint,
                 seed=message.seed,
+                protocol=message.protocol if message.protocol > 1 else 0,  # protocol 1 has no such field
             )
             return pb.SyncerMessage(welcome=welcome)
         case m.Refused():
@@ -219,6 +241,14 @@ def _syncer_message(message: m.SyncerMessage) -> Any:
         case m.Received():
             reply = push_reply_message(message.reply)
             return pb.SyncerMessage(received=pb.Received(fragment=message.fragment, seq=message.seq, reply=reply))
+        case m.Heal():
+            return pb.SyncerMessage(heal=pb.Heal(fragments=message.fragments))
+        case m.Donate():
+            return pb.SyncerMessage(donate=pb.Donate(slot=message.slot, bases=message.bases))
+        case m.InnerOffer():
+            return pb.SyncerMessage(inner_offer=recovery.inner_offer_message(message))
+        case m.DataLeases():
+            return pb.SyncerMessage(data_leases=recovery.data_leases_message(message))
 
 
 def parse_syncer_message(data: bytes) -> m.SyncerMessage:
@@ -238,6 +268,7 @@ def _parse_welcome(welcome: Any) -> m.Welcome:
         config=_parse_config(welcome.config_json),
         fingerprint=checks.identifier("Welcome.fingerprint", welcome.fingerprint),
         seed=bool(welcome.seed),
+        protocol=checks.count("Welcome.protocol", welcome.protocol or 1, high=UINT32_MAX),
     )
 
 
@@ -330,4 +361,8 @@ _SYNCER_PARSERS: dict[str, Callable[[Any], m.SyncerMessage]] = {
         seq=checks.count("Received.seq", r.seq),
         reply=check_push_reply(r.reply),
     ),
+    "heal": recovery.parse_heal,
+    "donate": recovery.parse_donate,
+    "inner_offer": recovery.parse_inner_offer,
+    "data_leases": recovery.parse_data_leases,
 }

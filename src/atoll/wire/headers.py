@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.core.messages import NO_VERSION, PushHeader, PushKind, PushReply
+from atoll.core.messages import INNER_PIECE_BYTES, NO_VERSION, PushHeader, PushKind, PushReply
 from atoll.errors import RemoteProtocolError
 from atoll.wire import checks
 from atoll.wire.generated import atoll_pb2 as pb
-from atoll.wire.limits import PUSH_BYTES_MAX
+from atoll.wire.limits import INNER_PIECES_MAX, PUSH_BYTES_MAX
 
-_KINDS = {pb.PUSH_CONTRIBUTION: PushKind.CONTRIBUTION, pb.PUSH_SEED: PushKind.SEED}
+INNER_CODEC = "inner"
+"""What a piece of inner state is encoded as: opaque to everybody but learners."""
+
+_KINDS = {
+    pb.PUSH_CONTRIBUTION: PushKind.CONTRIBUTION,
+    pb.PUSH_SEED: PushKind.SEED,
+    pb.PUSH_HEAL: PushKind.HEAL,
+    pb.PUSH_INNER: PushKind.INNER,
+}
 _NUMBERS = {kind: number for number, kind in _KINDS.items()}
 
 
@@ -35,7 +43,7 @@ def push_header_message(header: PushHeader) -> Any:
 def check_push_header(header: Any) -> PushHeader:
     if header.kind not in _KINDS:
         raise RemoteProtocolError(f"PushHeader.kind {header.kind} is unknown; update the older side")
-    return PushHeader(
+    checked = PushHeader(
         kind=_KINDS[header.kind],
         learner=checks.identifier("PushHeader.learner", header.learner),
         generation=checks.count("PushHeader.generation", header.generation),
@@ -50,6 +58,23 @@ def check_push_header(header: Any) -> PushHeader:
         size=checks.count("PushHeader.size", header.size, high=PUSH_BYTES_MAX),
         checksum=int(header.checksum),
     )
+    if checked.kind is PushKind.INNER:
+        _check_inner(checked)
+    if checked.kind is PushKind.HEAL:
+        checks.count("PushHeader.base_version of a healing push", checked.base_version)
+    return checked
+
+
+def _check_inner(header: PushHeader) -> None:
+    """One piece of inner state, where several fields mean other things: see PushKind.INNER. The service has nothing to
+    hold its size against, so the bound here is the one that counts."""
+    checks.slot("PushHeader.fragment (relay slot)", header.fragment)
+    checks.count("PushHeader.size of a piece", header.size, low=1, high=INNER_PIECE_BYTES)
+    checks.count("PushHeader.steps (pieces)", header.steps, low=1, high=INNER_PIECES_MAX)
+    checks.count("PushHeader.seq (piece)", header.seq, high=header.steps - 1)
+    whole_max = header.steps * INNER_PIECE_BYTES
+    checks.count("PushHeader.tokens (size of the whole)", header.tokens, low=header.size, high=whole_max)
+    checks.choice("PushHeader.codec", header.codec, (INNER_CODEC,))
 
 
 def push_reply_message(reply: PushReply) -> Any:

@@ -27,6 +27,8 @@ OUTSTANDING_MAX = 65_536
 """Contributions with unknown fate: a few for each of at most 4096 fragments."""
 DISCARDS_MAX = 65_536
 """One count per fragment and cause: 4096 fragments, a handful of causes."""
+INNER_PIECES_MAX = 2**20
+"""Pieces of one learner's inner state: at 8 MiB each 8 TiB, which is Adam's state of 10^12 parameters in fp32."""
 COUNT_MAX = 2**62
 """Counters, versions, rounds and nanoseconds stay far inside int64, so that sums of two cannot overflow it."""
 
@@ -107,4 +109,11 @@ BULK_ATTEMPTS_MAX = 6
 BULK_DEADLINE_S_MIN = 30.0
 """Deadline of an empty transfer: connecting, queueing behind a merge, and the answer."""
 BULK_RATE_MIN = 64 * KIB
-"""Bytes/s below which a link is called dead: half a megabit per second. Deadline = minimum + size / rate."""
+"""Bytes/s below which a link is called dead: half a megabit per second. Deadline = minimum + wait + size / rate, where
+the wait is one of the next two for inner state and 0 for all else."""
+PUSH_WAIT_S = 180.0
+"""Longest that a service may hold back the answer to a complete piece of inner state, until there is room for the next
+one: the joiner needs 128 s for a piece (8 MiB) on the slowest link that is not called dead."""
+FETCH_WAIT_S = 60.0
+"""Longest that a service may take to begin with a piece of inner state that has not come in yet. A donor on a link
+thinner than 1.2 Mbit/s takes longer for a piece: the service then refuses as busy, and the joiner asks again."""

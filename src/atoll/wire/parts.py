@@ -28,9 +28,13 @@ from atoll.wire import checks
 from atoll.wire.convert import parse_bytes, parse_refused
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.headers import check_push_header, check_push_reply, push_header_message, push_reply_message
-from atoll.wire.limits import PART_BYTES_MAX, PART_BYTES_MIN, PUSH_BYTES_MAX, STRIPES_MAX
+from atoll.wire.limits import INNER_PIECES_MAX, PART_BYTES_MAX, PART_BYTES_MIN, PUSH_BYTES_MAX, STRIPES_MAX
 
-_FETCH_KINDS = {pb.FETCH_UPDATE: FetchKind.UPDATE, pb.FETCH_THETA: FetchKind.THETA}
+_FETCH_KINDS = {
+    pb.FETCH_UPDATE: FetchKind.UPDATE,
+    pb.FETCH_THETA: FetchKind.THETA,
+    pb.FETCH_INNER: FetchKind.INNER,
+}
 _FETCH_NUMBERS = {kind: number for number, kind in _FETCH_KINDS.items()}
 
 
@@ -207,6 +211,9 @@ def parse_fetch_request(data: bytes) -> FetchRequest:
     request = parse_bytes(pb.FetchRequest, data)
     if request.kind not in _FETCH_KINDS:
         raise RemoteProtocolError(f"FetchRequest.kind {request.kind} is unknown; update the older side")
+    if request.kind == pb.FETCH_INNER:
+        checks.slot("FetchRequest.fragment (relay slot)", request.fragment)
+        checks.count("FetchRequest.version (piece)", request.version, high=INNER_PIECES_MAX - 1)
     return FetchRequest(
         kind=_FETCH_KINDS[request.kind],
         learner=checks.identifier("FetchRequest.learner", request.learner),

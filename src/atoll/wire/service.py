@@ -42,7 +42,8 @@ class SyncerService(Protocol):
     def open_session(self, session: int, hello: Hello, send: SendToLearner) -> None:
         """A learner said Hello; the token was right. `session` is unique in this process. Check protocol version and
         layout here, before touching state; raise RefusedError to turn the learner away. `send` may be called at once
-        and until `close_session`; it never blocks, and after a `Refused` went through it the session ends."""
+        and until `close_session`; it never blocks, and after a `Refused` went through it the session ends. The first
+        message is Welcome: its `protocol` is what the session speaks, and what is newer does not go out after it."""
 
     def receive(self, session: int, message: LearnerMessage) -> None:
         """One validated message, in the order the learner sent them. A RefusedError ends the session with Refused."""
@@ -55,14 +56,19 @@ class SyncerService(Protocol):
 
     async def push_begin(self, header: PushHeader) -> int:
         """A transfer wants to start: return its expected size in bytes or raise RefusedError. Called once per attempt
-        of a transfer, before any buffer exists; the header's own size is only a claim until it equals the answer."""
+        of a transfer, before any buffer exists; the header's own size is only a claim until it equals the answer. That
+        of a piece of inner state is known to be at most INNER_PIECE_BYTES, so `header.size` is a fair answer there."""
 
     async def push_complete(self, header: PushHeader, payload: Bytes) -> PushReply:
-        """All bytes are there and the checksum is right. The array is the service's to keep."""
+        """All bytes are there and the checksum is right. The array is the service's to keep. A piece of inner state
+        may be answered as late as PUSH_WAIT_S, when there is room for the next one; everything else soon. This runs to
+        its end even if the learner is gone by then; one whose answer was lost pushes the same again (a duplicate)."""
 
     async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
         """The whole immutable content that `request` names (its offset and length are the wire's business), or raise
-        RefusedError. Called per stripe and per resumption: `FetchHeader.checksum` should be known, not computed."""
+        RefusedError. Called per stripe and per resumption: `FetchHeader.checksum` should be known, not computed, and a
+        piece of inner state must stay until the next one is asked for. If a piece is not there yet, wait for it up to
+        FETCH_WAIT_S, then refuse as busy; the wait is cancelled when the learner goes away."""
 
 
 @dataclass(frozen=True, slots=True)

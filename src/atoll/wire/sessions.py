@@ -7,12 +7,13 @@ import logging
 from collections import deque
 from typing import Any
 
-from atoll.core.messages import Hello, Refusal, Refused, SyncerMessage
+from atoll.core.messages import PROTOCOL_OLDEST, Hello, Refusal, Refused, SyncerMessage, Welcome
 from atoll.errors import RefusedError, RemoteProtocolError
 from atoll.wire.convert import encode_syncer_message, parse_learner_message
 from atoll.wire.limits import FLUSH_S, HELLO_S
 from atoll.wire.service import ServerOptions, SyncerService
 from atoll.wire.transport import EOF
+from atoll.wire.versions import since
 
 log = logging.getLogger(__name__)
 
@@ -27,13 +28,24 @@ class Session:
         self._queue_bytes_max = queue_bytes_max
         self._wake = asyncio.Event()
         self._last_queued = False
+        self.protocol = PROTOCOL_OLDEST
+        """What this session speaks, from the Welcome that went through it on."""
         self.closing_reason = "the syncer closed the session"
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the session is over; the streams are closed as soon as this is set."""
 
     def send(self, message: SyncerMessage) -> None:
-        """Queue a message; never blocks. After the end, or after a Refused, it does nothing."""
+        """Queue a message; never blocks. After the end, or after a Refused, it does nothing. What the session's
+        protocol does not know is not sent, loudly: it is a mistake of our own."""
         if self.ended.done() or self._last_queued:
+            return
+        if isinstance(message, Welcome):
+            self.protocol = message.protocol
+        if since(message) > self.protocol:
+            log.error(
+                "session %d speaks protocol %d, so its %s was not sent; please report this bug in the syncer",
+                *(self.number, self.protocol, type(message).__name__),
+            )
             return
         encoded = encode_syncer_message(message)
         self._queue_bytes += len(encoded)
@@ -146,6 +158,9 @@ class Sessions:
                 message = parse_learner_message(data)
                 if isinstance(message, Hello):
                     raise RemoteProtocolError("a second Hello in one session")
+                if since(message) > session.protocol:
+                    name = type(message).__name__
+                    raise RemoteProtocolError(f"a {name} in a session of protocol {session.protocol}")
                 self._service.receive(session.number, message)
             except RemoteProtocolError as error:
                 session.send(Refused(Refusal.BAD_REQUEST, f"{error}; this learner speaks the protocol wrongly"))

@@ -99,15 +99,15 @@ def load_corpus(spec: str) -> Corpus:
 class Batches:
     """Endless random windows of a shard: pairs (inputs, targets), each (batch, seq) int64; targets are one byte ahead.
 
-    The batch at a position is a pure function of (seed, stream, generation, position): the same run reads the same
-    data, and a learner that comes back, with a new generation or at a later position, reads something else.
+    The batch at a position is a pure function of (seed, stream, position): the same run reads the same data. Where data
+    is leased, the stream is the number of the chunk.
     """
 
-    def __init__(self, shard: Shard, *, batch: int, seq: int, seed: int, generation: int = 0, start: int = 0) -> None:
+    def __init__(self, shard: Shard, *, batch: int, seq: int, seed: int, start: int = 0) -> None:
         if batch < 1 or seq < 1:
             raise ConfigError(f"batch and seq must be at least 1; not {batch} and {seq}")
-        if min(seed, generation, start) < 0:
-            raise ConfigError(f"seed, generation and start count from 0; not {seed}, {generation} and {start}")
+        if min(seed, start) < 0:
+            raise ConfigError(f"seed and start count from 0; not {seed} and {start}")
         if len(shard.data) < seq + 1:
             raise CorpusError(
                 f"a shard of {len(shard.data)} bytes holds no window of {seq + 1}; "
@@ -116,7 +116,7 @@ class Batches:
         self.position = start
         self._data = shard.data
         self._shape = (batch, seq)
-        self._key = (seed, shard.stream, generation)
+        self._key = (seed, shard.stream)
 
     def at(self, position: int) -> tuple[Tensor, Tensor]:
         """The batch at `position`, without moving there."""

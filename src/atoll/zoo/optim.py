@@ -18,9 +18,6 @@ WEIGHT_DECAY = 0.1
 GRADIENT_NORM_MAX = 1.0
 WARMUP_STEPS_MAX = 200
 """Warm-up is a twentieth of the run, but never longer than this."""
-RESTART_WARMUP_STEPS = 20
-"""A learner that comes back has the run's parameters but an empty optimizer state. With beta2 = 0.95 Adam's second
-moment remembers about twenty steps."""
 WSD_DECAY_SHARE = 0.2
 """Share of the run that the decay of `wsd` takes at its end."""
 
@@ -128,20 +125,17 @@ def lr_at(
     warmup: int | None = None,
     schedule: str = "cosine",
     floor: float = 0.1,
-    restarted_at: int = 0,
 ) -> float:
     """Learning rate of the step with index `step` (from 0) in a run of `total` steps.
 
     Linear warm-up to `peak`; then cosine down to `floor * peak`, or flat and a linear decay over the last fifth (wsd),
-    or flat. Past `total` it stays at the floor. A learner that came back at step `restarted_at` warms up once more.
+    or flat. Past `total` it stays at the floor.
     """
     if schedule not in SCHEDULES:
         raise ConfigError(f"schedule must be one of {', '.join(SCHEDULES)}; not {schedule!r}")
     if warmup is None:
         warmup = min(WARMUP_STEPS_MAX, total // 20)
     rise = min(1.0, (step + 1) / (warmup + 1))
-    if restarted_at:
-        rise = min(rise, (step - restarted_at + 1) / (RESTART_WARMUP_STEPS + 1))
     return peak * rise * (floor + (1.0 - floor) * _remaining(step, total, warmup, schedule))
 
 

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import atoll.data
 from atoll.errors import ConfigError
+from atoll.learner import Learner
 from atoll.observe import EventWriter
 from atoll.observe.events import LearnerEvaluated, LearnerFinished, LearnerJoined, LearnerStarted
 from atoll.zoo.corpus import Batches, Corpus, load_corpus
@@ -32,6 +34,8 @@ from atoll.zoo.pacing import SlowDown, StepMeter
 from atoll.zoo.settings import Seat, WorkerConfig
 from atoll.zoo.stop import Stop
 
+CHUNK_STEPS = 8
+"""Steps of one leased chunk: what the loss of a learner repeats at most, and some seconds between two leases."""
 DP_WAIT_S_MAX = 300
 """A rank that waits this long for the others gives up. Above the start of a large model on a busy machine."""
 
@@ -83,17 +87,27 @@ class Workbench:
         optimizer = make_optimizer(model, config.optimizer, config.peak_lr)
         return cls(config, seat, device, model, optimizer, corpus, held_out, SlowDown(seat.slow_file))
 
-    def batches(self, *, generation: int = 0, start: int = 0) -> Batches:
-        """This learner's data. `single` reads all shards as one."""
+    def batches(self) -> Batches:
+        """This process's data: a shard of its own (dp), or all of it (single)."""
         shards = 1 if self.config.method == "single" else self.config.learners
         return Batches(
             self.corpus.shard(self.seat.rank, shards),
             batch=self.config.batch,
             seq=self.config.seq,
             seed=self.config.seed,
-            generation=generation,
-            start=start,
         )
+
+    def leased_batches(self, learner: Learner) -> Iterator[tuple[Tensor, Tensor]]:
+        """The run's data, as it is leased: each chunk is some steps of random windows of the whole corpus, the same
+        wherever it is read. A learner that dies or leaves gives up a chunk and not a shard."""
+        config = self.config
+        for chunk in atoll.data.chunks(learner):
+            windows = Batches(self.corpus.shard(chunk.number, 1), batch=config.batch, seq=config.seq, seed=config.seed)
+            for step in range(chunk.start, CHUNK_STEPS):
+                if chunk.revoked:
+                    break
+                chunk.reached(step + 1)
+                yield windows.at(step)
 
     def train_step(self, model: nn.Module, pair: tuple[Tensor, Tensor], *, lr: float, stall: StallClock) -> Tensor:
         """Forward, backward, clip, update. `model` is the bench's own or a wrapper of it. Gives the loss, detached."""
@@ -107,10 +121,10 @@ class Workbench:
         self.optimizer.step()
         return loss.detach()
 
-    def lr(self, step: int, total: int, *, restarted_at: int = 0) -> float:
+    def lr(self, step: int, total: int) -> float:
         """Learning rate of a step of a run of `total` steps."""
         config = self.config
-        return lr_at(step, total, peak=config.peak_lr, schedule=config.schedule, restarted_at=restarted_at)
+        return lr_at(step, total, peak=config.peak_lr, schedule=config.schedule)
 
     def eval_due(self, step: int) -> bool:
         return self.config.eval_every > 0 and step % self.config.eval_every == 0
@@ -134,14 +148,12 @@ def train_with_atoll(bench: Workbench, stop: Stop) -> None:
     A learner alone may do the whole budget (the others may have died), so that is its own limit. Address, id and token
     are the Learner's own defaults: what the launcher put into the environment.
     """
-    from atoll.learner import Learner
-
     config = bench.config
     # A CombinedOptimizer is no torch Optimizer by descent, but has the `state` that the Learner looks at.
     with Learner(bench.model, cast(torch.optim.Optimizer, bench.optimizer)) as learner:
         stop.arm()
-        start, no_stall = learner.start_step, StallClock()
-        batches = bench.batches(generation=learner.generation, start=start)
+        no_stall = StallClock()
+        batches = bench.leased_batches(learner)
 
         def evaluate() -> None:
             with learner.global_params():
@@ -153,13 +165,16 @@ def train_with_atoll(bench: Workbench, stop: Stop) -> None:
         evaluates = bench.seat.rank == config.eval_rank
         while not learner.done and not stop.requested() and learner.step_count < config.learners * config.steps:
             began = time.perf_counter()
-            lr = bench.lr(learner.step_count, config.steps, restarted_at=start)
+            lr = bench.lr(learner.step_count, config.steps)
             loss = bench.train_step(bench.model, next(batches), lr=lr, stall=no_stall)
             bench.slow.after_step(time.perf_counter() - began)
             learner.step(tokens=config.tokens_per_step, loss=loss)
             if evaluates and bench.eval_due(learner.step_count):
                 evaluate()
-        if evaluates:
+        if stop.requested():
+            # The launcher reads the reason: this learner was told to leave, and the run is not over.
+            learner.close(reason=stop.name)
+        elif evaluates:
             evaluate()
 
 

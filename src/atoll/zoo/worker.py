@@ -5,7 +5,8 @@ CONFIG is a WorkerConfig as JSON text, or the path of a file that holds it. The 
 atoll.Learner) and, for dp, where rank 0 is (MASTER_ADDR, MASTER_PORT). This is the launcher's other half, which is why
 it reads the environment.
 
-Exit status: 0 when done or told to stop, 2 with one line for a wrong setting or corpus, 1 with a traceback otherwise.
+Exit status: 0 when done or after leaving as it was told to (SIGTERM), 128 + signal if told so before it had joined, 2
+with one line for a wrong setting or corpus, 1 with a traceback otherwise.
 """
 
 from __future__ import annotations

@@ -12,37 +12,45 @@ class PushKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_UNSPECIFIED: _ClassVar[PushKind]
     PUSH_CONTRIBUTION: _ClassVar[PushKind]
     PUSH_SEED: _ClassVar[PushKind]
+    PUSH_HEAL: _ClassVar[PushKind]
+    PUSH_INNER: _ClassVar[PushKind]
 
 class FetchKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FETCH_UNSPECIFIED: _ClassVar[FetchKind]
     FETCH_UPDATE: _ClassVar[FetchKind]
     FETCH_THETA: _ClassVar[FetchKind]
+    FETCH_INNER: _ClassVar[FetchKind]
 PUSH_UNSPECIFIED: PushKind
 PUSH_CONTRIBUTION: PushKind
 PUSH_SEED: PushKind
+PUSH_HEAL: PushKind
+PUSH_INNER: PushKind
 FETCH_UNSPECIFIED: FetchKind
 FETCH_UPDATE: FetchKind
 FETCH_THETA: FetchKind
+FETCH_INNER: FetchKind
 
 class LearnerMessage(_message.Message):
-    __slots__ = ("hello", "ready", "progress", "nothing", "leave", "contribution")
+    __slots__ = ("hello", "ready", "progress", "nothing", "leave", "contribution", "data_report")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     NOTHING_FIELD_NUMBER: _ClassVar[int]
     LEAVE_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
+    DATA_REPORT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ready: Ready
     progress: Progress
     nothing: Nothing
     leave: Leave
     contribution: Contribution
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
+    data_report: DataReport
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ..., data_report: _Optional[_Union[DataReport, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("learner", "instance", "protocol", "tensors", "generation", "run", "bases", "outstanding")
+    __slots__ = ("learner", "instance", "protocol", "tensors", "generation", "run", "bases", "outstanding", "epoch", "checksums", "wants_inner")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +59,9 @@ class Hello(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     BASES_FIELD_NUMBER: _ClassVar[int]
     OUTSTANDING_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
+    WANTS_INNER_FIELD_NUMBER: _ClassVar[int]
     learner: str
     instance: str
     protocol: int
@@ -59,7 +70,10 @@ class Hello(_message.Message):
     run: str
     bases: _containers.RepeatedScalarFieldContainer[int]
     outstanding: _containers.RepeatedCompositeFieldContainer[Outstanding]
-    def __init__(self, learner: _Optional[str] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ..., bases: _Optional[_Iterable[int]] = ..., outstanding: _Optional[_Iterable[_Union[Outstanding, _Mapping]]] = ...) -> None: ...
+    epoch: int
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    wants_inner: bool
+    def __init__(self, learner: _Optional[str] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ..., bases: _Optional[_Iterable[int]] = ..., outstanding: _Optional[_Iterable[_Union[Outstanding, _Mapping]]] = ..., epoch: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., wants_inner: _Optional[bool] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "shape", "dtype", "merge")
@@ -90,7 +104,7 @@ class Ready(_message.Message):
     def __init__(self, step: _Optional[int] = ..., bases: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("step", "steps", "tokens", "step_ns", "loss", "bases", "discarded")
+    __slots__ = ("step", "steps", "tokens", "step_ns", "loss", "bases", "discarded", "pending")
     STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +112,7 @@ class Progress(_message.Message):
     LOSS_FIELD_NUMBER: _ClassVar[int]
     BASES_FIELD_NUMBER: _ClassVar[int]
     DISCARDED_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
     step: int
     steps: int
     tokens: int
@@ -105,7 +120,8 @@ class Progress(_message.Message):
     loss: float
     bases: _containers.RepeatedScalarFieldContainer[int]
     discarded: _containers.RepeatedCompositeFieldContainer[DiscardCount]
-    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., step_ns: _Optional[int] = ..., loss: _Optional[float] = ..., bases: _Optional[_Iterable[int]] = ..., discarded: _Optional[_Iterable[_Union[DiscardCount, _Mapping]]] = ...) -> None: ...
+    pending: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., step_ns: _Optional[int] = ..., loss: _Optional[float] = ..., bases: _Optional[_Iterable[int]] = ..., discarded: _Optional[_Iterable[_Union[DiscardCount, _Mapping]]] = ..., pending: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DiscardCount(_message.Message):
     __slots__ = ("fragment", "cause", "tokens")
@@ -139,8 +155,34 @@ class Contribution(_message.Message):
     payload: bytes
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., payload: _Optional[bytes] = ...) -> None: ...
 
+class Lease(_message.Message):
+    __slots__ = ("chunk", "start")
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    start: int
+    def __init__(self, chunk: _Optional[int] = ..., start: _Optional[int] = ...) -> None: ...
+
+class DataReport(_message.Message):
+    __slots__ = ("stream", "serial", "chunks", "want", "done", "holding", "returned")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    HOLDING_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    serial: int
+    chunks: int
+    want: int
+    done: _containers.RepeatedScalarFieldContainer[int]
+    holding: _containers.RepeatedScalarFieldContainer[int]
+    returned: _containers.RepeatedCompositeFieldContainer[Lease]
+    def __init__(self, stream: _Optional[str] = ..., serial: _Optional[int] = ..., chunks: _Optional[int] = ..., want: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ..., holding: _Optional[_Iterable[int]] = ..., returned: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ...) -> None: ...
+
 class SyncerMessage(_message.Message):
-    __slots__ = ("welcome", "refused", "start", "upcoming", "request", "published", "fate", "reseed", "stop", "received")
+    __slots__ = ("welcome", "refused", "start", "upcoming", "request", "published", "fate", "reseed", "stop", "received", "heal", "donate", "inner_offer", "data_leases")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +193,10 @@ class SyncerMessage(_message.Message):
     RESEED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    HEAL_FIELD_NUMBER: _ClassVar[int]
+    DONATE_FIELD_NUMBER: _ClassVar[int]
+    INNER_OFFER_FIELD_NUMBER: _ClassVar[int]
+    DATA_LEASES_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     refused: Refused
     start: Start
@@ -161,23 +207,29 @@ class SyncerMessage(_message.Message):
     reseed: Reseed
     stop: Stop
     received: Received
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., upcoming: _Optional[_Union[Upcoming, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., reseed: _Optional[_Union[Reseed, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ...) -> None: ...
+    heal: Heal
+    donate: Donate
+    inner_offer: InnerOffer
+    data_leases: DataLeases
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., upcoming: _Optional[_Union[Upcoming, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., reseed: _Optional[_Union[Reseed, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., donate: _Optional[_Union[Donate, _Mapping]] = ..., inner_offer: _Optional[_Union[InnerOffer, _Mapping]] = ..., data_leases: _Optional[_Union[DataLeases, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "epoch", "generation", "config_json", "fingerprint", "seed")
+    __slots__ = ("run", "epoch", "generation", "config_json", "fingerprint", "seed", "protocol")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CONFIG_JSON_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     run: str
     epoch: int
     generation: int
     config_json: str
     fingerprint: str
     seed: bool
-    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., config_json: _Optional[str] = ..., fingerprint: _Optional[str] = ..., seed: _Optional[bool] = ...) -> None: ...
+    protocol: int
+    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., config_json: _Optional[str] = ..., fingerprint: _Optional[str] = ..., seed: _Optional[bool] = ..., protocol: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("code", "detail")
@@ -274,6 +326,48 @@ class Received(_message.Message):
     seq: int
     reply: PushReply
     def __init__(self, fragment: _Optional[int] = ..., seq: _Optional[int] = ..., reply: _Optional[_Union[PushReply, _Mapping]] = ...) -> None: ...
+
+class Heal(_message.Message):
+    __slots__ = ("fragments",)
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
+    fragments: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, fragments: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Donate(_message.Message):
+    __slots__ = ("slot", "bases")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    bases: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, slot: _Optional[int] = ..., bases: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class InnerOffer(_message.Message):
+    __slots__ = ("slot", "pieces", "size", "peer", "reason")
+    SLOT_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    slot: int
+    pieces: int
+    size: int
+    peer: str
+    reason: str
+    def __init__(self, slot: _Optional[int] = ..., pieces: _Optional[int] = ..., size: _Optional[int] = ..., peer: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DataLeases(_message.Message):
+    __slots__ = ("stream", "serial", "granted", "revoked", "exhausted")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    serial: int
+    granted: _containers.RepeatedCompositeFieldContainer[Lease]
+    revoked: _containers.RepeatedScalarFieldContainer[int]
+    exhausted: bool
+    def __init__(self, stream: _Optional[str] = ..., serial: _Optional[int] = ..., granted: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., exhausted: _Optional[bool] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

@@ -1,0 +1,126 @@
+"""What one does with a run folder from another terminal, or later: resume, join, leave, export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli import options as o
+from atoll.cli.terminal import human, print_json, write_raw
+
+RunFolderArgument = Annotated[Path, typer.Argument(help="Folder of the run.", metavar="RUN_FOLDER")]
+EXIT_LEARNERS_FAILED = 1
+
+
+def resume(run_folder: RunFolderArgument, *, json: o.Json = False) -> None:
+    """Go on with a run that was interrupted (Ctrl-C, a reboot, a crash), in its folder and from its last commit."""
+    from atoll.cli.run_script import finish_script
+    from atoll.cli.train import finish_train
+    from atoll.launch import TrainConfig, describe, resume_run
+    from atoll.launch.stored import StoredRun
+
+    console = human(json_wanted=json)
+
+    def tell(stored: StoredRun) -> None:
+        for line in describe(stored.config):
+            console.print(line, style="dim", markup=False, soft_wrap=True)
+
+    from atoll.dash import LiveView
+
+    stored, finished = resume_run(
+        run_folder,
+        view=lambda folder: LiveView(folder, console=console),
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
+        say_raw=write_raw,
+        tell=tell,
+    )
+    if isinstance(stored.config, TrainConfig):
+        finish_train(finished, console=console, json_wanted=json)
+    else:
+        finish_script(finished.outcome, finished.folder, console=console)
+        if json:
+            print_json(finished.result)
+
+
+def join(
+    run_folder: RunFolderArgument,
+    *,
+    learners: Annotated[int, typer.Option(help="How many learners to add.")] = 1,
+    id: Annotated[str, typer.Option(help="Id of the one learner that is added (default the next learner-N).")] = "",
+    threads: Annotated[int, typer.Option(help="CPU threads per learner; 0: as the run's own (default 0).")] = 0,
+) -> None:
+    """Add learners to a run that is going on here, until it ends; Ctrl-C or SIGTERM makes them leave, and it goes on.
+
+    From another machine, set ATOLL_SYNCER=HOST:PORT, ATOLL_TOKEN, ATOLL_TLS_CA and ATOLL_LEARNER=NAME, and start your
+    script: that is all that joining is.
+    """
+    from atoll.launch import join_run
+
+    console = human(json_wanted=True)
+    outcome, ids = join_run(
+        run_folder,
+        learners=learners,
+        id=id,
+        threads=threads,
+        say=lambda text: console.print(text, markup=False, soft_wrap=True),
+        say_raw=write_raw,
+    )
+    if outcome.given_up:
+        console.print(f"{', '.join(outcome.given_up)} failed; see {run_folder}/logs", style="red", markup=False)
+        raise typer.Exit(EXIT_LEARNERS_FAILED)
+    went_on = "; the run goes on" if outcome.interrupted else ""
+    ended = "left" if outcome.interrupted else "finished with the run"
+    console.print(f"{', '.join(ids)} {ended}{went_on}", markup=False, soft_wrap=True)
+
+
+def leave(
+    run_folder: RunFolderArgument,
+    learner: Annotated[str, typer.Argument(help="Id of the learner, such as learner-2.")],
+) -> None:
+    """Ask one learner of this machine to leave: it hands over its progress and ends; the others go on without it."""
+    from atoll.launch import leave_run
+
+    console = human(json_wanted=False)
+    console.print(f"{learner} is asked to leave ...", markup=False, soft_wrap=True)
+    one = leave_run(run_folder, learner)
+    console.print(f"{learner} (pid {one.pid}) has left", markup=False, soft_wrap=True)
+
+
+def export(
+    source: Annotated[
+        str, typer.Argument(help="Folder of a run, or the folder or URL of a snapshot or of a run's snapshots.")
+    ],
+    *,
+    to: Annotated[Path, typer.Option(help="File to write, such as model.safetensors.")],
+    dtype: Annotated[
+        str, typer.Option(help="float32, bfloat16, float16, or own: as in the training script (default float32).")
+    ] = "float32",
+    snapshot_options: o.SnapshotOptions = None,
+    json: o.Json = False,
+) -> None:
+    """Write the published model of a run as safetensors, from its state or a snapshot; nothing of it need be alive.
+
+    In PyTorch: model.load_state_dict(safetensors.torch.load_file(path), strict=False)
+    """
+    from dataclasses import asdict
+
+    from atoll.launch import export_run
+    from atoll.launch.durability import parse_options
+
+    console = human(json_wanted=json)
+    done = export_run(source, to, dtype=dtype, options=parse_options(snapshot_options or ""))
+    for problem in done.problems:
+        console.print(f"note: {problem}", style="yellow", markup=False, soft_wrap=True)
+    low, high = min(done.versions), max(done.versions)
+    versions = f"version {low}" if low == high else f"versions {low} to {high}"
+    fragments = f"{len(done.versions)} fragment{'' if len(done.versions) == 1 else 's'}"
+    console.print(
+        f"{done.to}: {done.tensors} tensors, {done.parameters:,} parameters as {dtype}, {versions} of {fragments}, "
+        f"from {done.source}",
+        markup=False,
+        soft_wrap=True,
+    )
+    if json:
+        print_json({**asdict(done), "to": str(done.to)})

@@ -1,0 +1,197 @@
+"""What the syncer must find again after a kill -9, as plain JSON values, and how the machine is built from it.
+
+Two kinds of record, so that a commit writes one fragment's worth and nothing else:
+
+    column   one per fragment, written together with its parameters: version, rhythm, norms, and the fragment's share
+             of the token ledger, with the last contributions of each learner that are inside. Whatever the age of the
+             other columns, each is exact for its own version, so no commit has to agree with another one on disk.
+    rows     small facts with a key each, appended to the tape before anything that follows from them is said: the run
+             itself, who is a member under which generation, tokens of generations that are over, data leases.
+
+Contributions that were received and not merged are not written: their learners still hold them and hear, when they come
+back, that they must hand them over again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.core.ledger import Ledger
+from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
+from atoll.core.messages import TensorSpec
+from atoll.core.policy import NORMS_KEPT
+from atoll.core.round_book import RoundBook
+from atoll.core.rounds import ContributionId, HandedOver
+from atoll.errors import StoreError
+
+ROWS_FORMAT = 1
+ROUNDS_SKIPPED = 1000
+"""Round numbers left out after a restart: rounds that were launched and not committed are not on record, and their
+numbers must not be used for others."""
+
+Column = dict[str, Any]
+Rows = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What the disk (or a snapshot) gave back."""
+
+    rows: Mapping[str, Any]
+    columns: Mapping[int, Column]
+    """By fragment; a fragment that is missing was damaged beyond use and must come from a learner."""
+    exact: bool
+    """True if nothing newer can have been published: every commit was on disk before its publication."""
+    source: str = "slots"
+    """The rung of the ladder: "slots" or the snapshot's name."""
+    problems: Sequence[str] = field(default_factory=list)
+    handed: Sequence[HandedOver] = ()
+    """What learners that left had handed over and no round had merged."""
+
+
+# ---------------------------------------------------------------- writing
+
+
+def run_row(run: str, tensors: Sequence[TensorSpec], fragments: int, seeded: bool) -> dict[str, Any]:
+    listed = [[t.name, list(t.shape), t.dtype, t.merge] for t in tensors]
+    return {"format": ROWS_FORMAT, "run": run, "fragments": fragments, "tensors": listed, "seeded": seeded}
+
+
+def member_key(learner: str) -> str:
+    return f"member/{learner}"
+
+
+def member_row(member: Member) -> dict[str, Any]:
+    return {"generation": member.generation, "instance": member.instance, "state": str(member.state)}
+
+
+def version_key(fragment: int) -> str:
+    return f"version/{fragment}"
+
+
+def column_of(book: RoundBook, membership: Membership, ledger: Ledger, fragment: int) -> Column:
+    """The fragment's column as things stand, with no merge of it under way."""
+    return _column(book, membership, ledger, fragment, (), book.tracks[fragment].checksum)
+
+
+def column_after_merge(book: RoundBook, membership: Membership, ledger: Ledger, fragment: int, checksum: int) -> Column:
+    """The column as it will be once the merge that is under way is committed: it is written before the machine hears
+    that the merge is done."""
+    return _column(book, membership, ledger, fragment, book.merging(fragment), checksum)
+
+
+def _column(
+    book: RoundBook, membership: Membership, ledger: Ledger, fragment: int, items: Sequence[Any], checksum: int
+) -> Column:
+    track = book.tracks[fragment]
+    version = track.version + (1 if items else 0)
+    folded, lines = ledger.column(fragment)
+    tokens: dict[tuple[str, int], int] = {}
+    fresh: dict[tuple[str, int], list[list[int]]] = {}
+    for item in items:
+        key = (item.id.learner, item.id.generation)
+        tokens[key] = tokens.get(key, 0) + item.tokens
+        fresh.setdefault(key, []).append([item.id.seq, version])
+    accounts = []
+    for line in lines:
+        key = (line[0], line[1])
+        member = membership.members.get(line[0])
+        current = member is not None and member.generation == line[1]
+        known = [list(pair) for pair in member.merged[fragment]] if member is not None and current else []
+        merged = (known + fresh.get(key, []))[-MERGED_KEPT:]
+        accounts.append([line[0], line[1], line[2], line[3] + tokens.get(key, 0), line[4], merged])
+    norms = [*track.norms, *(item.norm for item in items)]
+    return {
+        "version": version,
+        "checksum": checksum,
+        "due_step": track.due_step,
+        "norms": norms[-NORMS_KEPT:],
+        "contributions": track.contributions_merged + len(items),
+        "rounds_started": book.rounds_started,
+        "clock_step": book.clock_last,
+        "joined_max": membership.joined_max,
+        "handed": [list(entry) for entry in book.handed(fragment, items, version)],
+        "folded": folded,
+        "accounts": accounts,
+    }
+
+
+# ---------------------------------------------------------------- reading
+
+
+def tensors_of(rows: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+    """The model that the run row describes."""
+    run = rows.get("run")
+    if not isinstance(run, Mapping) or run.get("format") != ROWS_FORMAT:
+        raise StoreError(
+            f"the state's run record is of format {run.get('format') if isinstance(run, Mapping) else run!r}, this "
+            f"version reads {ROWS_FORMAT}; use the version of atoll that wrote it, or start a new run folder"
+        )
+    return tuple(TensorSpec(str(n), tuple(map(int, s)), str(d), str(m)) for n, s, d, m in run["tensors"])
+
+
+def restore_members(rows: Mapping[str, Any], columns: Mapping[int, Column], fragments: int, now_ns: int) -> Membership:
+    """Everybody who was in the run, away until heard of again."""
+    membership = Membership()
+    known: dict[str, dict[str, Any]] = {}
+    for column in columns.values():
+        # Only if the tape was lost does a column know of a member that no row knows.
+        for learner, generation, *_ in column["accounts"]:
+            if generation > known.get(learner, {"generation": 0})["generation"]:
+                known[learner] = {"generation": generation, "instance": "", "state": str(MemberState.LOST)}
+    for key, row in rows.items():
+        if key.startswith("member/") and row["generation"] >= known.get(key[7:], {"generation": 0})["generation"]:
+            known[key[7:]] = row
+    for learner, row in sorted(known.items()):
+        state = MemberState(row["state"])
+        member = Member(learner, int(row["generation"]), str(row["instance"]), -1, state, now_ns)
+        if state not in (MemberState.LEFT, MemberState.LOST):
+            member.state, member.away_ns = MemberState.AWAY, now_ns
+        member.recovered = member.unbalanced = state is not MemberState.LEFT
+        member.seq_seen = [-1] * fragments
+        member.merged = [[] for _ in range(fragments)]
+        membership.members[learner] = member
+    membership.joined_max = max((int(column["joined_max"]) for column in columns.values()), default=0)
+    return membership
+
+
+def restore_column(
+    book: RoundBook,
+    membership: Membership,
+    ledger: Ledger,
+    fragment: int,
+    column: Column,
+    live: Set[tuple[str, int]],
+) -> None:
+    """Put one fragment's column back into the books."""
+    track = book.tracks[fragment]
+    track.version, track.checksum = int(column["version"]), int(column["checksum"])
+    track.due_step = int(column["due_step"])
+    track.norms = [float(norm) for norm in column["norms"]]
+    track.contributions_merged = int(column["contributions"])
+    track.handed = [(str(name), int(g), int(seq), int(v)) for name, g, seq, v in column.get("handed", [])]
+    ledger.restore_column(fragment, column["folded"], [line[:5] for line in column["accounts"]], live)
+    for learner, generation, _, _, _, merged in column["accounts"]:
+        member = membership.members.get(learner)
+        if member is not None and member.generation == generation:
+            member.merged[fragment] = [(int(seq), int(version)) for seq, version in merged]
+            member.seq_seen[fragment] = max((seq for seq, _ in member.merged[fragment]), default=-1)
+    book.rounds_started = max(book.rounds_started, int(column["rounds_started"]) + ROUNDS_SKIPPED)
+    book.clock_last = max(book.clock_last, int(column["clock_step"]))
+    book.contributions_merged += track.contributions_merged
+    book.commits += track.version
+
+
+def live_generations(membership: Membership) -> set[tuple[str, int]]:
+    """Which generation of each learner may still come back."""
+    return {(m.learner, m.generation) for m in membership.members.values() if m.state is not MemberState.LEFT}
+
+
+def is_merged(item: ContributionId, column: Column) -> bool:
+    """True if a contribution that was found on disk is inside the fragment's committed version already."""
+    name = [item.learner, item.generation]
+    if any(list(entry[:3]) == [*name, item.seq] for entry in column.get("handed", [])):
+        return True
+    return any(item.seq in [seq for seq, _ in line[5]] for line in column["accounts"] if list(line[:2]) == name)

@@ -1,0 +1,131 @@
+"""A syncer came back with an older state than it had published: the learners bring the newer versions back.
+
+Every learner says in its Hello which version of each fragment it holds and that version's checksum. Once those that
+were in the run are back (or some time has passed since the first), the newest version of each fragment is asked for
+from one learner that holds it, whole. A version is believed if its checksum is the one on the tape; where the tape does
+not know that version, all learners that hold it should agree, and the checksum with the most holders counts.
+
+Only the parameters come back this way. The outer momentum is what the disk has, a few versions older.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from atoll.core.config import SECOND_NS
+
+HEAL_WAIT_NS = 10 * SECOND_NS
+"""After the first learner is back, how long the others may take: twice the longest pause between two attempts to
+reconnect. Learners train on meanwhile."""
+HEAL_PUSH_NS = 600 * SECOND_NS
+"""How long one learner may take to push what it was asked for; then another is asked. As for a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Somebody holds this version."""
+
+    version: int
+    checksum: int
+
+
+class Healing:
+    """What is missing, who claims to hold it, and who was asked."""
+
+    def __init__(self, versions: Sequence[int], known: Mapping[int, Claim], expected: set[str]) -> None:
+        self.versions = list(versions)
+        self._known = dict(known)
+        self._expected = set(expected)
+        self._claims: dict[int, dict[Claim, set[str]]] = {}
+        self._asked: dict[int, tuple[str, Claim, int]] = {}
+        self._first_ns = -1
+        self.healed: set[int] = set()
+        """Fragments that a learner has brought back."""
+        self.warnings: list[str] = []
+
+    def hear(self, learner: str, bases: Sequence[int], checksums: Sequence[int], now_ns: int) -> None:
+        """A learner is back."""
+        self._first_ns = now_ns if self._first_ns < 0 else self._first_ns
+        self._expected.discard(learner)
+        self.forget(learner)
+        for fragment, (version, checksum) in enumerate(zip(bases, checksums, strict=False)):
+            if fragment >= len(self.versions) or version <= self.versions[fragment]:
+                continue
+            known = self._known.get(fragment)
+            if known is not None and known.version == version and known.checksum != checksum:
+                self.warnings.append(
+                    f"learner {learner!r} holds version {version} of fragment {fragment} with another checksum than "
+                    "the one on the tape; it is not used, and that learner takes the run's state"
+                )
+                continue
+            self._claims.setdefault(fragment, {}).setdefault(Claim(version, checksum), set()).add(learner)
+
+    def forget(self, learner: str) -> None:
+        """Its session is over: whatever it was asked for must come from another."""
+        for holders in self._claims.values():
+            for names in holders.values():
+                names.discard(learner)
+        self._asked = {p: asked for p, asked in self._asked.items() if asked[0] != learner}
+
+    def best(self, fragment: int) -> tuple[Claim, str] | None:
+        """The newest version that is still claimed, and the learner to ask for it."""
+        claims = {c: names for c, names in self._claims.get(fragment, {}).items() if names}
+        claims = {c: names for c, names in claims.items() if c.version > self.versions[fragment]}
+        if not claims:
+            return None
+        newest = max(claim.version for claim in claims)
+        rivals = sorted((c for c in claims if c.version == newest), key=lambda c: (-len(claims[c]), c.checksum))
+        if len(rivals) > 1:
+            self.warnings.append(
+                f"learners hold version {newest} of fragment {fragment} with {len(rivals)} different checksums; "
+                f"the one with the most holders ({len(claims[rivals[0]])}) is used"
+            )
+        return rivals[0], min(claims[rivals[0]])
+
+    def ask(self, now_ns: int) -> dict[str, list[tuple[int, Claim]]]:
+        """Who is to be asked for what now; empty before the wait is over and when everything was asked for."""
+        if not self._waited(now_ns):
+            return {}
+        late = [p for p, (_, _, since_ns) in self._asked.items() if now_ns - since_ns >= HEAL_PUSH_NS]
+        for fragment in late:
+            learner, claim, _ = self._asked.pop(fragment)
+            self._claims[fragment][claim].discard(learner)
+        wanted: dict[str, list[tuple[int, Claim]]] = {}
+        for fragment in range(len(self.versions)):
+            found = None if fragment in self._asked else self.best(fragment)
+            if found is not None:
+                claim, learner = found
+                self._asked[fragment] = (learner, claim, now_ns)
+                wanted.setdefault(learner, []).append((fragment, claim))
+        return wanted
+
+    def asked(self, fragment: int, learner: str) -> Claim | None:
+        """What this learner was asked for."""
+        entry = self._asked.get(fragment)
+        return entry[1] if entry is not None and entry[0] == learner else None
+
+    def giver(self, fragment: int) -> str:
+        """Who was asked for this fragment."""
+        entry = self._asked.get(fragment)
+        return entry[0] if entry is not None else ""
+
+    def done(self, fragment: int, version: int) -> None:
+        self.versions[fragment] = max(self.versions[fragment], version)
+        self._asked.pop(fragment, None)
+        self.healed.add(fragment)
+
+    def over(self, now_ns: int) -> bool:
+        """True when nothing newer is to be had. A fragment that nobody has at all keeps it open."""
+        if not self._waited(now_ns) or self._asked or min(self.versions) < 0:
+            return False
+        return all(self.best(fragment) is None for fragment in range(len(self.versions)))
+
+    def next_wake_ns(self) -> int | None:
+        wakes = [since_ns + HEAL_PUSH_NS for _, _, since_ns in self._asked.values()]
+        if self._first_ns >= 0 and self._expected:
+            wakes.append(self._first_ns + HEAL_WAIT_NS)
+        return min(wakes) if wakes else None
+
+    def _waited(self, now_ns: int) -> bool:
+        return self._first_ns >= 0 and (not self._expected or now_ns >= self._first_ns + HEAL_WAIT_NS)

@@ -1,0 +1,76 @@
+"""Inner optimizer state for a joiner that has none: relayed from a healthy peer, through the syncer, in pieces.
+
+A joiner that said `wants_inner` is served once it is ready, that is, once its bases (its vector clock) are known. The
+peer is the active learner with the most steps that serves nobody yet (ties by id). It answers only when its own bases
+have reached the joiner's, so that the state is never older than the parameters it is used with. The syncer holds a few
+pieces at a time; the peer's next push is answered when there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from atoll.core.config import SECOND_NS
+from atoll.core.membership import Member, MemberState
+from atoll.core.messages import RELAYS_MAX
+
+RELAY_SILENCE_NS = 30 * SECOND_NS
+"""A relay in which nothing moves for this long is given up; the joiner goes on with a warm-up."""
+INNER_PROTOCOL = 2
+"""The protocol that knows inner state."""
+
+
+@dataclass(slots=True)
+class Relay:
+    slot: int
+    joiner: str
+    joiner_generation: int
+    peer: str
+    peer_generation: int
+    moved_ns: int
+    pieces: int = 0
+    """Known with the first piece."""
+
+
+class Relays:
+    def __init__(self) -> None:
+        self.open: dict[int, Relay] = {}
+
+    def start(self, joiner: Member, members: Iterable[Member], now_ns: int) -> Relay | str:
+        """Open a relay for this joiner, or say why there is none."""
+        free = [slot for slot in range(RELAYS_MAX) if slot not in self.open]
+        if not free:
+            return f"{RELAYS_MAX} other learners are being served"
+        busy = {relay.peer for relay in self.open.values()}
+        fit = [m for m in members if m.learner != joiner.learner and m.state is MemberState.ACTIVE and m.connected]
+        fit = [m for m in fit if m.protocol >= INNER_PROTOCOL and not m.wants_inner and m.steps > 0]
+        peers = sorted((m for m in fit if m.learner not in busy), key=lambda m: (-m.steps, m.learner))
+        if not peers:
+            return "no other learner has inner state to give" if not fit else "every healthy peer serves another"
+        peer = peers[0]
+        relay = Relay(free[0], joiner.learner, joiner.generation, peer.learner, peer.generation, now_ns)
+        self.open[relay.slot] = relay
+        return relay
+
+    def from_peer(self, slot: int, learner: str, generation: int) -> Relay | None:
+        """The relay into which this learner may push."""
+        relay = self.open.get(slot)
+        fits = relay is not None and (relay.peer, relay.peer_generation) == (learner, generation)
+        return relay if fits else None
+
+    def to_joiner(self, slot: int, learner: str, generation: int) -> Relay | None:
+        """The relay from which this learner may fetch."""
+        relay = self.open.get(slot)
+        fits = relay is not None and (relay.joiner, relay.joiner_generation) == (learner, generation)
+        return relay if fits else None
+
+    def of(self, learner: str) -> list[Relay]:
+        """Relays that this learner takes part in."""
+        return [relay for relay in self.open.values() if learner in (relay.peer, relay.joiner)]
+
+    def silent(self, now_ns: int) -> list[Relay]:
+        return [relay for relay in self.open.values() if now_ns - relay.moved_ns >= RELAY_SILENCE_NS]
+
+    def next_wake_ns(self) -> int | None:
+        return min((relay.moved_ns + RELAY_SILENCE_NS for relay in self.open.values()), default=None)

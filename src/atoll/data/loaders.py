@@ -1,0 +1,307 @@
+"""The loaders that users iterate over: `loader`, `stream` and `iterable`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any
+
+from torch.utils.data import default_collate
+
+from atoll.data.cutting import OpenChunk
+from atoll.data.desk import AHEAD_S, HOLD_MIN, Desk
+from atoll.data.feeds import CHUNKS_PER_WORKER, Collate, Feed, MapFeed, StreamFeed
+from atoll.data.order import place, shuffled
+from atoll.data.patience import FIRST_LEASE_S, WHEN_DRY, Patience
+from atoll.data.seam import LearnerLike
+from atoll.data.skim import Skim
+from atoll.errors import ConfigError, LocalProtocolError
+
+CHUNKS_PER_EPOCH = 1024
+"""The default chunk_size cuts a data set into this many chunks, or more: enough to share among many learners."""
+CHUNK_SIZE_MIN = 16
+"""The smallest default chunk_size: below it, leases would cost more than they share out."""
+CHUNK_SIZE_MAX = 4096
+"""The largest default chunk_size: what a loss repeats is part of a chunk."""
+STATE_FORMAT = 1
+OPTIONS = (
+    "multiprocessing_context",
+    "persistent_workers",
+    "pin_memory",
+    "pin_memory_device",
+    "prefetch_factor",
+    "timeout",
+    "worker_init_fn",
+)
+"""What is handed on to torch's DataLoader as it is."""
+
+
+class Loader:
+    """Iterate over it once: it goes through all chunks of all epochs that fall to this learner, and ends when nothing
+    is left or the run is over. Leaving the loop and starting another goes on where the first one was."""
+
+    def __init__(self, desk: Desk, feed: Feed, patience: Patience, cut: Mapping[str, Any]) -> None:
+        self._desk = desk
+        self._feed = feed
+        self._patience = patience
+        self._cut = dict(cut)
+        self._running = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._running:
+            raise LocalProtocolError(
+                f"two loops over data stream {self._desk.stream!r} at a time; make a second loader with another stream"
+            )
+        self._running = True
+        self._desk.rewind()
+        pieces = self._feed.open()
+        try:
+            yield from self._batches(pieces)
+        finally:
+            self._running = False
+            pieces.close()  # type: ignore[attr-defined]
+
+    def _batches(self, pieces: Iterator[Any]) -> Iterator[Any]:
+        desk, feed = self._desk, self._feed
+        empty, dealt, ended = 0, feed.dealt, False
+        for piece in pieces:
+            if desk.over:
+                return
+            if piece.size:
+                self._patience.fed()
+                empty = 0
+                if desk.hand(piece.parts):
+                    feed.deal()
+                    yield piece.data
+                    continue
+            else:
+                desk.close(piece.parts)
+            feed.deal()
+            empty = empty + 1 if feed.dealt == dealt else 0
+            dealt = feed.dealt
+            if empty >= feed.depth and not ended and not self._patience.idle():
+                ended = True
+                feed.end()
+        desk.finish()
+
+    # ------------------------------------------------------------ what the loop may ask
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the stream, over all epochs and learners; 0: no end."""
+        return self._desk.chunks
+
+    @property
+    def chunk_size(self) -> int:
+        """Samples per chunk; 0 where the chunks' own readers decide."""
+        return int(self._cut.get("chunk_size", 0))
+
+    def stats(self) -> dict[str, int]:
+        """Of this process: chunks done, samples handed to the loop, and how many of those were repeats because the
+        leases had run out."""
+        counts = self._desk.counts
+        return {"chunks": counts.chunks, "samples": counts.samples, "repeated": counts.repeated}
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON, for a local checkpoint: how the data is cut, the counts, and the chunks in hand with their positions.
+
+        The position of the run is the syncer's; a process that is restarted gets chunks from there. One that it had in
+        hand may come back to it or go to another learner, and starts at the beginning of its lease, because nobody
+        knows how much of the lost process's progress was merged."""
+        return {"format": STATE_FORMAT, "cut": dict(self._cut), **self._desk.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Check that the data is cut as it was, and take the counts over."""
+        if state.get("format") != STATE_FORMAT:
+            raise ConfigError(f"a data state of format {state.get('format')!r}; this build reads {STATE_FORMAT}")
+        now = {"stream": self._desk.stream, "chunks": self._desk.chunks, **self._cut}
+        before = {"stream": state["stream"], "chunks": state["chunks"], **state["cut"]}
+        for name in sorted({*now, *before}):
+            if now.get(name) != before.get(name):
+                raise ConfigError(
+                    f"the checkpoint's data has {name} {before.get(name)!r}, this loader {now.get(name)!r}; use the "
+                    "same data and settings, or start without the checkpoint"
+                )
+        counts = self._desk.counts
+        counts.chunks, counts.samples, counts.repeated = (
+            int(state["counts"][name]) for name in ("chunks", "samples", "repeated")
+        )
+
+
+# ---------------------------------------------------------------- the three ways to make one
+
+
+def loader(
+    learner: LearnerLike,
+    dataset: Any,
+    *,
+    batch_size: int | None = 1,
+    chunk_size: int | None = None,
+    epochs: int = 1,
+    seed: int = 0,
+    shuffle: bool = True,
+    **settings: Any,
+) -> Loader:
+    """Batches of a map-style data set (`len(dataset)` and `dataset[index]`), each sample once per epoch over all
+    learners together.
+
+    Every learner gives the same data set, chunk_size, epochs, seed and shuffle. `epochs` 0: no end. `chunk_size` (by
+    default a 1024th of the data, from 16 to 4096) is what one lease holds. `settings`: see `stream`."""
+    samples = len(dataset)
+    if samples < 1:
+        raise ConfigError("atoll.data.loader got an empty data set; give it one with samples")
+    size = chunk_size if chunk_size is not None else _default_size(samples)
+    _at_least("chunk_size", size, 1)
+    _at_least("epochs", epochs, 0)
+    per_epoch = -(-samples // size)
+
+    def chunk_indices(number: int) -> list[int]:
+        epoch, index = place(number, per_epoch, seed, shuffle=shuffle)
+        first = index * size
+        count = min(size, samples - first)
+        order = shuffled(count, (seed, epoch, index)) if shuffle else range(count)
+        return [first + position for position in order]
+
+    def make(desk: Desk, **common: Any) -> Feed:
+        return MapFeed(desk, dataset, chunk_indices, **common)
+
+    cut = {"chunk_size": size, "samples": samples, "seed": seed, "shuffle": shuffle}
+    chunks = per_epoch * epochs
+    return _build(learner, make, batch_size=batch_size, chunks=chunks, cut=cut, whole_chunks=False, **settings)
+
+
+def stream(
+    learner: LearnerLike,
+    open_chunk: OpenChunk,
+    *,
+    batch_size: int | None = 1,
+    chunks: int = 0,
+    **settings: Any,
+) -> Loader:
+    """Batches of anything that can be opened by number: `open_chunk(number)` gives the samples of one chunk (a file, a
+    shard, a range), the same ones in the same order every time it is called.
+
+    `chunks` is their number in total, epochs included; 0: no end. `atoll.data.place(number, files, seed)` maps a number
+    to (epoch, file) in a shuffled order. With workers, each reads whole chunks, several of them at the same time.
+
+    Settings that all loaders take:
+      batch_size       None: no batches, the samples one by one
+      stream           the stream's name, "train" unless told; one loader per name
+      drop_last        give up the last, short batch of this learner; its chunks count as done
+      collate_fn       as in torch
+      num_workers      as in torch; also pin_memory, persistent_workers, prefetch_factor, multiprocessing_context,
+                       worker_init_fn and timeout
+      ahead_s          training time that the leases in hand should last for
+      when_dry         "repeat": out of leases, go over the last chunks again; "wait": wait for leases
+      lookahead        batches that the loop takes before it has processed the one before (Hugging Face accelerate: 1)
+      first_lease_s    how long the first lease may take"""
+    _at_least("chunks", chunks, 0)
+
+    def make(desk: Desk, **common: Any) -> Feed:
+        return StreamFeed(desk, open_chunk, **common)
+
+    return _build(learner, make, batch_size=batch_size, chunks=chunks, cut={}, whole_chunks=True, **settings)
+
+
+def iterable(
+    learner: LearnerLike,
+    dataset: Iterable[Any],
+    *,
+    batch_size: int | None = 1,
+    chunk_size: int = CHUNK_SIZE_MAX,
+    epochs: int = 1,
+    samples: int | None = None,
+    **settings: Any,
+) -> Loader:
+    """Batches of a data set that can only be iterated over from its beginning.
+
+    Every learner, and every worker of each, reads through all of it and keeps the samples of its own chunks: reading
+    costs as much as if one learner had to read everything. Where that is too slow, use `stream`. `samples` (per epoch;
+    `len(dataset)` where it has one) is needed for more than one epoch; without it the data ends where it ends. A chunk
+    that comes back from a lost learner makes the reader start over, with `dataset.skip` where it exists. The data set's
+    own order counts, and must be the same on every learner. `settings`: see `stream`."""
+    _at_least("chunk_size", chunk_size, 1)
+    _at_least("epochs", epochs, 0)
+    if samples is None:
+        samples = len(dataset) if isinstance(dataset, Sized) else 0
+    if epochs != 1 and not samples:
+        raise ConfigError("more than one epoch of an iterable data set needs its length; give samples=...")
+    chunks = -(-samples // chunk_size) * epochs
+
+    def make(desk: Desk, **common: Any) -> Feed:
+        return StreamFeed(desk, Skim(dataset, chunk_size, samples), **common)
+
+    cut = {"chunk_size": chunk_size, "samples": samples}
+    return _build(
+        learner,
+        make,
+        batch_size=batch_size,
+        chunks=chunks,
+        cut=cut,
+        whole_chunks=True,
+        open_ended=not samples,
+        **settings,
+    )
+
+
+def _build(
+    learner: LearnerLike,
+    make: Callable[..., Feed],
+    *,
+    batch_size: int | None,
+    chunks: int,
+    cut: Mapping[str, Any],
+    whole_chunks: bool,
+    open_ended: bool = False,
+    stream: str = "train",
+    drop_last: bool = False,
+    collate_fn: Collate | None = None,
+    num_workers: int = 0,
+    ahead_s: float = AHEAD_S,
+    when_dry: str = "repeat",
+    lookahead: int = 0,
+    first_lease_s: float = FIRST_LEASE_S,
+    **options: Any,
+) -> Loader:
+    """`whole_chunks`: workers read a chunk each, so that more of them are needed in hand."""
+    if batch_size is not None:
+        _at_least("batch_size", batch_size, 1)
+    _at_least("num_workers", num_workers, 0)
+    _at_least("lookahead", lookahead, 0)
+    if when_dry not in WHEN_DRY:
+        raise ConfigError(f"when_dry must be one of {', '.join(WHEN_DRY)}; not {when_dry!r}")
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise ConfigError(f"atoll.data has no setting {unknown[0]!r}; beside its own it takes {', '.join(OPTIONS)}")
+    collate = collate_fn if collate_fn is not None else (default_collate if batch_size is not None else _only_one)
+    hold_min = max(HOLD_MIN, CHUNKS_PER_WORKER * num_workers if whole_chunks else 0)
+    desk = Desk(
+        learner,
+        stream=stream,
+        chunks=chunks,
+        ahead_s=ahead_s,
+        hold_min=hold_min,
+        lookahead=lookahead,
+        open_ended=open_ended,
+    )
+    feed = make(
+        desk,
+        batch_size=batch_size or 1,
+        drop_last=drop_last,
+        collate=collate,
+        workers=num_workers,
+        options=options,
+    )
+    return Loader(desk, feed, Patience(learner, desk, when_dry, first_lease_s), cut)
+
+
+def _default_size(samples: int) -> int:
+    return min(CHUNK_SIZE_MAX, max(CHUNK_SIZE_MIN, -(-samples // CHUNKS_PER_EPOCH)))
+
+
+def _only_one(samples: list[Any]) -> Any:
+    return samples[0]
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}; not {value!r}")

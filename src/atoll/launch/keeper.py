@@ -1,0 +1,155 @@
+"""The syncer's place in a run, through all its restarts.
+
+    starting --RUN/syncer.json names its pid--> serving --dies--> waiting --pause over--> starting
+
+Its first start is waited for. Later ones happen beside the run: the learners train on, and find it again because it
+comes back at the same address and from its last commit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from atoll.errors import LaunchError
+from atoll.launch.folder import RunFolder
+from atoll.launch.plan import SyncerPolicy
+from atoll.launch.process import Child, Command, describe_exit, note
+from atoll.observe import Writer
+from atoll.observe.events import ProcessExited
+from atoll.syncer import EXIT_FENCED
+
+POLL_S = 0.05
+
+
+class SyncerKeeper:
+    """Starts the syncer and starts it again. Everything happens inside `start` and `look`, on the caller's thread."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        command: Command,
+        *,
+        policy: SyncerPolicy,
+        spawn: Callable[[Command], Child],
+        writer: Writer,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder = folder
+        self._command = command
+        self._policy = policy
+        self._spawn = spawn
+        self._writer = writer
+        self._say = say
+        self._row = 0
+        self._early_deaths = 0
+        self._began_s = 0.0
+        self._restart_at_s: float | None = None
+        self.child: Child | None = None
+        self.serving = False
+        self.address = ""
+        self.restarts = 0
+        self.stopped = False
+        """Somebody else has told it to end, and it did."""
+
+    def start(self, *, hurry: Callable[[], bool]) -> None:
+        """Start it and wait until it serves, or until somebody is in a hurry."""
+        self._began_s = time.monotonic()
+        self.child = self._spawn(self._command)
+        while not self.serving and not hurry():
+            self.look(time.monotonic())
+            time.sleep(0 if self.serving else POLL_S)
+
+    def look(self, now_s: float) -> None:
+        """Notice its death, its readiness, or that a pause is over. Raises LaunchError when it cannot be kept going."""
+        child = self.child
+        if child is None:
+            if self._restart_at_s is not None and now_s >= self._restart_at_s:
+                self._restart(now_s)
+            return
+        if not self.serving:  # Asked first: it may have begun to serve and died since the last look.
+            self._look_whether_it_serves(child, now_s)
+        if (code := child.poll()) is not None:
+            self.child = None
+            self._writer.emit(ProcessExited(child.role, child.id, child.pid, code))
+            self._died(child, code, now_s)
+
+    def release(self) -> Child | None:
+        """The process, for whoever ends it; nothing is restarted from here on."""
+        child, self.child = self.child, None
+        self._restart_at_s = None
+        return child
+
+    def _look_whether_it_serves(self, child: Child, now_s: float) -> None:
+        address = self._announced_by(child.pid)
+        if address:
+            self.serving, self.address, self._began_s = True, address, now_s
+            if self.restarts:
+                self._say(f"syncer is back (restart {self.restarts})")
+        elif now_s - self._began_s > self._policy.ready_s_max:
+            if not self.address:
+                raise LaunchError(
+                    f"the syncer was not ready after {self._policy.ready_s_max:g} s; its log {child.log_file} ends "
+                    f"with:\n{child.log_tail()}"
+                )
+            child.kill()  # Counted as a death before it served.
+
+    def _announced_by(self, pid: int) -> str:
+        """The address in RUN/syncer.json, if this very process wrote it: an earlier syncer's file may lie there."""
+        try:
+            # The syncer renames this file into place, so it is whole.
+            announced = json.loads(self._folder.syncer_file.read_text())
+            return str(announced["address"]) if announced["pid"] == pid else ""
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def _died(self, child: Child, code: int, now_s: float) -> None:
+        log = f"Its log {child.log_file} ends with:\n{child.log_tail()}"
+        if not self.address:
+            raise LaunchError(
+                f"the syncer ended before anybody could join ({describe_exit(code)}); mend what its log shows. {log}"
+            )
+        if code == EXIT_FENCED:  # Starting it again would be a fight.
+            raise LaunchError(
+                f"a newer syncer has taken over this run, so this launcher ends; look for the other one (`atoll resume`"
+                f" or `atoll syncer` on {self._folder.path}). {log}"
+            )
+        if code == 0:
+            self.stopped, self.serving = True, False
+            self._say("the syncer was told to stop, and has stopped; the run ends here")
+            return
+        self._early_deaths = 0 if self.serving else self._early_deaths + 1
+        if self.serving and now_s - self._began_s >= self._policy.calm_s:
+            self._row = 0
+        self.serving = False
+        self._plan_restart(describe_exit(code), now_s, log)
+
+    def _plan_restart(self, how: str, now_s: float, log: str) -> None:
+        policy = self._policy
+        if self._early_deaths >= policy.early_deaths_max or self._row >= policy.restarts_max:
+            times = f"{self._early_deaths} times before it served" if self._early_deaths else f"{self._row + 1} times"
+            raise LaunchError(
+                f"the syncer died {times} ({how}) and is given up; mend what its log shows, then `atoll resume "
+                f"{self._folder.path}` goes on from the last commit. {log}"
+            )
+        delay_s = min(policy.delay_s_max, policy.delay_s * 2.0 ** min(self._row, 30))
+        self._row += 1
+        self._restart_at_s = now_s + delay_s
+        self._say(f"syncer: {how}; learners train on; restarting it in {delay_s:g} s")
+
+    def _restart(self, now_s: float) -> None:
+        self.restarts += 1
+        self._restart_at_s = None
+        self._began_s = now_s
+        note(self._folder.log_file(self._command.role, self._command.id), f"--- restart {self.restarts} ---")
+        self.child = self._spawn(listening_at(self._command, self.address))
+
+
+def listening_at(command: Command, address: str) -> Command:
+    """The same command with its --listen replaced: learners that run already look for the syncer where it was."""
+    argv = list(command.argv)
+    if "--listen" in argv[:-1]:
+        argv[argv.index("--listen") + 1] = address
+    return replace(command, argv=argv)

@@ -1,0 +1,196 @@
+"""A learner's inner state over deaths: its own checkpoint, a peer's state, or none and a short warm-up.
+
+The rungs, best first; which one was used is an event and is in the report:
+
+    checkpoint   RUN/learners/<id>/ holds this learner's optimizer state, schedules, random numbers and data position
+    peer         a healthy learner's optimizer state, relayed by the syncer
+    parameters   published parameters alone; the learning rate is ramped up over a few steps
+    fresh        the run itself is new
+
+The checkpoint is tied to the base versions it was taken at. Parameters are never taken from it: published ones are
+newer, and what was trained since and not merged is what a death costs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from atoll.core.learner_machine import LearnerMachine
+from atoll.errors import ConfigError, PayloadError
+from atoll.learner.checkpoint import CheckpointFile, CheckpointWriter, WriteStats
+from atoll.learner.inner import (
+    Captured,
+    InnerAbout,
+    OptimizerLike,
+    Stateful,
+    capture,
+    restore,
+    restore_optimizer_only,
+    unpack,
+)
+from atoll.learner.warmup import InnerWarmup
+from atoll.observe import Writer, events
+
+CHECKPOINT_EVERY_S = 60.0
+"""A death costs at most this much of optimizer state and data position; parameters are merged far more often."""
+CAPTURE_SHARE_MAX = 0.005
+"""Checkpoints become rarer where copying the state would take a larger share of the training time than this."""
+WARMUP_STEPS = 20
+"""Steps of the ramp after a cold start: AdamW's second moment (beta 0.95 to 0.99) has seen enough gradients then."""
+CLOSE_S = 15.0
+"""How long the last checkpoint may take when a learner leaves."""
+
+
+class InnerCare:
+    """Owned by the Learner; everything but the writes happens on the training thread."""
+
+    def __init__(
+        self,
+        optimizer: OptimizerLike | None,
+        extras: Mapping[str, Stateful],
+        folder: Path | None,
+        every_s: float,
+        machine: LearnerMachine,
+        writer: Writer,
+    ) -> None:
+        self._optimizer = optimizer
+        self._extras = dict(extras)
+        self._machine = machine
+        self._events = writer
+        self._every_s = every_s if folder is not None else 0.0
+        self._file = CheckpointFile(folder, machine.learner) if folder is not None and every_s > 0 else None
+        self._writer: CheckpointWriter | None = None
+        self._found: Captured | None = None
+        self._warmup: InnerWarmup | None = None
+        self._next_s = 0.0
+        self._capture_ns = 0
+        self.detail = ""
+        """Why not a better rung."""
+
+    # ------------------------------------------------------------ starting
+
+    def look(self) -> None:
+        """Before joining: is there a checkpoint of this learner?"""
+        if self._file is not None:
+            self._found, problems = self._file.load()
+            for problem in problems:
+                self._warn(problem)
+        self._machine.wants_inner = self._found is None and self._optimizer is not None
+
+    def restore_own(self) -> bool:
+        """After joining: put the own checkpoint back, if it is of this run."""
+        found, machine = self._found, self._machine
+        if found is None:
+            return False
+        if found.about.run != machine.run:
+            self.detail = "the checkpoint here is of another run"
+            self._found = None
+            return False
+        try:
+            lost = restore(found, self._optimizer, self._extras, rng=True)
+        except PayloadError as error:
+            self._warn(f"the checkpoint of step {found.about.step} does not fit: {error}")
+            self._found = None
+            return False
+        for text in lost:
+            if not text.endswith("no such extra was given"):  # it may be kept later
+                self._warn(f"not restored from the checkpoint: {text}")
+        self._found = _extras_of(found)
+        self.detail = f"of step {found.about.step}, generation {found.about.generation}"
+        return True
+
+    def take_peer(self, blob: bytes, peer: str) -> bool:
+        """Put a peer's optimizer state into this learner's optimizer."""
+        assert self._optimizer is not None
+        try:
+            received = unpack(blob)
+            restore_optimizer_only(received, self._optimizer)
+        except PayloadError as error:
+            self.detail = f"the inner state of {peer} does not fit: {error}"
+            return False
+        self.detail = f"of learner {peer} at its step {received.about.step}"
+        return True
+
+    def warm_up(self) -> None:
+        """No inner state to be had: ramp the learning rate up."""
+        if self._optimizer is not None:
+            self._warmup = InnerWarmup(self._optimizer, WARMUP_STEPS)
+
+    def begin(self) -> None:
+        """The learner is in: keep checkpoints from here on."""
+        if self._file is not None:
+            self._writer = CheckpointWriter(self._file, self._warn, written=self._written)
+            self._next_s = time.monotonic() + self._every_s
+
+    def keep(self, name: str, extra: Stateful) -> None:
+        """Add something to the checkpoint; what the checkpoint at the start held of it is put back now."""
+        if name in self._extras and self._extras[name] is not extra:
+            raise ConfigError(f"two things are to be kept as {name!r}; give each its own name")
+        self._extras[name] = extra
+        if self._found is not None and name in self._found.structure["extras"]:
+            lost = restore(self._found, None, {name: extra}, rng=False)
+            for text in lost:
+                if text.startswith(f"{name}:"):
+                    self._warn(f"not restored from the checkpoint: {text}")
+
+    # ------------------------------------------------------------ while training
+
+    def stepped(self) -> int:
+        """At a step boundary: take a checkpoint if it is time; returns the nanoseconds that took."""
+        if self._writer is None or time.monotonic() < self._next_s or self._writer.busy:
+            return 0
+        return self._take(self._writer)
+
+    def _take(self, writer: CheckpointWriter) -> int:
+        began_ns = time.perf_counter_ns()
+        try:
+            writer.offer(self.capture(writer.spare()))
+        except ConfigError as error:  # something that cannot be written without pickle: say it once and stop trying
+            self._warn(f"no checkpoints of this learner's inner state: {error}")
+            self._writer = None
+        self._capture_ns = time.perf_counter_ns() - began_ns
+        pause_s = max(self._every_s, self._capture_ns / 1e9 / CAPTURE_SHARE_MAX)
+        self._next_s = time.monotonic() + pause_s
+        return self._capture_ns
+
+    def capture(self, reuse: Captured | None = None) -> Captured:
+        """A copy of the inner state as it is now."""
+        machine = self._machine
+        bases = tuple(progress.base for progress in machine.fragments)
+        about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
+        return capture(self._optimizer, self._extras, about, reuse=reuse)
+
+    def give(self) -> Captured:
+        """What a joiner needs of it: the optimizer's state alone."""
+        machine = self._machine
+        bases = tuple(progress.base for progress in machine.fragments)
+        about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
+        return capture(self._optimizer, {}, about, rng=False)
+
+    # ------------------------------------------------------------ leaving
+
+    def close(self, last: bool) -> None:
+        """Write a last checkpoint, if the run goes on without this process, and end."""
+        if self._warmup is not None:
+            self._warmup.remove()
+        if self._writer is not None:
+            if last:
+                self._take(self._writer)
+            if self._writer is not None and not self._writer.close(CLOSE_S):
+                self._warn(f"the last checkpoint was not written within {CLOSE_S:g} s")
+
+    def _written(self, about: InnerAbout, stats: WriteStats) -> None:
+        took = (self._capture_ns, stats.write_ns)
+        self._events.emit(events.CheckpointWritten(about.learner, about.step, stats.bytes, *took))
+
+    def _warn(self, text: str) -> None:
+        self._events.emit(events.Warned(self._machine.learner, text))
+
+
+def _extras_of(captured: Captured) -> Captured:
+    """The part of a checkpoint that may still be asked for, without the optimizer's memory."""
+    structure = {**captured.structure, "optimizer": None, "rng": None}
+    tensors = {name: tensor for name, tensor in captured.tensors.items() if name.startswith("extras.")}
+    return Captured(tensors, structure, captured.about)

@@ -1,0 +1,186 @@
+"""Learners that came back: from a restart (with which state), and from a lost link (with how much in one contribution).
+
+A learner whose link was down trained on. Its first contributions after the link is up carry all of that at once, one
+for each fragment, so they weigh more than those of the others. A return keeps the one with the most steps among the
+first commit of each fragment that the learner is in again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from atoll.observe.durability import Cost
+from atoll.observe.events import (
+    CheckpointWritten,
+    Committed,
+    Event,
+    LearnerFinished,
+    LearnerLink,
+    LearnerRecovered,
+    LearnerStarted,
+    ProcessExited,
+)
+
+RECOVERIES_MAX = 2000
+RETURNS_MAX = 2000
+"""Lists are cut at these lengths; the counts beside them go on."""
+FRESH = "fresh"
+"""The rung of a learner that is as new as the run: it recovered nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRecovery:
+    t_ns: int
+    learner: str
+    generation: int
+    step: int
+    rung: str
+    detail: str
+    wait_ns: int
+    away_ns: int
+    """From the end of the process before; 0 when none is known, as for one that is new to the run."""
+    exit_code: int | None
+    resumed: bool
+    """It came back with the whole run, which had been stopped."""
+
+
+@dataclass(slots=True)
+class Return:
+    """A learner that trained on without a link. `steps` is 0 until it is in a commit again."""
+
+    learner: str
+    down_ns: int
+    up_ns: int
+    detail: str = ""
+    commit_ns: int = 0
+    fragment: int = 0
+    version: int = 0
+    steps: int = 0
+    weight: float = 0.0
+    contributors: int = 0
+
+
+@dataclass(slots=True)
+class _Link:
+    down_ns: int | None = None
+    detail: str = ""
+    back: Return | None = None
+    fragments: set[int] = field(default_factory=set)  # those whose commit since the return has been seen
+
+
+class ComebackBook:
+    """Recoveries, returns, and what checkpoints cost, over all learners."""
+
+    def __init__(self) -> None:
+        self.recoveries: list[LearnerRecovery] = []
+        """All but those of rung "fresh"."""
+        self.rungs: dict[str, int] = {}
+        self.last_rung: dict[str, str] = {}
+        """By learner; the newest that was not fresh."""
+        self.returns: list[Return] = []
+        self.returns_count = 0
+        self.checkpoints: dict[str, Cost] = {}
+        """By learner: what the training thread paid, and the bytes written."""
+        self._links: dict[str, _Link] = {}
+        self._exits: dict[str, tuple[int, int]] = {}
+        self._known: set[str] = set()
+        self._stopped: set[str] = set()  # learners of earlier launches that have not been seen in this one
+
+    def apply(self, t_ns: int, event: Event) -> list[Return]:
+        """Gives back the returns of learners that are in a commit for the first time since."""
+        if isinstance(event, Committed):
+            return self._committed(t_ns, event)
+        if isinstance(event, LearnerLink):
+            self._linked(t_ns, event)
+        elif isinstance(event, CheckpointWritten):
+            self.checkpoints.setdefault(event.learner, Cost()).add(event.capture_ns, event.bytes)
+        elif isinstance(event, LearnerRecovered):
+            self._recovered(t_ns, event)
+        elif isinstance(event, ProcessExited):
+            if event.role == "learner":
+                self._exits[event.id] = (t_ns, event.code)
+                self._links.pop(event.id, None)
+        elif isinstance(event, LearnerStarted | LearnerFinished):
+            # Another process, or one that hangs up because it leaves: nothing of it comes back over its link.
+            self._links.pop(event.learner, None)
+        return []
+
+    def new_launch(self) -> None:
+        """Whatever ran is gone."""
+        self._links.clear()
+        self._exits.clear()
+        self._stopped = set(self._known)
+
+    def cut_off(self, end_ns: int) -> list[tuple[str, int, int]]:
+        """(learner, from, to) of every time without a link; one that goes on lasts to `end_ns`."""
+        times = [(one.learner, one.down_ns, one.up_ns) for one in self.returns]
+        going_on = [(name, link.down_ns) for name, link in self._links.items() if link.down_ns is not None]
+        return times + [(name, down_ns, end_ns) for name, down_ns in going_on if end_ns > down_ns]
+
+    def _recovered(self, t_ns: int, event: LearnerRecovered) -> None:
+        ended_ns, code = self._exits.pop(event.learner, (t_ns, None))
+        resumed = event.learner in self._stopped and code is None
+        self._known.add(event.learner)
+        self._stopped.discard(event.learner)
+        if event.rung == FRESH:
+            return
+        self.rungs[event.rung] = self.rungs.get(event.rung, 0) + 1
+        self.last_rung[event.learner] = event.rung
+        if len(self.recoveries) < RECOVERIES_MAX:
+            entry = LearnerRecovery(
+                t_ns=t_ns,
+                learner=event.learner,
+                generation=event.generation,
+                step=event.step,
+                rung=event.rung,
+                detail=event.detail,
+                wait_ns=event.wait_ns,
+                away_ns=max(0, t_ns - ended_ns),
+                exit_code=code,
+                resumed=resumed,
+            )
+            self.recoveries.append(entry)
+
+    def _linked(self, t_ns: int, event: LearnerLink) -> None:
+        link = self._links.setdefault(event.learner, _Link())
+        if not event.up:
+            if link.down_ns is None:
+                link.down_ns, link.detail = t_ns, event.detail
+        elif link.down_ns is not None:
+            link.back = Return(event.learner, link.down_ns, t_ns, link.detail)
+            link.down_ns, link.fragments = None, set()
+            self.returns_count += 1
+            if len(self.returns) < RETURNS_MAX:
+                self.returns.append(link.back)
+
+    def _committed(self, t_ns: int, event: Committed) -> list[Return]:
+        first = []
+        for learner, steps, weight in _shares(event):
+            link = self._links.get(learner)
+            if link is None or link.back is None:
+                continue
+            if event.fragment in link.fragments:
+                link.back = None  # the second time for one fragment: everything that had gathered is in
+                continue
+            link.fragments.add(event.fragment)
+            if not link.back.commit_ns:
+                first.append(link.back)
+            if steps > link.back.steps:
+                link.back.commit_ns, link.back.fragment, link.back.version = t_ns, event.fragment, event.version
+                link.back.steps, link.back.weight = steps, weight
+                link.back.contributors = len(event.contributors)
+        return first
+
+
+def _shares(event: Committed) -> Iterator[tuple[str, int, float]]:
+    """(learner, steps, weight) of each contribution; nothing where the syncer did not say (an older version's file). A
+    learner with two contributions in one commit (one of them carried) counts with both."""
+    if not len(event.contributors) == len(event.steps) == len(event.weights):
+        return
+    sums: dict[str, tuple[int, float]] = {}
+    for learner, steps, weight in zip(event.contributors, event.steps, event.weights, strict=True):
+        before = sums.get(learner, (0, 0.0))
+        sums[learner] = (before[0] + steps, before[1] + weight)
+    for learner, (steps, weight) in sums.items():
+        yield learner, steps, weight

@@ -1,0 +1,62 @@
+"""The newest that is known of each learner."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from atoll.observe.events import LearnerSteps
+from atoll.observe.launches import REPORTED
+from atoll.observe.series import Curve
+
+
+@dataclass(slots=True)
+class LearnerState:
+    """The newest that is known of one learner, and its loss curves."""
+
+    learner: str
+    generation: int = 0
+    step: int = 0
+    restarts: int = 0
+    """Processes of it that ended before they were through."""
+    rung: str = ""
+    """What its last process went on with; empty while it has not recovered anything."""
+    loss: float = math.nan
+    behind: int = 0
+    member: str = ""
+    link_up: bool = True
+    link_loss_said: bool = False
+    """The log has a line about its lost link."""
+    finished: bool = False
+    report_ns: int = 0
+    """Duration of its last report."""
+    last_ns: int = 0
+    """When it last reported steps."""
+    loss_by_tokens: Curve = field(default_factory=Curve)
+    loss_by_time: Curve = field(default_factory=Curve)
+
+    def stepped(self, t_ns: int, event: LearnerSteps, tokens_run: int) -> None:
+        """Take a report; `tokens_run` is what the whole run has processed by now."""
+        self.step, self.generation, self.behind = event.step, event.generation, event.fragments_behind
+        self.report_ns = sum(getattr(event, f"{name}_ns") for name in REPORTED)
+        self.last_ns, self.finished = t_ns, False
+        if math.isfinite(event.loss):
+            self.loss = event.loss
+            self.loss_by_tokens.add(tokens_run, event.loss)
+            self.loss_by_time.add(t_ns, event.loss)
+
+
+def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
+    """Sorts "learner-10" after "learner-2"."""
+    parts: list[tuple[int, int | str]] = []
+    digits = ""
+    for char in [*text, ""]:
+        if char.isdecimal():
+            digits += char
+            continue
+        if digits:
+            parts.append((0, int(digits)))
+            digits = ""
+        if char:
+            parts.append((1, char))
+    return tuple(parts)

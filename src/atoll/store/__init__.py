@@ -1,0 +1,63 @@
+"""Bytes at rest: what the syncer must not lose, snapshots of it, and the model taken out of it.
+
+open_store, RunStore       the state folder of a run: two slots per fragment, the tape, the epoch
+read_state, read_history   the same folder read-only, of a living or a dead run
+SnapshotTarget             snapshots to any fsspec URL; load_snapshot reads one
+export_model               a safetensors file by parameter name
+failpoints                 where tests make this room die
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from atoll.store.export import export_model
+    from atoll.store.handover import Handover
+    from atoll.store.loaded import Loaded, LoadedFragment, LoadedSnapshot
+    from atoll.store.recover import read_state
+    from atoll.store.run_store import RunStore, open_store
+    from atoll.store.slots import CommitStats
+    from atoll.store.snapshots import SnapshotDraft, SnapshotStats, SnapshotTarget, load_snapshot
+    from atoll.store.tape_record import read_history
+
+_HOME = {
+    "CommitStats": "slots",
+    "Handover": "handover",
+    "Loaded": "loaded",
+    "LoadedFragment": "loaded",
+    "LoadedSnapshot": "loaded",
+    "RunStore": "run_store",
+    "SnapshotDraft": "snapshots",
+    "SnapshotStats": "snapshots",
+    "SnapshotTarget": "snapshots",
+    "export_model": "export",
+    "load_snapshot": "snapshots",
+    "open_store": "run_store",
+    "read_history": "tape_record",
+    "read_state": "recover",
+}
+
+__all__ = [
+    "CommitStats",
+    "Handover",
+    "Loaded",
+    "LoadedFragment",
+    "LoadedSnapshot",
+    "RunStore",
+    "SnapshotDraft",
+    "SnapshotStats",
+    "SnapshotTarget",
+    "export_model",
+    "load_snapshot",
+    "open_store",
+    "read_history",
+    "read_state",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,158 @@
+"""From a state folder to arrays and rows: what the last syncer committed, in spite of what is damaged.
+
+A fragment may have files of several epochs: a new epoch writes into its own folder, and older files go once the
+fragment was committed there. The highest (epoch, version) that is good counts, with one exception. A syncer that was
+frozen while another took over may finish the commit it was in (its files are its own, and it notices only afterwards).
+Nobody ever received that version, so it must not come to life at the next start. Hence `claims.json` in each epoch's
+folder: which commit of which epoch was the newest for every fragment when that epoch began. Anything newer in an older
+epoch's folder is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import StoreError
+from atoll.store import files
+from atoll.store.epoch import TAPE_FOLDER, epoch_folders
+from atoll.store.loaded import Loaded, LoadedFragment
+from atoll.store.slot_reader import read_fragment
+from atoll.store.slot_record import SlotRecord
+from atoll.store.tape_record import read_rows
+
+CLAIMS_FILE = "claims.json"
+READERS_MAX = 4
+"""Fragments read at once: some wait for the disk while others are copied and checked."""
+READ_TRIES = 5
+"""Attempts on the folder of a living run, whose files may be replaced between listing and opening them."""
+_SLOTS_NAME = re.compile(r"fragment-(\d{4,})\.slots")
+
+Claim = tuple[int, int] | None
+"""The newest commit (epoch, sequence) of a fragment that a syncer saw when it took over; None if it could not tell."""
+
+
+def slots_path(folder: Path, fragment: int) -> Path:
+    return folder / f"fragment-{fragment:04}.slots"
+
+
+def slots_in(folder: Path) -> dict[int, Path]:
+    """The slot files in an epoch's folder, by fragment."""
+    return {int(match[1]): path for path in folder.iterdir() if (match := _SLOTS_NAME.fullmatch(path.name))}
+
+
+def read_state(path: Path, *, only: Collection[str] | None = None) -> Loaded:
+    """The state in a folder, read-only: no lock, no new epoch. `only` names the arrays to read (None: all)."""
+    if not path.is_dir():
+        raise StoreError(f"there is no state in {path}; give the folder of a run that keeps its state on disk")
+    for attempt in range(READ_TRIES):
+        try:
+            rows, problems = read_rows(path / TAPE_FOLDER)
+            loaded = Loaded(rows, {}, problems)
+            load_fragments(path, loaded, only=only)
+            return loaded
+        except FileNotFoundError:  # a living syncer has replaced a file meanwhile
+            if attempt + 1 == READ_TRIES:
+                raise
+    raise AssertionError("unreachable")
+
+
+def load_fragments(state: Path, loaded: Loaded, *, only: Collection[str] | None = None) -> dict[int, Claim]:
+    """Read the best good version of every fragment into `loaded`, several at once; returns what to claim."""
+    folders = epoch_folders(state)
+    found: dict[int, list[tuple[int, Path]]] = {}
+    for epoch, folder in folders.items():
+        for fragment, path in slots_in(folder).items():
+            found.setdefault(fragment, []).append((epoch, path))
+    claims = _read_claims(folders, loaded.problems)
+    taken: dict[int, Claim] = {}
+
+    def load(fragment: int) -> _Found:
+        return _load_one(fragment, found[fragment], claims, only)
+
+    with ThreadPoolExecutor(READERS_MAX) as pool:
+        for fragment, result in zip(sorted(found), pool.map(load, sorted(found)), strict=True):
+            loaded.problems += result.problems
+            taken[fragment] = result.claim
+            if result.good is not None:
+                loaded.fragments[fragment] = result.good
+    return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    good: LoadedFragment | None
+    problems: list[str]
+    claim: Claim
+
+
+def _load_one(
+    fragment: int, candidates: list[tuple[int, Path]], claims: dict[int, dict[int, Claim]], only: Collection[str] | None
+) -> _Found:
+    faults: list[str] = []
+    good: LoadedFragment | None = None
+    seen: list[Claim] = []
+    for epoch, path in sorted(candidates, reverse=True):
+
+        def refuse(record: SlotRecord, epoch: int = epoch) -> str | None:
+            if record.epoch != epoch:
+                return f"it is of epoch {record.epoch}"
+            return _passed_over(record, claims)
+
+        read = read_fragment(path, fragment, only=only, refuse=refuse)
+        faults += [f"{path.parent.name}/{path.name}: {fault}" for fault in read.faults]
+        if read.newest != 0:
+            seen.append(None if read.newest is None else (epoch, read.newest))
+        good = read.good
+        if good is not None:
+            break
+    if good is None:
+        instead = f"no good copy of fragment {fragment} is left here"
+    else:
+        instead = f"version {good.version} of epoch {good.epoch} is used"
+    return _Found(good, [f"{fault}; {instead}" for fault in faults], seen[0] if seen else (0, 0))
+
+
+# ------------------------------------------------------------ claims
+
+
+def write_claims(folder: Path, claims: Mapping[int, Claim]) -> None:
+    """Record what this epoch took over, before it commits anything."""
+    document = json.dumps({"fragments": {str(fragment): claim for fragment, claim in claims.items()}})
+    files.replace_file(folder / CLAIMS_FILE, document.encode(), "claims")
+
+
+def _read_claims(folders: dict[int, Path], problems: list[str]) -> dict[int, dict[int, Claim]]:
+    """By epoch, then by fragment."""
+    claims: dict[int, dict[int, Claim]] = {}
+    for epoch, folder in folders.items():
+        try:
+            taken: dict[str, Any] = json.loads((folder / CLAIMS_FILE).read_bytes())["fragments"]
+            claims[epoch] = {int(f): None if claim is None else (claim[0], claim[1]) for f, claim in taken.items()}
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            problems.append(f"{folder.name}/{CLAIMS_FILE} is damaged; it is left out")
+    return claims
+
+
+def _passed_over(record: SlotRecord, claims: dict[int, dict[int, Claim]]) -> str | None:
+    """A reason if a newer epoch took this fragment over before this commit was there."""
+    for epoch, taken in claims.items():
+        claim = taken.get(record.fragment, (0, 0))
+        if epoch > record.epoch and claim is not None and (record.epoch, record.sequence) > claim:
+            return f"its syncer was fenced: epoch {epoch} had taken over before it was written"
+    return None
+
+
+def remove_epoch(folder: Path) -> None:
+    """Delete an older epoch's folder once it holds no slots. Its claims are contained in the newer ones."""
+    if not slots_in(folder):
+        for path in folder.iterdir():
+            files.remove(path)
+        folder.rmdir()

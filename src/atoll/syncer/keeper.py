@@ -1,0 +1,288 @@
+"""The keeper makes the run durable: it writes commits and facts to the store, holds back what must not be said before
+they are on disk, and copes with a disk that fails.
+
+    level      a commit is on disk            messages wait for the tape
+    commit     before it is published         yes
+    interval   every so many seconds          no
+    none       never                          no
+
+When a write fails (disk full, I/O error), training is worth more than durability: the keeper says so loudly, lets
+everything pass, and tries again every few seconds until all that it missed is on disk; then `level` holds again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from atoll.core.config import one_of
+from atoll.core.effects import Merge
+from atoll.core.rounds import Contribution, ContributionId, HandedOver
+from atoll.errors import FencedSyncerError
+from atoll.observe import Writer, events
+from atoll.store import CommitStats, Handover, RunStore
+
+LEVELS = ("commit", "interval", "none")
+RETRY_S = 5.0
+"""Pause between two attempts to write after a failure: long enough not to hammer a dying disk, short against the
+minutes that it takes somebody to make room."""
+LOOK_S = 1.0
+"""How often the keeper looks for what is not on disk yet and need not be at once."""
+WRITERS = 2
+"""Commits that are written at a time: one waits for the disk while the other is copied."""
+
+Arrays = Mapping[str, NDArray[np.float32]]
+
+
+class Keeper:
+    """One per syncer; everything but the writes themselves runs on the event loop."""
+
+    def __init__(self, store: RunStore | None, level: str, interval_s: float, writer: Writer) -> None:
+        self.level = one_of("durability", level if store is not None else "none", LEVELS)
+        self.degraded = ""
+        """Why commits are not durable at the moment."""
+        self.fenced: FencedSyncerError | None = None
+        self.store_fragment: Callable[[int], Awaitable[None]] = _nothing
+        """Set by the shell: write one fragment as it stands."""
+        self.changed = asyncio.Event()
+        """Set when `fenced` is."""
+        self._store = store
+        self._interval_s = interval_s
+        self._writer = writer
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="atoll-store")
+        self._held: deque[tuple[int, Callable[[], None]]] = deque()
+        self._appended = 0
+        self._loose = False
+        """Facts were put on the tape that nobody waits for."""
+        self._handed: set[ContributionId] = set()
+        self._handover = Handover(store.path / "handover") if store is not None else Handover(Path())
+        self._dirty: set[int] = set()
+        self._trying = False
+        """Degraded, but a write has worked again."""
+        self._written_s = self._loop.time()
+        self._syncing: asyncio.Task[None] | None = None
+        self._background: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to write in the background what is not written at once."""
+        if self._store is not None:
+            self._background = self._loop.create_task(self._look_after())
+
+    async def close(self) -> None:
+        """Write what is left, in order."""
+        if self._background is not None:
+            self._background.cancel()
+            await asyncio.gather(self._background, return_exceptions=True)
+        if self._syncing is not None:
+            await self._syncing
+        if self._store is not None and self.fenced is None:
+            await self._catch_up()
+        self._threads.shutdown(wait=True)
+        if self._store is not None:
+            self._store.close()
+
+    def check_epoch(self) -> None:
+        """Worker threads: raise FencedSyncerError if a newer syncer has taken over."""
+        if self._store is not None:
+            self._store.check_epoch()
+
+    # ------------------------------------------------------------ facts, and what waits for them
+
+    def remember(self, rows: Mapping[str, Any], first: bool) -> None:
+        """Put facts on the tape; with `first`, `say` waits until they are on disk."""
+        if self._store is None or self.fenced is not None:
+            return
+        self._store.remember(rows)
+        self._loose = True
+        if first and self.level == "commit" and not self.degraded:
+            self._appended += 1
+            if self._syncing is None:
+                self._syncing = self._loop.create_task(self._sync())
+
+    def note(self, merge: Merge, checksum: int) -> None:
+        """Put a decision on the tape, for people and for replay: what was merged, into which version, how weighted."""
+        if self._store is not None and self.fenced is None:
+            ids = [[item.learner, item.generation, item.seq] for item in merge.contributions]
+            record = {"merge": merge.fragment, "version": merge.version, "round": merge.round, "checksum": checksum}
+            self._store.note({**record, "contributions": ids, "weights": list(merge.weights)})
+
+    def say(self, send: Callable[[], None]) -> None:
+        """Send now, or once everything that was remembered before is on disk. Order is kept."""
+        if self.fenced is not None:
+            return
+        if self._syncing is None and not self._held:
+            send()
+        else:
+            self._held.append((self._appended, send))
+
+    async def _sync(self) -> None:
+        assert self._store is not None
+        synced = -1
+        while synced < self._appended and self.fenced is None:
+            upto = self._appended
+            try:
+                await self._loop.run_in_executor(self._threads, self._sync_here)
+            except OSError as error:
+                self._degrade(f"the tape cannot be written ({error})")
+                upto = self._appended
+            except FencedSyncerError as error:
+                self._fence(error)
+                break
+            synced = upto
+            self._let_go(synced)
+        self._syncing = None
+        self._let_go(self._appended)
+
+    def _sync_here(self) -> None:
+        assert self._store is not None
+        self._store.sync()
+
+    def _let_go(self, upto: int) -> None:
+        while self._held and self._held[0][0] <= upto:
+            send = self._held.popleft()[1]
+            if self.fenced is None:
+                send()
+
+    # ------------------------------------------------------------ commits
+
+    async def commit(
+        self, fragment: int, version: int, arrays: Arrays, column: Mapping[str, Any], now: bool = False
+    ) -> CommitStats | None:
+        """Make one version durable as the level says. The caller holds the fragment's lock. Returns None if nothing was
+        written; raises FencedSyncerError if a newer syncer has taken over, and then nothing may be published."""
+        if self._store is None:
+            return None
+        if not now and (self.level != "commit" or (self.degraded and not self._trying)):
+            self._dirty.add(fragment)
+            return None
+        try:
+            stats = await self._loop.run_in_executor(
+                self._threads, self._store.commit, fragment, version, arrays, column
+            )
+        except OSError as error:
+            self._dirty.add(fragment)
+            self._trying = False
+            if now:
+                raise
+            self._degrade(f"version {version} of fragment {fragment} cannot be written ({error})")
+            return None
+        except FencedSyncerError as error:
+            self._fence(error)
+            raise
+        self._dirty.discard(fragment)
+        return stats
+
+    # ------------------------------------------------------------ what leaving learners handed over
+
+    async def keep_handed(self, items: Sequence[tuple[Contribution, NDArray[np.uint8]]], processed: int) -> None:
+        """Put contributions of a learner that leaves on disk. If that fails they are only in memory, as at the other
+        levels; the ledger tells if that costs anything."""
+        if self._store is None or not items or self.fenced is not None:
+            return
+        for item, payload in items:
+            self._handed.add(item.id)
+            about = {**asdict(item), "processed": processed}
+            try:
+                await self._loop.run_in_executor(
+                    self._threads, self._handover.put, handed_name(item.id), about, payload
+                )
+            except OSError as error:
+                text = f"what {item.id.learner!r} handed over could not be put on disk ({error}); it waits in memory"
+                self._writer.emit(events.Warned("syncer", text))
+                return
+
+    def drop_handed(self, identity: ContributionId) -> None:
+        """It was merged or dropped. Done in the background: the commit says that it is merged, too."""
+        if identity in self._handed:
+            self._handed.discard(identity)
+            self._loop.run_in_executor(self._threads, self._handover.drop, handed_name(identity))
+
+    def load_handed(self) -> tuple[list[HandedOver], dict[ContributionId, NDArray[np.uint8]], list[str]]:
+        """What an earlier syncer had put on disk for learners that left."""
+        found, problems = self._handover.load() if self._store is not None else ({}, [])
+        handed, payloads = [], {}
+        for name, (about, payload) in found.items():
+            try:
+                fields = {name: value for name, value in about.items() if name != "processed"}
+                item = Contribution(**{**fields, "id": ContributionId(**about["id"])})
+            except (TypeError, KeyError) as error:
+                problems.append(f"{name}: not a contribution ({error})")
+                continue
+            handed.append(HandedOver(item, int(about["processed"])))
+            payloads[item.id] = payload
+        self._handed |= payloads.keys()
+        return handed, payloads, problems
+
+    async def _look_after(self) -> None:
+        """Write what is dirty: after a failure, and every so often."""
+        while self.fenced is None:
+            await asyncio.sleep(RETRY_S if self.degraded else LOOK_S)
+            if self.degraded or self._due():
+                await self._catch_up()
+
+    def _due(self) -> bool:
+        """At level `interval` everything is written now and then; at `commit` only facts that nothing waited for."""
+        now = self._loop.time()
+        if self.level == "interval" and now - self._written_s < self._interval_s:
+            return False
+        self._written_s = now
+        return self._loose or bool(self._dirty)
+
+    async def _catch_up(self) -> None:
+        """Write everything that is not on disk. After a failure, commits are written at once again as soon as one write
+        has worked: else new ones would come up as fast as old ones are written."""
+        self._loose = False
+        try:
+            for _ in range(2):
+                for fragment in sorted(self._dirty):
+                    await self.store_fragment(fragment)
+                    self._trying = True
+            await self._loop.run_in_executor(self._threads, self._sync_here)
+        except OSError as error:
+            self._degrade(str(error))
+        except FencedSyncerError as error:
+            self._fence(error)
+        else:
+            self._mend()
+
+    # ------------------------------------------------------------ how things stand
+
+    def _degrade(self, reason: str) -> None:
+        if not self.degraded:
+            text = f"{reason}; training goes on, commits are not durable until this is mended (make room on the disk)"
+            self._writer.emit(events.DurabilityChanged("degraded", self.level, text))
+            print(f"atoll syncer: {text}", flush=True)
+        self.degraded = reason
+
+    def _mend(self) -> None:
+        if self.degraded and (self.level == "interval" or not self._dirty):
+            self._trying = False
+            text = f"everything is on disk again (it was not because {self.degraded})"
+            self.degraded = ""
+            self._writer.emit(events.DurabilityChanged(self.level, self.level, text))
+            print(f"atoll syncer: {text}", flush=True)
+
+    def _fence(self, error: FencedSyncerError) -> None:
+        self.fenced = error
+        self._held.clear()
+        self.changed.set()
+
+
+def handed_name(identity: ContributionId) -> str:
+    """A file name for any learner id."""
+    digest = xxhash.xxh3_64_hexdigest(identity.learner.encode())
+    return f"{identity.fragment:04d}-{digest}-{identity.generation}-{identity.seq}"
+
+
+async def _nothing(fragment: int) -> None:
+    return None

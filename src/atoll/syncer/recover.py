@@ -1,0 +1,56 @@
+"""The syncer's recovery ladder: its own slots, then the newest good snapshot, fragment by fragment; what is newer than
+both comes from the learners (core.healing). Everything that was damaged is named on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.core.durable import Recovery
+from atoll.store import LoadedFragment, RunStore, SnapshotTarget
+from atoll.syncer.state import Stored
+
+
+def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -> tuple[Recovery, Stored] | None:
+    """What an earlier syncer of this run left, or None for a run that begins here."""
+    loaded = store.load() if store is not None else None
+    if loaded is not None and not _seeded(loaded.rows):
+        loaded = None  # an earlier syncer died before the first parameters were complete: nobody holds any
+    wanted = _fragments(loaded.rows) if loaded is not None else 0
+    if loaded is not None and len(loaded.fragments) == wanted:
+        exact = level == "commit" and not loaded.problems
+        return _recovery(loaded.rows, loaded.fragments, exact, "slots", loaded.problems)
+    problems = list(loaded.problems) if loaded is not None else []
+    snapshot, found = target.load_newest() if target is not None else (None, [])
+    problems += found
+    if snapshot is not None and (loaded is None or snapshot.rows["run"]["run"] == loaded.rows["run"]["run"]):
+        slots = loaded.fragments if loaded is not None else {}
+        rows = loaded.rows if loaded is not None else snapshot.rows
+        taken = sorted(set(snapshot.fragments) - set(slots))
+        problems.append(f"fragments {taken} come from snapshot {snapshot.url}")
+        return _recovery(rows, {**snapshot.fragments, **slots}, False, f"snapshot-{snapshot.label:08d}", problems)
+    if loaded is not None:
+        missing = sorted(set(range(wanted)) - set(loaded.fragments))
+        problems.append(f"fragments {missing} are on no disk; a learner that holds them must bring them back")
+        return _recovery(loaded.rows, loaded.fragments, False, "slots", problems)
+    return None
+
+
+def _recovery(
+    rows: Mapping[str, Any],
+    fragments: Mapping[int, LoadedFragment],
+    exact: bool,
+    source: str,
+    problems: list[str],
+) -> tuple[Recovery, Stored]:
+    columns = {index: dict(fragment.meta) for index, fragment in fragments.items()}
+    stored = {i: (f.version, int(f.meta["checksum"]), f.arrays) for i, f in fragments.items()}
+    return Recovery(rows, columns, exact, source, problems), stored
+
+
+def _seeded(rows: Mapping[str, Any]) -> bool:
+    return isinstance(rows.get("run"), Mapping) and bool(rows["run"].get("seeded"))
+
+
+def _fragments(rows: Mapping[str, Any]) -> int:
+    return int(rows["run"]["fragments"])

@@ -1,0 +1,86 @@
+"""Which protocol knows what, and how to speak an older one.
+
+Protocol 1 is the one of the first release; `SINCE` and the functions below name everything that came later. A session
+speaks what its Welcome says, and nothing that is newer goes out through it. Bulk calls have no session: the kinds that
+protocol 2 added are only ever asked for by its messages (Heal, Donate, InnerOffer).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from atoll.core.messages import (
+    PROTOCOL_OLDEST,
+    DataLeases,
+    DataReport,
+    Discard,
+    DiscardCount,
+    Donate,
+    Heal,
+    Hello,
+    InnerOffer,
+    LearnerMessage,
+    Progress,
+    Refusal,
+    SyncerMessage,
+)
+from atoll.errors import RefusedError
+
+SINCE: Mapping[type, int] = {DataReport: 2, Heal: 2, Donate: 2, InnerOffer: 2, DataLeases: 2}
+"""The protocol that added a message; those that are not here were in protocol 1."""
+
+SETTINGS_1 = frozenset(
+    {
+        *("sync_every", "fragments", "overlap", "quorum", "learners_expected", "grace_cap_steps", "grace_gamma"),
+        *("weights", "age_discount", "merge", "outer_lr", "outer_momentum", "codec_up", "codec_down", "adopt"),
+        *("carry_versions_max", "ring_versions", "norm_outlier_factor", "quorum_timeout_ns", "lease_ns"),
+        *("lost_after_ns", "tokens_budget"),
+    }
+)
+"""The settings of protocol 1, whose learners refuse a Welcome with any other."""
+
+CAUSES_1 = frozenset(
+    {
+        *(Discard.OVERWRITTEN, Discard.LOST, Discard.STALE),
+        *(Discard.QUARANTINED, Discard.EARLIER_RUN, Discard.REFUSED),
+    }
+)
+"""The causes of protocol 1, whose syncer refuses any other. The rest is told to it as EARLIER_RUN: such tokens were
+accounted for by a syncer before it."""
+
+
+def since(message: LearnerMessage | SyncerMessage) -> int:
+    """The oldest protocol in which this message may be sent."""
+    return SINCE.get(type(message), 1)
+
+
+def hello_in(hello: Hello, protocol: int) -> Hello:
+    """The same greeting in an older protocol: what that one does not know is left out."""
+    if protocol < 2:
+        hello = replace(hello, epoch=0, checksums=(), wants_inner=False)
+    return replace(hello, protocol=protocol)
+
+
+def learner_message_in(message: LearnerMessage, protocol: int) -> LearnerMessage:
+    """A message of a learner without what the session's protocol does not know of it."""
+    if protocol > 1 or not isinstance(message, Progress):
+        return message
+    tokens: Counter[tuple[int, str]] = Counter()
+    for count in message.discarded:
+        cause = count.cause if count.cause in CAUSES_1 else Discard.EARLIER_RUN
+        tokens[count.fragment, cause] += count.tokens
+    discarded = tuple(DiscardCount(fragment, cause, total) for (fragment, cause), total in tokens.items())
+    return replace(message, discarded=discarded, pending=())
+
+
+def may_speak_older(refusal: RefusedError, protocol: int) -> bool:
+    """True if the syncer refused the protocol of a Hello and we speak an older one as well."""
+    return refusal.code == Refusal.PROTOCOL and protocol > PROTOCOL_OLDEST
+
+
+def settings_in(settings: Mapping[str, Any], protocol: int) -> dict[str, Any]:
+    """The run's settings as far as a protocol knows them. What is left out has no meaning to its learners."""
+    return {name: value for name, value in settings.items() if protocol > 1 or name in SETTINGS_1}

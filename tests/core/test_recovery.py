@@ -1,0 +1,316 @@
+"""The syncer dies and comes back: what was on disk, what learners bring back, and that the books stay exact."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from world import FakeLearner, World
+
+from atoll.core import effects as fx
+from atoll.core.config import SECOND_NS, SyncConfig
+from atoll.core.healing import HEAL_WAIT_NS
+from atoll.core.messages import DataReport, Lease
+from atoll.core.relays import RELAY_SILENCE_NS
+
+
+def config(**changes: object) -> SyncConfig:
+    settings = {
+        "sync_every": 4,
+        "fragments": 4,
+        "overlap": 2,
+        "quorum": "50%",
+        "learners_expected": 2,
+        "grace_cap_steps": 0.0,
+        "outer_lr": 1.0,
+        "outer_momentum": 0.0,
+    }
+    return SyncConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+def running(learners: int = 3, steps: int = 20, **changes: object) -> World:
+    world = World(config(**changes), learners)
+    world.join_all()
+    world.everyone_steps(steps)
+    return world
+
+
+def versions(world: World) -> list[int]:
+    return [track.version for track in world.syncer.book.tracks]
+
+
+def check(world: World) -> None:
+    world.check_ledger()
+    world.check_rebase()
+
+
+def test_a_killed_syncer_goes_on_where_it_was() -> None:
+    world = running()
+    before, merged = versions(world), world.syncer.ledger.totals().merged
+    world.crash_syncer()
+    for learner in world.learners.values():  # they train on
+        world.step(learner)
+    world.restart_syncer(reconnect=False)
+    assert versions(world) == before
+    assert world.syncer.run == "run-1"
+    assert world.syncer.ledger.totals().merged == merged
+    for learner in world.learners.values():
+        world.connect(learner)
+    world.everyone_steps(20)
+    assert min(versions(world)) > max(before)
+    assert all(learner.machine.generation == 1 for learner in world.learners.values())
+    check(world)
+
+
+def test_a_commit_that_was_not_published_is_not_merged_again() -> None:
+    world = running(steps=10)
+    world.crash_before_publish = True
+    world.everyone_steps(8)
+    written = {p: column["version"] for p, column in world.disk_columns.items()}
+    world.restart_syncer(reconnect=False)
+    assert dict(enumerate(versions(world))) == written
+    for learner in world.learners.values():
+        world.connect(learner)
+    world.everyone_steps(20)
+    check(world)
+
+
+def test_contributions_that_died_with_the_syncer_are_handed_over_again() -> None:
+    world = running(learners=2, quorum="all")
+    slow = world.learners["l1@l1-1"]
+    slow.push_delay = 10**9  # a round stays open: l0's contribution is in the syncer's memory only
+    world.everyone_steps(6)
+    held = [p for p in world.learners["l0@l0-1"].machine.fragments if any(s.pushed for s in p.outstanding)]
+    assert held
+    slow.push_delay = 0
+    world.crash_syncer()
+    world.restart_syncer()
+    assert all(s.merged_version >= 0 for p in held for s in p.outstanding)  # none waits for a word that never comes
+    world.everyone_steps(20)
+    for learner in list(world.learners.values()):
+        world.close(learner)
+    line = world.syncer.ledger.totals()
+    assert line.merged == line.processed
+    check(world)
+
+
+def test_generations_stay_fenced_over_a_restart() -> None:
+    world = running(learners=2)
+    old = world.learners["l0@l0-1"]
+    world.disconnect(old)
+    new = world.add("l0", instance="l0-2")
+    world.boundary(new)
+    assert new.machine.generation == 2
+    world.crash_syncer()
+    world.restart_syncer(reconnect=False)
+    world.connect(new)
+    world.connect(old)
+    assert old.code == "fenced" and new.machine.generation == 2
+    world.everyone_steps(10)
+    check(world)
+
+
+def test_what_the_disk_missed_comes_back_from_the_learners() -> None:
+    world = running()
+    world.disk_works = False  # the disk is full: training goes on without it
+    world.everyone_steps(16)
+    published, theta = versions(world), dict(world.theta)
+    merged = world.syncer.ledger.totals()
+    assert max(column["version"] for column in world.disk_columns.values()) < max(published)
+    world.crash_syncer()
+    world.disk_works = True
+    world.restart_syncer(exact=False)
+    world.advance(HEAL_WAIT_NS)
+    assert versions(world) == published and world.theta == theta
+    assert sum(note.kind == "FragmentHealed" for note in world.notes) == 4
+    world.everyone_steps(1)
+    assert world.syncer.ledger.totals().merged >= merged.merged
+    world.everyone_steps(20)
+    check(world)
+    assert "rolled_back" not in world.syncer.ledger.totals().discarded
+
+
+def test_without_a_holder_the_run_goes_back_and_says_what_that_cost() -> None:
+    world = running(learners=2)
+    world.disk_works = False
+    world.everyone_steps(12)
+    world.disk_works = True
+    world.crash_syncer()
+    written = {p: column["version"] for p, column in world.disk_columns.items()}
+    for learner in world.learners.values():
+        learner.dead = True
+    fresh = world.add_later("new")
+    world.restart_syncer(exact=False, reconnect=False)
+    world.connect(fresh)
+    world.advance(HEAL_WAIT_NS)
+    world.boundary(fresh)
+    assert dict(enumerate(versions(world))) == written
+    # One that was only cut off returns with versions that the run no longer knows.
+    lost = world.learners["l0@l0-1"]
+    lost.dead = False
+    world.connect(lost)
+    for _ in range(4):
+        world.boundary(lost)
+    assert [p.base for p in lost.machine.fragments] == versions(world)
+    world.everyone_steps(20)
+    assert world.syncer.ledger.totals().discarded["rolled_back"] > 0
+    check(world)
+
+
+def test_a_holder_whose_checksum_is_not_the_tapes_is_not_believed() -> None:
+    world = running(learners=2)
+    world.disk_works = False
+    world.everyone_steps(8)
+    world.crash_syncer()
+    world.disk_works = True
+    liar = world.learners["l0@l0-1"]
+    for progress in liar.machine.fragments:
+        world.disk_rows[f"version/{progress.index}"] = {"version": progress.newest, "checksum": 12345}
+    world.restart_syncer(exact=False)
+    world.advance(HEAL_WAIT_NS)
+    assert any("checksum" in note.fields.get("text", "") for note in world.notes)
+    assert not any(note.kind == "FragmentHealed" for note in world.notes)
+    world.everyone_steps(20)
+    check(world)
+
+
+def test_an_old_syncer_hears_of_a_newer_one_and_ends() -> None:
+    world = running(learners=1)
+    hello = replace(world.learners["l0@l0-1"].machine.hello(), epoch=7)
+    world.to_syncer(fx.SessionOpened(99, hello))
+    assert "newer syncer" in world.fenced
+    before = versions(world)
+    world.everyone_steps(20)
+    assert versions(world) == before
+
+
+def test_a_joiner_gets_inner_state_from_a_peer_that_has_caught_up() -> None:
+    world = running(learners=2)
+    joiner = world.add_later("new")
+    joiner.machine.wants_inner = True
+    world.connect(joiner)
+    world.boundary(joiner)
+    assert joiner.machine.joined and len(world.syncer.relays.open) == 1
+    relay = world.syncer.relays.open[0]
+    assert not world.given_inner
+    world.everyone_steps(2)
+    assert world.given_inner == [(relay.peer, 0)]
+    world.advance(RELAY_SILENCE_NS)  # the pieces never come
+    assert not world.syncer.relays.open
+    assert world.taken_inner[-1][0] == "new" and world.taken_inner[-1][1].pieces == 0
+
+
+def test_a_joiner_alone_is_told_at_once_that_nobody_can_help() -> None:
+    world = World(config(learners_expected=1))
+    joiner = world.add_later("new")
+    joiner.machine.wants_inner = True
+    world.connect(joiner)
+    world.boundary(joiner)
+    assert [(name, take.pieces) for name, take in world.taken_inner] == [("new", 0)]
+
+
+@pytest.mark.parametrize("files_stay", [False, True])
+def test_what_a_leaver_handed_over_outlives_the_syncer(files_stay: bool) -> None:
+    world = running(learners=3, quorum="all")
+    world.files_stay = files_stay
+    leaver = world.learners["l2@l2-1"]
+    world.step(leaver)
+    world.close(leaver)
+    assert leaver.left and world.handed
+    world.crash_syncer()
+    world.restart_syncer()
+    for _ in range(3):  # merged at most once, however often the syncer dies and whatever files it leaves
+        world.everyone_steps(6)
+        world.crash_syncer()
+        world.restart_syncer()
+        check(world)
+    world.everyone_steps(10)
+    check(world)
+    assert "learner_lost" not in world.syncer.ledger.totals().discarded
+    line = world.syncer.ledger.fragment_totals(0)
+    assert line.merged + line.pending == line.processed
+
+
+def report(world: World, learner: FakeLearner, serial: int, want: int, **fields: object) -> None:
+    message = DataReport("train", serial, 10, want, **fields)  # type: ignore[arg-type]
+    world.to_syncer(fx.FromLearner(learner.session, message))
+
+
+def test_data_leases_survive_the_syncer_and_come_back_from_the_lost() -> None:
+    world = running(learners=2)
+    one, two = world.learners["l0@l0-1"], world.learners["l1@l1-1"]
+    report(world, one, 1, 3)
+    report(world, two, 1, 2)
+    report(world, one, 2, 0, done=(0,), holding=(1, 2))
+    world.crash_syncer()
+    world.restart_syncer()
+    status = world.syncer.leases.status()["train"]
+    assert (status["issued"], status["done"], status["in_hand"]) == (5, 1, 4)
+    world.kill(two)
+    world.advance(world.config.lost_after_ns + SECOND_NS)
+    assert world.syncer.leases.status()["train"]["pool"] == 2
+    report(world, one, 3, 2, holding=(1,), returned=(Lease(2, 7),))
+    status = world.syncer.leases.status()["train"]
+    assert status["reissued"] == 2 and status["in_hand"] == 3
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_mixture_of_deaths_keeps_the_books(seed: int) -> None:
+    dice = random.Random(seed)
+    world = World(config(quorum=dice.choice(["50%", "1", "all"]), learners_expected=2), 3)
+    world.join_all()
+    names = 3
+    down = False
+    for _ in range(60):
+        action = dice.choice(["steps"] * 6 + ["crash", "torn", "cut", "kill", "join", "disk", "leave", "time"])
+        alive = [x for x in world.learners.values() if not x.dead and not x.left]
+        if down and action != "steps":
+            world.restart_syncer(exact=world.disk_works)
+            world.disk_works = True
+            world.advance(HEAL_WAIT_NS + 1)
+            down = False
+        if action == "steps":
+            world.everyone_steps(dice.randint(1, 5), tokens=dice.randint(1, 20))
+        elif action == "crash":
+            world.crash_syncer()
+            down = True
+        elif action == "torn":
+            world.crash_before_publish = True
+            world.everyone_steps(3)
+            if world.crash_before_publish:
+                world.crash_before_publish = False
+            else:
+                down = True
+        elif action == "cut" and alive:
+            learner = dice.choice(alive)
+            world.disconnect(learner)
+            world.step(learner) if learner.machine.joined else None
+            world.connect(learner)
+        elif action == "kill" and len(alive) > 2:
+            victim = dice.choice(alive)
+            world.kill(victim)
+            again = world.add(victim.machine.learner, instance=f"again-{names}")
+            names += 1
+            world.boundary(again)
+        elif action == "join" and len(alive) < 6:
+            world.boundary(world.add(f"l{names}"))
+            names += 1
+        elif action == "leave" and len(alive) > 2:
+            world.close(dice.choice(alive))
+        elif action == "disk":
+            world.disk_works = False
+        elif action == "time":
+            world.advance(20 * SECOND_NS)
+        if not down:
+            world.check_ledger()
+            world.check_rebase()
+    if down:
+        world.restart_syncer(exact=False)
+    world.disk_works = True
+    world.advance(HEAL_WAIT_NS + 1)
+    before = sum(versions(world))
+    world.everyone_steps(30)
+    assert sum(versions(world)) > before
+    world.check_ledger()
+    world.check_rebase()

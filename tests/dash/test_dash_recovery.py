@@ -1,0 +1,254 @@
+"""Recovery as a person sees it: the live view, the closing summary and the report's section on what was lost."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.segment import Segment
+from synthetic_recovery import DAMAGED, RecoveryRun
+from synthetic_run import SyntheticRun
+
+from atoll.dash import LiveView, print_summary, recovery, write_report
+from atoll.dash.frame import frame, status_line
+from atoll.dash.syncer_line import LOUD, data_line, syncer_line
+from atoll.observe import RunState
+from atoll.observe.events import (
+    DataLedger,
+    LearnerRecovered,
+    LearnerSteps,
+    ProcessExited,
+    ProcessStarted,
+    SnapshotWritten,
+    SyncerRecovered,
+    SyncerStarted,
+)
+
+RUN = RecoveryRun()
+"""Made once: building it costs more than looking at it."""
+TITLE = "What was lost, and what was not"
+
+
+def state_until(at_s: float) -> tuple[RunState, int]:
+    state, now_ns = RunState(), RUN.t_ns(at_s)
+    for t_ns, source, event in RUN.events:
+        if t_ns <= now_ns:
+            state.apply(t_ns, event, source)
+    return state, now_ns
+
+
+def drawn(at_s: float, width: int, height: int) -> list[str]:
+    state, now_ns = state_until(at_s)
+    console = Console(width=width, height=height, file=io.StringIO(), record=True)
+    console.print(frame(state, width=width, height=height, now_ns=now_ns))
+    return console.export_text().rstrip("\n").split("\n")
+
+
+def summary(folder: Path, width: int = 110) -> str:
+    console = Console(file=io.StringIO(), width=width, record=True)
+    print_summary(folder, console)
+    return console.export_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return RUN.write(tmp_path_factory.mktemp("recovery"))
+
+
+# ---------------------------------------------------------------- live
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (100, 30), (120, 50)])
+@pytest.mark.parametrize("at_s", [1.5, 42.0, 92.0, 110.0, 164.0, 183.0, 230.0])
+def test_it_fits_whatever_breaks(width: int, height: int, at_s: float) -> None:
+    lines = drawn(at_s, width, height)
+    assert len(lines) <= height
+    assert all(len(line) <= width for line in lines)
+
+
+def test_a_syncer_that_is_gone_shows_and_so_does_its_return() -> None:
+    text = "\n".join(drawn(92.0, 110, 32))
+    assert "syncer down for 1.9 s, learners train on" in text
+    assert "● active" in text and "◌ away" not in text
+    back = "\n".join(drawn(96.0, 110, 32))
+    assert "● syncer epoch 2 · recovered from its disk · durable: commit" in back
+    state, now_ns = state_until(92.0)
+    assert "SYNCER GONE, learners train on" in status_line(state, now_ns)
+
+
+def test_degraded_durability_is_loud_and_stops_being_so() -> None:
+    state, now_ns = state_until(110.0)
+    line = syncer_line(state, now_ns)
+    assert line is not None
+    assert any(str(span.style) == LOUD for span in line.spans)
+    assert "DURABILITY DEGRADED: No space left on device" in line.plain
+    assert "DURABILITY DEGRADED" in status_line(state, now_ns)
+    console = Console(width=100, file=io.StringIO(), force_terminal=True)
+    loud = [s for s in console.render(line) if isinstance(s, Segment) and s.style and s.style.bgcolor]
+    assert loud and all(s.style and s.style.bgcolor and s.style.bgcolor.name == "red" for s in loud)
+    after = syncer_line(*state_until(130.0))
+    assert after is not None and "DURABILITY" not in after.plain
+
+
+def test_what_a_learner_went_on_with_is_beside_its_restarts() -> None:
+    text = "\n".join(drawn(85.0, 110, 32))
+    for words in ("1 · checkpoint", "1 · peer", "1 · parameters"):
+        assert words in text
+
+
+def test_an_older_state_shows_how_much_was_healed() -> None:
+    line = syncer_line(*state_until(166.0))
+    assert line is not None and "recovered from snapshot step-150 · 3 fragments healed" in line.plain
+
+
+def test_the_data_ledger_has_a_line() -> None:
+    line = data_line(state_until(85.0)[0])
+    assert line is not None
+    assert line.plain == "data train: 249 of 5,000 chunks done, 10 in hand, 6 re-issued, 1 done twice"
+    state = RunState()
+    state.apply(1, DataLedger("x", 0, 9, 5, 3, 1, 0, 0))
+    state.apply(2, DataLedger("y", 100, 9, 5, 3, 1, 0, 0))
+    line = data_line(state)
+    assert line is not None and line.plain == "data 2 streams: 10 chunks done, 6 in hand, 2 to be issued again"
+
+
+def test_a_run_without_a_syncer_or_leased_data_has_neither_line() -> None:
+    assert syncer_line(RunState(), 0) is None and data_line(RunState()) is None
+
+
+def test_lines_of_the_same_moment_are_all_printed(folder: Path) -> None:
+    out = io.StringIO()
+    with LiveView(folder, console=Console(file=out, force_terminal=False, width=80)) as view:
+        view.refresh()
+    lines = out.getvalue().splitlines()
+    # The three fragments were healed at one time.
+    assert sum("healed by learner-0" in line for line in lines) == 3
+    assert f"syncer found: {DAMAGED}" in lines
+    assert lines.count("run stopped by SIGINT") == 1
+
+
+# ---------------------------------------------------------------- the report and the summary
+
+
+def test_the_report_says_what_was_lost_and_what_was_not(folder: Path) -> None:
+    text = write_report(folder).read_text()
+    section = text[text.index(TITLE) : text.index("Loss over tokens")]
+    for words in (
+        "111k tokens (0.7%) with learners that ended",
+        "16.4k tokens (0.1%) in versions that nobody could bring back",
+        "went on from its very last commit 2 times",
+        "learners brought back 3 fragments",
+        "stopped and resumed once; the 3.0 h",
+        "gone 2 times while the run went on, 7.2 s in all",
+        "665 of 731 commits were written: 1.6 MB and",
+        "from 01:41 for 20.0 s: No space left on device",
+        "5 written to memory://runs/demo",
+        "1 failed",
+        "25.7 MB each; copying one out held training up for 2.4 ms",
+        "721 of 5,000 chunks issued = 711 done + 10 in hand + 0 to be issued again; 6 issued again",
+        "its own checkpoint (of step 96, generation 1)",
+        "the optimizer state of a peer (of learner learner-0 at its step 180)",
+        "the published parameters alone (no checkpoint",
+        "their own checkpoints",
+        "5 learners, without a syncer",
+    ):
+        assert words in section, words
+    assert DAMAGED in section
+    row = re.search(r"<tr><td[^>]*>02:32</td>.*?</tr>", section)
+    assert row is not None and re.sub("<[^>]+>", " ", row[0]).split() == [
+        "02:32",
+        "learner-4",
+        "30.0",
+        "s",
+        "145",
+        "0.60",
+        "0.20",
+    ]
+
+
+def test_the_lanes_show_when_there_was_no_syncer_and_no_link(folder: Path) -> None:
+    text = write_report(folder).read_text()
+    assert "no syncer for 4.2 s" in text and "no syncer for 3.0 s" in text
+    assert "durability degraded, 01:41 to 02:01: No space left on device" in text
+    assert "learner-4 without a link, 01:56 to 02:26" in text
+    assert "the run was stopped for 3.0 h and resumed" in text
+    assert "killed, training again after 6.0 s (peer)" in text
+
+
+def test_the_hours_in_which_it_was_stopped_take_no_room(folder: Path) -> None:
+    text = write_report(folder).read_text()
+    assert "3.8 min" in text and "03:30" in text
+    assert "h:min:s" not in text
+
+
+def test_the_summary_says_the_same(folder: Path) -> None:
+    text = summary(folder)
+    for words in (
+        "what was lost, and what was not",
+        "serving again after 4.2 s (epoch 2), from its disk",
+        "with the optimizer state of a peer",
+        "the 5 learners made",
+        "5 learners: run resumed; state from their own checkpoints",
+        "learner-4: cut off for 30.0 s, came back with 145 steps in one contribution, weight 0.60",
+        DAMAGED,
+    ):
+        assert words in " ".join(text.split()), words
+    assert "trained  15.5M tokens in 3.8 min by 5 learners" in text
+    assert all(len(line) <= 80 for line in summary(folder, 80).splitlines() if "report.html" not in line)
+
+
+def test_nothing_is_said_about_what_did_not_happen(tmp_path: Path) -> None:
+    # One learner was killed; nobody said that anything was kept, or recovered.
+    run = SyntheticRun(seconds=40.0)
+    text = write_report(run.write(tmp_path)).read_text()
+    assert TITLE not in text
+    assert "no syncer" not in text and "no link" not in text and "resumed" not in text
+    assert "what was lost" not in summary(tmp_path)
+
+
+def test_a_quiet_durable_run_says_only_what_is_on_disk() -> None:
+    state = RunState()
+    state.apply(1, SyncerStarted("run", "127.0.0.1:1", 1, 1, "interval"))
+    assert recovery.facts(state) == [("durability", "level interval: the state is written to disk from time to time")]
+    assert recovery.lead(state) == "" and recovery.restarts(state) == [] and recovery.returns(state) == []
+
+
+def test_a_state_in_memory_only_is_said_when_it_was_lost() -> None:
+    state = RunState()
+    for t_s, event in (
+        (1, SyncerStarted("run", "127.0.0.1:1", 1)),
+        (5, LearnerSteps("a", 1, 1, 1, 1, 1, 1.0, 4_000_000_000, 0, 0, 0, 0, 0)),
+        (6, ProcessExited("syncer", "syncer", 1, -9)),
+        (7, ProcessStarted("syncer", "syncer", 2)),
+        (8, SyncerStarted("run", "127.0.0.1:1", 2, 2)),
+    ):
+        state.apply(t_s * 1_000_000_000, event)
+    (row,) = recovery.restarts(state)
+    assert row == ("00:05", "syncer, epoch 2", "killed (SIGKILL)", "nothing: its state was in memory only", "2.0 s")
+
+
+def test_passwords_in_addresses_are_not_shown() -> None:
+    state = RunState()
+    state.apply(1, SnapshotWritten("s3://key:secret@bucket/run", 1, 10, 10, [1]))
+    ((_, text),) = recovery.facts(state)
+    assert "secret" not in text and "s3://bucket/run" in text
+
+
+def test_names_from_a_recovery_cannot_break_the_page(tmp_path: Path) -> None:
+    evil = '"><script>x</script>'
+    run = SyntheticRun(seconds=30.0)
+    last_ns = run.events[-1][0]
+    for event in (
+        SyncerStarted("run", "127.0.0.1:1", 7, 2, evil),
+        SyncerRecovered(evil, False, [1], 1, 1, [evil]),
+        DataLedger(evil, 0, 1, 1, 0, 0, 0, 0),
+        SnapshotWritten(evil, 1, 1, 1, [1]),
+        LearnerRecovered("x", 2, 1, evil, evil, 1),
+    ):
+        run.events.append((last_ns + 1, "syncer", event))
+    text = write_report(run.write(tmp_path)).read_text()
+    assert "<script" not in text
+    assert text.count("&lt;script&gt;") >= 6

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from data_fakes import FakeRun
+
+from atoll.data import desk, patience
+
+
+@pytest.fixture
+def run() -> FakeRun:
+    return FakeRun()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody in here answers after two seconds what was not answered at once."""
+    monkeypatch.setattr(patience, "DRY_GRACE_S", 0.3)
+    monkeypatch.setattr(desk, "ASK_AGAIN_S", 0.02)
+    monkeypatch.setattr(patience, "LINGER_S_MAX", 0.2)
+    monkeypatch.setattr(patience, "SLICE_S", 0.01)
+    yield

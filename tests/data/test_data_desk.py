@@ -1,0 +1,264 @@
+"""The learner's side of the leases: what counts as processed, what is told when, and how much is held."""
+
+from __future__ import annotations
+
+import pytest
+from data_fakes import FakeLearner, FakeRun
+
+from atoll.core.leases import HAND_MAX
+from atoll.core.messages import DataLeases, Lease
+from atoll.data import desk as desk_module
+from atoll.data.cutting import Part, Ticket
+from atoll.data.desk import Desk
+from atoll.data.shelf import Shelf
+from atoll.errors import ConfigError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def learner() -> FakeLearner:
+    return FakeRun().learner("a")
+
+
+def work(desk: Desk, learner: FakeLearner, clock: Clock, chunk_s: float = 1.0) -> int:
+    """Train on one whole chunk of ten samples."""
+    ticket = desk.take()
+    assert ticket is not None
+    clock.now_s += chunk_s
+    desk.hand([Part(ticket.key, 10, 10 - ticket.start, True)])
+    learner.step()
+    return ticket.chunk
+
+
+# ---------------------------------------------------------------- the shelf
+
+
+def held(shelf: Shelf) -> dict[int, int]:
+    return {chunk: held.processed for chunk, held in shelf.held.items()}
+
+
+def test_only_a_step_makes_samples_processed() -> None:
+    shelf = Shelf()
+    shelf.add(Lease(7, 2))
+    assert shelf.take() == Ticket(7, 7, 2) and shelf.take() is None
+    assert shelf.hand([Part(7, 5, 3, False)]) and held(shelf) == {7: 2}
+    assert shelf.settle() == [] and held(shelf) == {7: 5}
+    shelf.hand([Part(7, 8, 3, True)])
+    assert held(shelf) == {7: 5}
+    assert shelf.settle() == [7] and held(shelf) == {}
+
+
+def test_batches_taken_ahead_belong_to_the_next_step() -> None:
+    shelf = Shelf(lookahead=1)
+    shelf.add(Lease(0))
+    shelf.hand([Part(0, 4, 4, False)])
+    shelf.hand([Part(0, 8, 4, True)])
+    assert shelf.settle() == [] and held(shelf) == {0: 4}
+    shelf.lookahead = 0
+    shelf.make_due()
+    assert shelf.settle() == [0]
+
+
+def test_a_batch_that_was_revoked_altogether_is_not_given() -> None:
+    shelf = Shelf()
+    shelf.add(Lease(0))
+    shelf.add(Lease(1))
+    shelf.revoke(0)
+    assert not shelf.hand([Part(0, 4, 4, False)])
+    assert shelf.hand([Part(0, 5, 1, True), Part(1, 3, 3, False)])
+    assert shelf.settle() == [] and held(shelf) == {1: 3}
+    assert shelf.unwanted(0) and not shelf.unwanted(1)
+
+
+def test_one_that_comes_back_is_read_once() -> None:
+    shelf = Shelf()
+    shelf.add(Lease(0))
+    shelf.revoke(0)
+    shelf.add(Lease(0, 3))
+    assert shelf.take() == Ticket(0, 0, 3) and shelf.take() is None
+
+
+def test_starting_over_reads_again_what_was_not_handed_out() -> None:
+    shelf = Shelf()
+    for chunk in range(3):
+        shelf.add(Lease(chunk))
+    shelf.take()
+    shelf.take()
+    shelf.hand([Part(0, 5, 5, True)])
+    shelf.hand([Part(1, 2, 2, False)])
+    shelf.rewind()
+    assert [shelf.take(), shelf.take(), shelf.take()] == [Ticket(1, 1, 2), Ticket(2, 2, 0), None]
+    assert shelf.settle() == [0]
+
+
+def test_empty_chunks_and_given_up_samples_close() -> None:
+    shelf = Shelf()
+    for chunk in range(3):
+        shelf.add(Lease(chunk))
+    assert shelf.close([Part(0, 0, 0, True)]) == [0]
+    shelf.hand([Part(1, 4, 4, False)])
+    assert shelf.close([Part(1, 6, 2, True), Part(2, 2, 2, True)]) == [2], "1 has samples in the loop"
+    assert shelf.settle() == [1]
+
+
+def test_going_over_old_chunks_stops_when_something_new_is_there() -> None:
+    shelf = Shelf()
+    assert not shelf.repeat_one()
+    for chunk in (4, 5):
+        shelf.add(Lease(chunk))
+        shelf.take()
+        shelf.hand([Part(chunk, 3, 3, True)])
+    shelf.settle()
+    assert shelf.repeat_one() and shelf.repeat_one() and shelf.repeat_one()
+    assert [shelf.take() for _ in range(3)] == [Ticket(-5, 4, 0), Ticket(-6, 5, 0), Ticket(-5, 4, 0)]
+    assert shelf.hand([Part(-5, 3, 3, True)]) and shelf.settle() == []
+    assert not shelf.unwanted(-5)
+    shelf.repeat_one()
+    shelf.add(Lease(9))
+    assert shelf.unwanted(-5)
+    assert [shelf.take(), shelf.take()] == [Ticket(9, 9, 0), None]
+
+
+# ---------------------------------------------------------------- the desk
+
+
+def test_a_name_that_cannot_be_is_refused_here_already(learner: FakeLearner) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be called 'a b'; use 1 to 64 letters"):
+        Desk(learner, stream="a b", chunks=0)
+
+
+def test_leases_are_held_for_the_time_that_was_asked_for(learner: FakeLearner, clock: Clock) -> None:
+    desk = Desk(learner, stream="train", chunks=0, ahead_s=30.0, clock=clock)
+    assert learner.run.status()["in_hand"] == 2, "before anything is measured: one to read and the next"
+    for _ in range(4):
+        work(desk, learner, clock, chunk_s=2.0)
+    clock.now_s += 5
+    work(desk, learner, clock, chunk_s=2.0)
+    in_hand = learner.run.status()["in_hand"]
+    assert 10 <= in_hand <= 15, "30 s at 2 s each, a bit less for the pause"
+
+
+def test_a_batch_of_many_chunks_is_filled_in_few_reports(learner: FakeLearner, clock: Clock) -> None:
+    desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    taken = 0
+    while taken < 64:
+        if desk.take() is None:
+            desk.nudge(now=True)
+        else:
+            taken += 1
+    assert learner.reports <= 8, "as many again each time"
+
+
+def test_a_hand_is_never_fuller_than_the_syncer_allows(learner: FakeLearner, clock: Clock) -> None:
+    desk = Desk(learner, stream="train", chunks=0, ahead_s=1e9, clock=clock)
+    for _ in range(3):
+        work(desk, learner, clock)
+    assert HAND_MAX - 3 <= learner.run.status()["in_hand"] <= HAND_MAX, "finished ones take room until they are told"
+
+
+def test_of_data_that_ends_a_share_is_left_to_others_and_the_rest_handed_back(clock: Clock) -> None:
+    run = FakeRun()
+    first, second = run.learner("a"), run.learner("b")
+    desk = Desk(first, stream="train", chunks=80, ahead_s=1e6, clock=clock)
+    work(desk, first, clock)
+    assert run.status()["in_hand"] == 9, "an eighth of the 78 that nobody had"
+    Desk(second, stream="train", chunks=80, ahead_s=1e6, hold_min=100, clock=clock)
+    assert run.status() | {"issued": 80, "in_hand": 79, "pool": 0} == run.status(), "b takes all the rest"
+    clock.now_s += 2
+    work(desk, first, clock)  # the answer says that nothing is left, so a hands back what it has not begun
+    status = run.status()
+    assert (status["done"], status["pool"], status["in_hand"], status["reissued"]) == (2, 6, 72, 0)
+    assert len(desk.report().holding) == 2
+
+
+def test_one_report_is_in_flight_at_a_time_and_a_lost_one_is_sent_again(clock: Clock) -> None:
+    learner = FakeRun().learner("a")
+    desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    learner.cut_off()
+    work(desk, learner, clock)
+    desk.report()  # what the link does with the poke; nobody hears it
+    learner.up = True
+    sent = learner.reports
+    work(desk, learner, clock)
+    assert learner.reports == sent, "the answer to the first may still come"
+    clock.now_s += desk_module.REPORT_LOST_S
+    desk.stepped()
+    assert learner.reports > sent and learner.run.status()["done"] == 2
+
+
+def test_an_answer_to_an_older_report_changes_nothing(learner: FakeLearner, clock: Clock) -> None:
+    desk = Desk(learner, stream="train", chunks=0, clock=clock)
+    old = desk.report()
+    newest = desk.report()
+    desk.leases(DataLeases("train", old.serial, (Lease(50), Lease(51)), (0, 1), True))
+    assert desk.report().holding == (0, 1) and not desk.exhausted
+    assert newest.serial > old.serial
+
+
+def test_a_grant_whose_answer_was_lost_is_granted_again(clock: Clock) -> None:
+    learner = FakeRun().learner("a")
+    learner.cut_off()
+    desk = Desk(learner, stream="train", chunks=10, clock=clock)
+    learner.talk(desk, deaf=True)
+    assert learner.run.status()["in_hand"] == 2 and desk.take() is None
+    learner.reconnect()
+    assert [work(desk, learner, clock) for _ in range(10)] == list(range(10)), "no number is skipped"
+
+
+def test_reports_that_are_not_urgent_wait_for_each_other(learner: FakeLearner, clock: Clock) -> None:
+    desk = Desk(learner, stream="train", chunks=0, ahead_s=50.0, clock=clock)
+    for _ in range(20):
+        work(desk, learner, clock, chunk_s=1.0)
+    before = learner.reports
+    for _ in range(20):
+        work(desk, learner, clock, chunk_s=0.1)
+    assert learner.reports - before <= 3, "two seconds, one report each"
+
+
+def test_leaving_hands_back_exactly_the_rest(learner: FakeLearner, clock: Clock) -> None:
+    desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    desk.take()
+    desk.hand([Part(0, 6, 6, False)])
+    learner.step()
+    desk.hand([Part(0, 8, 2, False)])  # no step any more
+    learner.leave()
+    assert desk.over and desk.take() is None
+    other = learner.run.learner("b")
+    told = Desk(other, stream="train", chunks=0, clock=clock)
+    assert [told.take(), told.take()] == [Ticket(0, 0, 6), Ticket(1, 1, 0)]
+    assert learner.run.status()["reissued"] == 0
+
+
+def test_what_is_granted_to_one_who_leaves_goes_straight_back(learner: FakeLearner, clock: Clock) -> None:
+    desk = Desk(learner, stream="train", chunks=0, clock=clock)
+    desk.leaving()
+    learner.up = False
+    message = desk.report()
+    desk.leases(DataLeases("train", message.serial, (Lease(8, 3),)))
+    assert desk.report().returned == (Lease(8, 3),)
+
+
+def test_when_the_run_is_over_there_is_nothing_left(learner: FakeLearner, clock: Clock) -> None:
+    desk = Desk(learner, stream="train", chunks=0, clock=clock)
+    desk.dropped()
+    assert desk.over and desk.take() is None and desk.report().want == 0 and not desk.repeat_one()
+
+
+def test_a_second_desk_of_the_same_stream_gets_what_the_first_one_held(learner: FakeLearner, clock: Clock) -> None:
+    first = Desk(learner, stream="train", chunks=10, clock=clock)
+    first.take()
+    learner.sources.clear()
+    second = Desk(learner, stream="train", chunks=10, clock=clock)
+    assert second.take() == Ticket(0, 0, 0)

@@ -1,0 +1,69 @@
+"""The failpoints themselves: the environment, the list, and that nothing is paid when it is not set."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import atoll.store
+from atoll.store import failpoints, read_state
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from atoll.store import open_store
+with open_store(Path(sys.argv[1])) as store:
+    for number in range(1, 6):
+        store.remember({"count": number})
+        try:
+            store.sync()
+        except OSError as error:
+            print(number, error.errno)
+"""
+
+
+def run(state: Path, plan: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "ATOLL_FAILPOINT": plan, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(state)], env=env, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_environment_kills_at_the_hit_it_names(tmp_path: Path) -> None:
+    assert run(tmp_path, "tape.append.sync:3").returncode == -signal.SIGKILL
+    assert read_state(tmp_path).rows["count"] in (2, 3)
+
+
+def test_the_environment_makes_a_disk_fail_for_a_while(tmp_path: Path) -> None:
+    done = run(tmp_path, "tape.append.*:3-3:enospc")  # each sync of an open file passes two such points
+    assert done.returncode == 0 and done.stdout.split() == ["2", "28"], done.stderr
+    (tmp_path / "until").touch()
+    done = run(tmp_path / "other", "tape.*:1:eio", ATOLL_FAILPOINT_UNTIL=str(tmp_path / "until"))
+    assert done.returncode == 0 and done.stdout == ""
+
+
+def test_a_plan_that_means_nothing_stops_the_process(tmp_path: Path) -> None:
+    done = run(tmp_path, "tape.append.sink:1")
+    assert done.returncode != 0 and "ATOLL_FAILPOINT='tape.append.sink:1' is not" in done.stderr
+
+
+def test_the_list_and_the_code_agree() -> None:
+    """Each name in the code is in the list; that each in the list is met is what the crash test shows."""
+    source = "".join(path.read_text() for path in Path(atoll.store.__file__).parent.glob("*.py"))
+    used = set(re.findall(r'hit\("([a-z_.]+)"\)', source)) | set(re.findall(r'"((?:slot|tape)\.[a-z_.]+)"\)', source))
+    assert used and used <= set(failpoints.FAILPOINTS)
+    assert len(set(failpoints.FAILPOINTS)) == len(failpoints.FAILPOINTS)
+    assert {"commit.before_publish", "commit.after_publish"} <= set(failpoints.FAILPOINTS)
+
+
+@pytest.mark.skipif("ATOLL_FAILPOINT" in os.environ, reason="a plan is set")
+def test_nothing_happens_when_no_plan_is_set() -> None:
+    assert not any(failpoints.armed(name) for name in failpoints.FAILPOINTS)
+    for name in failpoints.FAILPOINTS:
+        failpoints.hit(name)

@@ -1,0 +1,235 @@
+"""A real syncer process is killed, frozen, given a full disk and a damaged one, with real learners attached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cluster import WAIT_S, SyncerProcess, TrainingThread, check_books
+from safetensors.numpy import load_file
+
+from atoll.store import failpoints, read_state
+
+OPTIONS = ("--learners", "2", "--sync-every", "6", "--fragments", "3")
+RARE = {"slot.create": 2, "slot.allocate": 2, "slot.rename": 2, "slot.folder.sync": 2, "slot.older.delete": 2}
+RARE |= {"tape.append.mid": 2, "tape.append.sync": 2, "tape.appended": 2}
+"""Points that a run passes only a few times: while files are made, or when somebody joins."""
+SECOND_LIFE = ("slot.older.delete",)
+"""Points that only a syncer that continues an earlier one passes."""
+COMMIT_POINTS = tuple(p for p in failpoints.FAILPOINTS if p.startswith(("slot.", "tape.append", "commit.")))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def learners(syncer: SyncerProcess, count: int = 2, **options: object) -> list[TrainingThread]:
+    return [TrainingThread(syncer.address, f"t{i}", seed=i, **options) for i in range(count)]  # type: ignore[arg-type]
+
+
+def train_on(threads: list[TrainingThread], steps: int) -> None:
+    for thread in threads:
+        thread.wait_steps(steps)
+
+
+def held(threads: list[TrainingThread]) -> dict[tuple[int, int], set[bytes]]:
+    """What learners hold as published: by fragment and version, the bytes."""
+    found: dict[tuple[int, int], set[bytes]] = {}
+    for thread in threads:
+        vault = thread.learner._engine.vault
+        assert vault is not None
+        for fragment, published in enumerate(vault.current):
+            assert published is not None
+            found.setdefault((fragment, published.version), set()).add(published.theta.tobytes())
+    return found
+
+
+def check_state(folder: Path, threads: list[TrainingThread]) -> None:
+    """Nothing that a learner holds is missing on disk, and what both hold is the same to the bit."""
+    stored = read_state(folder / "state")
+    assert all("never finished" in problem for problem in stored.problems), stored.problems
+    for (fragment, version), values in held(threads).items():
+        assert len(values) == 1, "learners hold different parameters under one version"
+        on_disk = stored.fragments[fragment]
+        assert version <= on_disk.version, "a learner received a version that is not on disk"
+        if version == on_disk.version:
+            assert {on_disk.arrays["theta"].tobytes()} == values
+
+
+def finish(syncer: SyncerProcess, threads: list[TrainingThread]) -> dict[str, object]:
+    """Stop everything in order; every token that was processed was merged."""
+    for thread in threads:
+        thread.stop()
+        assert thread.error is None, thread.error
+    status = syncer.wait_for(lambda s: s["active"] == 0 and not s["tokens_pending"], "everything handed over is merged")
+    check_books(status)
+    assert status["tokens_merged"] == status["tokens_processed"] == 32 * sum(thread.taken for thread in threads)
+    assert syncer.stop() == 0, syncer.output()
+    return status
+
+
+def test_kill_nine_again_and_again_loses_nothing(folder: Path) -> None:
+    syncer = SyncerProcess(folder, *OPTIONS)
+    threads = learners(syncer)
+    train_on(threads, 30)
+    versions = [0, 0, 0]
+    for number in range(4):
+        syncer.kill()
+        train_on(threads, 10)  # nobody waits for it
+        check_state(folder, threads)
+        syncer.again()
+        before = sum(versions)
+        status = syncer.wait_for(lambda s, v=before: s["committed"] and sum(s["versions"]) > v, "rounds go on")
+        assert status["epoch"] == number + 2 and status["recovered_from"] == "slots"
+        check_books(status)
+        assert all(new >= old for new, old in zip(status["versions"], versions, strict=True))
+        versions = status["versions"]
+        train_on(threads, 20)
+    finish(syncer, threads)
+    saved = load_file(folder / "model.safetensors")
+    assert all(np.isfinite(values).all() for values in saved.values())
+
+
+@pytest.mark.parametrize("point", COMMIT_POINTS)
+def test_death_at_every_step_of_a_commit(folder: Path, point: str) -> None:
+    """The syncer dies at this point, comes back, and what it had published is still there."""
+    crash_once(folder, point, RARE.get(point, 9))
+
+
+def crash_once(folder: Path, point: str, hit: int) -> None:
+    syncer = SyncerProcess(folder, *OPTIONS, **({} if point in SECOND_LIFE else {"ATOLL_FAILPOINT": f"{point}:{hit}"}))
+    threads = learners(syncer, step_s=0.002)
+    if point in SECOND_LIFE:
+        train_on(threads, 20)
+        syncer.kill()
+        syncer.again(ATOLL_FAILPOINT=f"{point}:{hit}")
+    assert syncer.wait_dead() == -signal.SIGKILL, syncer.output()
+    check_state(folder, [thread for thread in threads if thread.taken > 0])
+    syncer.again()
+    train_on(threads, 20)
+    finish(syncer, threads)
+
+
+def test_a_full_disk_is_told_and_healed(folder: Path) -> None:
+    room = folder / "room"
+    syncer = SyncerProcess(
+        folder, *OPTIONS, ATOLL_FAILPOINT="slot.*:40:enospc,tape.*:40:enospc", ATOLL_FAILPOINT_UNTIL=str(room)
+    )
+    threads = learners(syncer)
+    status = syncer.wait_for(lambda s: bool(s["degraded"]), "the disk is full")
+    train_on(threads, 40)
+    later = syncer.wait_for(lambda s: sum(s["versions"]) > sum(status["versions"]) + 10, "rounds go on all the same")
+    assert later["degraded"] and "No space left" in syncer.output()
+    room.touch()
+    syncer.wait_for(lambda s: not s["degraded"], "the disk has room again")
+    train_on(threads, 20)
+    syncer.kill()
+    check_state(folder, threads)
+    syncer.again()
+    train_on(threads, 20)
+    finish(syncer, threads)
+
+
+def test_what_a_dead_disk_missed_comes_back_from_learners(folder: Path) -> None:
+    syncer = SyncerProcess(folder, *OPTIONS, ATOLL_FAILPOINT="slot.*:40:eio,tape.*:40:eio")
+    threads = learners(syncer)
+    syncer.wait_for(lambda s: bool(s["degraded"]), "the disk fails")
+    train_on(threads, 60)
+    syncer.kill()
+    published = dict(sorted(held(threads)))
+    syncer.again()
+    status = syncer.wait_for(lambda s: s["committed"], "learners have brought back what they hold")
+    assert all(status["versions"][fragment] >= version for fragment, version in published.items())
+    wait_event(folder, "fragment_healed")
+    train_on(threads, 20)
+    finish(syncer, threads)
+
+
+def test_a_damaged_slot_is_named_and_the_snapshot_is_used(folder: Path) -> None:
+    url = str(folder / "snapshots")
+    options = (*OPTIONS, "--snapshots", url, "--snapshot-every", "1s", "--keep", "2")
+    syncer = SyncerProcess(folder, *options)
+    threads = learners(syncer)
+    train_on(threads, 60)
+    wait_event(folder, "snapshot_written")
+    for thread in threads:
+        thread.stop()
+    assert syncer.stop() == 0
+    slots = sorted((folder / "state").rglob("fragment-0001.slots"))[-1]
+    data = bytearray(slots.read_bytes())
+    for at in range(8192, len(data), 512):
+        data[at] ^= 0xFF
+    slots.write_bytes(bytes(data))
+    syncer.again()
+    assert "fragment-0001" in syncer.output() and "snapshot" in syncer.output()
+    fresh = TrainingThread(syncer.address, "new")
+    fresh.wait_steps(20)
+    status = syncer.wait_for(lambda s: s["committed"] and s["active"] == 1, "the run goes on from the snapshot")
+    assert status["recovered_from"].startswith("snapshot-")
+    check_books(status)
+    fresh.stop()
+    syncer.stop()
+    assert len(list((folder / "snapshots").glob("snapshot-*"))) <= 2
+
+
+def test_a_frozen_syncer_that_wakes_up_is_fenced_out(folder: Path) -> None:
+    old = SyncerProcess(folder, *OPTIONS)
+    threads = learners(old)
+    train_on(threads, 20)
+    os.kill(old.process.pid, signal.SIGSTOP)
+    elsewhere = folder / "other"
+    elsewhere.mkdir()
+    (folder / "syncer.json").unlink()
+    new = SyncerProcess(folder, *OPTIONS, "--take-over")
+    assert new.address != old.address
+    os.kill(old.process.pid, signal.SIGCONT)
+    assert old.wait_dead() == 3
+    assert "newer" in new.output()
+    moved = TrainingThread(new.address, "moved")
+    moved.wait_steps(20)
+    status = new.wait_for(lambda s: s["active"] >= 1, "the new one works")
+    assert status["epoch"] == 2
+    for thread in threads:
+        thread.stopping.set()
+    moved.stop()
+    assert new.stop() == 0
+
+
+def test_a_second_syncer_on_the_same_folder_is_refused_with_the_remedy(folder: Path) -> None:
+    first = SyncerProcess(folder, *OPTIONS)
+    with pytest.raises(AssertionError, match="--take-over"):
+        SyncerProcess(folder, *OPTIONS)
+    assert first.status()["epoch"] == 1
+    first.stop()
+
+
+def test_the_model_is_exported_from_the_state_alone(folder: Path) -> None:
+    syncer = SyncerProcess(folder, *OPTIONS)
+    threads = learners(syncer)
+    train_on(threads, 30)
+    syncer.kill()
+    for thread in threads:
+        thread.stopping.set()
+    from atoll.store import export_model
+
+    stored = read_state(folder / "state")
+    export_model(stored.rows, stored.fragments, folder / "out.safetensors")
+    model = threads[0].model
+    loaded = {name: torch.from_numpy(values) for name, values in load_file(folder / "out.safetensors").items()}
+    model.load_state_dict(loaded)
+    for thread in threads:
+        thread.stop()
+
+
+def wait_event(folder: Path, kind: str) -> None:
+    """Events are written a moment after they happen."""
+    deadline = time.monotonic() + WAIT_S
+    while not any(f'"{kind}"' in path.read_text() for path in (folder / "events").glob("syncer-*.jsonl")):
+        assert time.monotonic() < deadline, f"no event {kind}"
+        time.sleep(0.1)
