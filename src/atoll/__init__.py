@@ -29,7 +29,7 @@ from atoll.errors import (
 if TYPE_CHECKING:
     from atoll.learner import Learner
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AtollError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -230,6 +231,77 @@ def test_what_a_leaver_handed_over_outlives_the_syncer(files_stay: bool) -> None
     assert "learner_lost" not in world.syncer.ledger.totals().discarded
     line = world.syncer.ledger.fragment_totals(0)
     assert line.merged + line.pending == line.processed
+
+
+def test_a_contribution_inside_a_healed_version_is_not_merged_again() -> None:
+    """The tape knows who is in a version whose column was never written; one learner missed its publication."""
+    world = running(learners=2, quorum="1")
+    one, two = world.learners["l0@l0-1"], world.learners["l1@l1-1"]
+    for _ in range(40):
+        on_disk = json.loads(json.dumps(world.disk_columns)), dict(world.disk_theta)
+        merges = len(world.merges)
+        world.disconnect(two)
+        world.step(one)
+        world.connect(two)
+        world.step(two)
+        mine = [i for m in world.merges[merges:] for i in m.contributions if i.learner == "l0"]
+        if mine and any(p.outstanding for p in one.machine.fragments):
+            break
+    world.everyone_steps(4)
+    in_air = one.machine.fragments[0]
+    world.disk_columns, world.disk_theta = {int(p): c for p, c in on_disk[0].items()}, on_disk[1]
+    theta = dict(world.theta)
+    world.crash_syncer()
+    world.restart_syncer(exact=False)
+    world.advance(HEAL_WAIT_NS)
+    assert all(world.theta[p] >= theta[p] - 1e-9 for p in theta)
+    assert all(s.merged_version >= 0 or not s.pushed for s in in_air.outstanding)
+    world.everyone_steps(20)
+    check(world)
+
+
+def test_a_synchronous_learner_that_was_away_contributes_again() -> None:
+    world = running(learners=2, steps=12, overlap=0, quorum="1")
+    away = world.learners["l1@l1-1"]
+    world.disconnect(away)
+    for _ in range(20):
+        world.everyone_steps(1)
+    world.connect(away)
+    merged = world.syncer.membership.members["l1"].merged
+    before = [pair for pairs in merged for pair in pairs]
+    world.everyone_steps(40)
+    assert [pair for pairs in merged for pair in pairs] != before
+    world.check_ledger()
+
+
+def test_a_process_that_has_left_is_not_taken_back() -> None:
+    """Its link broke after Leave and before the syncer's word: what it would give again is safe already."""
+    world = running(learners=2)
+    leaver = world.learners["l1@l1-1"]
+    world.close(leaver)
+    merged = world.syncer.ledger.totals()
+    world.connect(leaver)
+    assert leaver.code == "run_closed" and "has left" in leaver.stopped
+    assert world.syncer.ledger.totals() == merged
+    world.everyone_steps(10)
+    check(world)
+
+
+def test_a_healer_that_gives_nothing_usable_is_not_waited_for() -> None:
+    world = running(learners=2)
+    world.disk_works = False
+    world.everyone_steps(8)
+    world.crash_syncer()
+    world.disk_works = True
+    world.restart_syncer(exact=False, reconnect=False)
+    first, second = world.learners.values()
+    world.refuse_heals = True
+    world.connect(first)
+    world.connect(second)
+    world.advance(HEAL_WAIT_NS)
+    assert world.syncer.committed, "healing ended without waiting for pushes that will not come"
+    world.everyone_steps(20)
+    check(world)
 
 
 def report(world: World, learner: FakeLearner, serial: int, want: int, **fields: object) -> None:

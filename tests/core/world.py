@@ -73,6 +73,8 @@ class World:
         self.handed: dict[ContributionId, tuple[HandedOver, float]] = {}
         self.files_stay = False
         """Files of merged contributions are not deleted: a crash came in between."""
+        self.refuse_heals = False
+        """What learners bring back turns out not to be finite."""
         self.disk_works = True
         self.crash_before_publish = False
         self.heals: dict[int, float] = {}
@@ -352,7 +354,7 @@ class World:
             out = self.to_syncer(fx.PushOpened(header))
             if next(e.reply for e in out if isinstance(e, fx.Answer)).accepted:
                 self.heals[p] = value
-                self.to_syncer(fx.PushCompleted(header, True, 0.0))
+                self.to_syncer(fx.PushCompleted(header, not self.refuse_heals, 0.0))
 
     def _contribute(self, learner: FakeLearner, effect: fx.Contribute) -> None:
         p, seq = effect.header.fragment, effect.header.seq

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch.utils.data
 
 from atoll.core.leases import LeaseBook
@@ -57,6 +58,9 @@ class FakeRun:
 
 class FakeLearner:
     """Implements `atoll.data.LearnerLike`. Messages go at once and in the caller's thread."""
+
+    eager = True
+    """Every step takes so long that a report is due after it."""
 
     def __init__(self, run: FakeRun, name: str, generation: int) -> None:
         self.run = run
@@ -119,6 +123,8 @@ class FakeLearner:
     def step(self) -> None:
         for source in self.sources:
             source.stepped()
+            if self.eager:
+                self.poke_data(source)
 
     def leave(self) -> None:
         for source in self.sources:
@@ -232,8 +238,19 @@ class Skippable:
             yield self.epoch * 1000 + index
 
 
+def hugging_face_rows(count: int) -> Any:
+    """A `datasets.Dataset` of numbers, or skip. Its fingerprint is given, because making one pickles parts of pyarrow,
+    which some versions of the two cannot."""
+    datasets = pytest.importorskip("datasets")
+    pyarrow = pytest.importorskip("pyarrow")
+    table = datasets.table.InMemoryTable(pyarrow.table({"number": list(range(count))}))
+    return datasets.Dataset(table, fingerprint="numbers")
+
+
 class SlowLink(FakeLearner):
     """Messages go over a thread of their own, late, and some of them get lost, which the link then notices."""
+
+    eager = False
 
     def __init__(self, run: FakeRun, name: str, generation: int, seed: int) -> None:
         super().__init__(run, name, generation)

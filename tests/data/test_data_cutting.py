@@ -10,6 +10,7 @@ import pytest
 from data_fakes import Skippable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from atoll.data.cutting import END, End, Part, Piece, Ticket, cut, from_sample
 from atoll.data.mail import Mailbox
@@ -110,6 +111,13 @@ def test_from_sample_slices_skips_or_reads_past() -> None:
     assert list(from_sample(iter([1, 2, 3]), 2)) == [3]
     source = Skippable(5)
     assert list(from_sample(source, 3)) == [3, 4] and source.log == [("skip", 0, 3), ("open", 0, 3), 3, 4]
+
+
+def test_a_pinned_piece_is_still_a_piece() -> None:
+    piece = Piece((Part(1, 5, 2, True), Part(2, 1, 1, False)), 3, ["x"], worker=1)
+    pinned = pin_memory(piece)
+    assert isinstance(pinned, Piece) and pinned.worker == 1 and pinned.size == 3
+    assert tuple(Part(*part) for part in pinned.parts) == piece.parts
 
 
 # ---------------------------------------------------------------- mail

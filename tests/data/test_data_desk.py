@@ -22,6 +22,11 @@ class Clock:
         return self.now_s
 
 
+@pytest.fixture(autouse=True)
+def not_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeLearner, "eager", False)
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -49,13 +54,26 @@ def held(shelf: Shelf) -> dict[int, int]:
     return {chunk: held.processed for chunk, held in shelf.held.items()}
 
 
+def key(shelf: Shelf) -> int:
+    """Take the next chunk; its reading's key."""
+    ticket = shelf.take()
+    assert ticket is not None
+    return ticket.key
+
+
+def what(ticket: Ticket | None) -> tuple[int, int]:
+    """(chunk, start)"""
+    return (ticket.chunk, ticket.start) if ticket is not None else (-1, -1)
+
+
 def test_only_a_step_makes_samples_processed() -> None:
     shelf = Shelf()
     shelf.add(Lease(7, 2))
-    assert shelf.take() == Ticket(7, 7, 2) and shelf.take() is None
-    assert shelf.hand([Part(7, 5, 3, False)]) and held(shelf) == {7: 2}
+    ticket = shelf.take()
+    assert ticket is not None and what(ticket) == (7, 2) and shelf.take() is None
+    assert shelf.hand([Part(ticket.key, 5, 3, False)]) and held(shelf) == {7: 2}
     assert shelf.settle() == [] and held(shelf) == {7: 5}
-    shelf.hand([Part(7, 8, 3, True)])
+    shelf.hand([Part(ticket.key, 8, 3, True)])
     assert held(shelf) == {7: 5}
     assert shelf.settle() == [7] and held(shelf) == {}
 
@@ -63,8 +81,9 @@ def test_only_a_step_makes_samples_processed() -> None:
 def test_batches_taken_ahead_belong_to_the_next_step() -> None:
     shelf = Shelf(lookahead=1)
     shelf.add(Lease(0))
-    shelf.hand([Part(0, 4, 4, False)])
-    shelf.hand([Part(0, 8, 4, True)])
+    reading = key(shelf)
+    shelf.hand([Part(reading, 4, 4, False)])
+    shelf.hand([Part(reading, 8, 4, True)])
     assert shelf.settle() == [] and held(shelf) == {0: 4}
     shelf.lookahead = 0
     shelf.make_due()
@@ -75,41 +94,48 @@ def test_a_batch_that_was_revoked_altogether_is_not_given() -> None:
     shelf = Shelf()
     shelf.add(Lease(0))
     shelf.add(Lease(1))
-    shelf.revoke(0)
-    assert not shelf.hand([Part(0, 4, 4, False)])
-    assert shelf.hand([Part(0, 5, 1, True), Part(1, 3, 3, False)])
+    first, second = key(shelf), key(shelf)
+    shelf.remove(0)
+    assert not shelf.hand([Part(first, 4, 4, False)])
+    assert shelf.hand([Part(first, 5, 1, True), Part(second, 3, 3, False)])
     assert shelf.settle() == [] and held(shelf) == {1: 3}
-    assert shelf.unwanted(0) and not shelf.unwanted(1)
+    assert shelf.unwanted(first) and not shelf.unwanted(second)
 
 
-def test_one_that_comes_back_is_read_once() -> None:
+def test_a_chunk_that_comes_back_is_read_once_and_anew() -> None:
     shelf = Shelf()
     shelf.add(Lease(0))
-    shelf.revoke(0)
+    shelf.remove(0)
     shelf.add(Lease(0, 3))
-    assert shelf.take() == Ticket(0, 0, 3) and shelf.take() is None
+    ticket = shelf.take()
+    assert ticket is not None and what(ticket) == (0, 3) and shelf.take() is None
+    shelf.remove(0)
+    shelf.add(Lease(0, 3))
+    assert not shelf.hand([Part(ticket.key, 6, 3, False)]), "what the first reading had under way is not wanted"
+    assert shelf.close([Part(ticket.key, 6, 0, True)]) == [] and held(shelf) == {0: 3}
 
 
 def test_starting_over_reads_again_what_was_not_handed_out() -> None:
     shelf = Shelf()
     for chunk in range(3):
         shelf.add(Lease(chunk))
-    shelf.take()
-    shelf.take()
-    shelf.hand([Part(0, 5, 5, True)])
-    shelf.hand([Part(1, 2, 2, False)])
+    first, second = key(shelf), key(shelf)
+    shelf.hand([Part(first, 5, 5, True)])
+    shelf.hand([Part(second, 2, 2, False)])
     shelf.rewind()
-    assert [shelf.take(), shelf.take(), shelf.take()] == [Ticket(1, 1, 2), Ticket(2, 2, 0), None]
-    assert shelf.settle() == [0]
+    assert [what(shelf.take()) for _ in range(3)] == [(1, 2), (2, 0), (-1, -1)]
+    assert not shelf.hand([Part(second, 4, 2, False)])
+    assert shelf.settle() == [0] and held(shelf) == {1: 2, 2: 0}
 
 
 def test_empty_chunks_and_given_up_samples_close() -> None:
     shelf = Shelf()
     for chunk in range(3):
         shelf.add(Lease(chunk))
-    assert shelf.close([Part(0, 0, 0, True)]) == [0]
-    shelf.hand([Part(1, 4, 4, False)])
-    assert shelf.close([Part(1, 6, 2, True), Part(2, 2, 2, True)]) == [2], "1 has samples in the loop"
+    empty, begun, given_up = key(shelf), key(shelf), key(shelf)
+    assert shelf.close([Part(empty, 0, 0, True)]) == [0]
+    shelf.hand([Part(begun, 4, 4, False)])
+    assert shelf.close([Part(begun, 6, 2, True), Part(given_up, 2, 2, True)]) == [2], "1 has samples in the loop"
     assert shelf.settle() == [1]
 
 
@@ -118,17 +144,18 @@ def test_going_over_old_chunks_stops_when_something_new_is_there() -> None:
     assert not shelf.repeat_one()
     for chunk in (4, 5):
         shelf.add(Lease(chunk))
-        shelf.take()
-        shelf.hand([Part(chunk, 3, 3, True)])
+        shelf.hand([Part(key(shelf), 3, 3, True)])
     shelf.settle()
     assert shelf.repeat_one() and shelf.repeat_one() and shelf.repeat_one()
-    assert [shelf.take() for _ in range(3)] == [Ticket(-5, 4, 0), Ticket(-6, 5, 0), Ticket(-5, 4, 0)]
-    assert shelf.hand([Part(-5, 3, 3, True)]) and shelf.settle() == []
-    assert not shelf.unwanted(-5)
+    tickets = [shelf.take() for _ in range(3)]
+    assert [what(ticket) for ticket in tickets] == [(4, 0), (5, 0), (4, 0)]
+    again = tickets[0].key if tickets[0] is not None else 0
+    assert again < 0 and shelf.hand([Part(again, 3, 3, True)]) and shelf.settle() == []
+    assert not shelf.unwanted(again)
     shelf.repeat_one()
     shelf.add(Lease(9))
-    assert shelf.unwanted(-5)
-    assert [shelf.take(), shelf.take()] == [Ticket(9, 9, 0), None]
+    assert shelf.unwanted(again)
+    assert [what(shelf.take()) for _ in range(2)] == [(9, 0), (-1, -1)]
 
 
 # ---------------------------------------------------------------- the desk
@@ -227,17 +254,31 @@ def test_reports_that_are_not_urgent_wait_for_each_other(learner: FakeLearner, c
     assert learner.reports - before <= 3, "two seconds, one report each"
 
 
+def test_a_syncer_that_grants_nothing_is_not_asked_without_pause(clock: Clock) -> None:
+    learner = FakeRun().learner("a")
+    learner.cut_off()
+    desk = Desk(learner, stream="train", chunks=0, clock=clock)
+    learner.up = True
+    learner.talk = lambda source: source.leases(DataLeases("train", source.report().serial))  # type: ignore[method-assign]
+    before = desk.answers
+    for _ in range(100):
+        desk.nudge(now=True)
+        clock.now_s += 0.01
+    assert 1 <= desk.answers - before <= 1 + 1.0 / desk_module.ASK_AGAIN_S
+
+
 def test_leaving_hands_back_exactly_the_rest(learner: FakeLearner, clock: Clock) -> None:
     desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
-    desk.take()
-    desk.hand([Part(0, 6, 6, False)])
+    ticket = desk.take()
+    assert ticket is not None
+    desk.hand([Part(ticket.key, 6, 6, False)])
     learner.step()
-    desk.hand([Part(0, 8, 2, False)])  # no step any more
+    desk.hand([Part(ticket.key, 8, 2, False)])  # no step any more
     learner.leave()
     assert desk.over and desk.take() is None
     other = learner.run.learner("b")
     told = Desk(other, stream="train", chunks=0, clock=clock)
-    assert [told.take(), told.take()] == [Ticket(0, 0, 6), Ticket(1, 1, 0)]
+    assert [what(told.take()), what(told.take())] == [(0, 6), (1, 0)]
     assert learner.run.status()["reissued"] == 0
 
 
@@ -261,4 +302,4 @@ def test_a_second_desk_of_the_same_stream_gets_what_the_first_one_held(learner: 
     first.take()
     learner.sources.clear()
     second = Desk(learner, stream="train", chunks=10, clock=clock)
-    assert second.take() == Ticket(0, 0, 0)
+    assert what(second.take()) == (0, 0)

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from data_fakes import FakeLearner, FakeRun, Numbers, Table, train
+from data_fakes import FakeLearner, FakeRun, Numbers, Table, hugging_face_rows, train
 
 import atoll.data
 from atoll.data.order import place, shuffled
@@ -370,9 +370,8 @@ def test_a_table_that_fetches_many_rows_at_once(run: FakeRun, num_workers: int) 
 
 
 def test_a_real_hugging_face_data_set(run: FakeRun) -> None:
-    datasets = pytest.importorskip("datasets")
+    rows = hugging_face_rows(50).with_format("torch")
     learner = run.learner("a")
-    rows = datasets.Dataset.from_dict({"number": list(range(50))}).with_format("torch")
     seen = []
     for batch in atoll.data.loader(learner, rows, batch_size=4, chunk_size=10):
         seen += batch["number"].tolist()
@@ -409,6 +408,9 @@ def test_a_state_of_other_data_is_refused(run: FakeRun, change: dict[str, Any], 
         make(FakeRun().learner("a"), **change).load_state_dict(state)
 
 
-def test_a_state_of_an_unknown_format_is_refused(run: FakeRun) -> None:
+def test_a_state_that_cannot_be_read_is_refused(run: FakeRun) -> None:
+    loader = make(run.learner("a"))
     with pytest.raises(ConfigError, match="format 9; this build reads 1"):
-        make(run.learner("a")).load_state_dict({"format": 9})
+        loader.load_state_dict({"format": 9})
+    with pytest.raises(ConfigError, match=r"damaged data state \(KeyError\('counts'\)\); start without"):
+        loader.load_state_dict({key: value for key, value in loader.state_dict().items() if key != "counts"})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from data_fakes import FakeLearner, FakeRun, Files, Shy, Skippable, train
+from data_fakes import FakeLearner, FakeRun, Files, Shy, Skippable, hugging_face_rows, train
 
 import atoll.data
 from atoll.errors import ConfigError
@@ -206,9 +206,8 @@ def test_a_chunk_that_comes_back_uses_the_datas_own_skip(run: FakeRun) -> None:
 
 
 def test_a_real_hugging_face_iterable(run: FakeRun) -> None:
-    datasets = pytest.importorskip("datasets")
+    rows = hugging_face_rows(50).to_iterable_dataset(num_shards=3)
     learner = run.learner("a")
-    rows = datasets.Dataset.from_dict({"number": list(range(50))}).to_iterable_dataset(num_shards=3)
     seen = []
     for batch in keep(learner, rows, num_workers=2):
         seen += batch["number"].tolist()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,11 +18,9 @@ from safetensors.numpy import load_file
 from atoll.store import failpoints, read_state
 
 OPTIONS = ("--learners", "2", "--sync-every", "6", "--fragments", "3")
-RARE = {"slot.create": 2, "slot.allocate": 2, "slot.rename": 2, "slot.folder.sync": 2, "slot.older.delete": 2}
-RARE |= {"tape.append.mid": 2, "tape.append.sync": 2, "tape.appended": 2}
-"""Points that a run passes only a few times: while files are made, or when somebody joins."""
-SECOND_LIFE = ("slot.older.delete",)
-"""Points that only a syncer that continues an earlier one passes."""
+RARE = ("slot.create", "slot.allocate", "slot.rename", "slot.folder.sync", "slot.older.delete")
+RARE += ("tape.append.mid", "tape.append.sync", "tape.appended")
+"""Points that a syncer's life passes only a few times: while files are made, or when somebody joins."""
 COMMIT_POINTS = tuple(p for p in failpoints.FAILPOINTS if p.startswith(("slot.", "tape.append", "commit.")))
 
 
@@ -96,24 +96,36 @@ def test_kill_nine_again_and_again_loses_nothing(folder: Path) -> None:
     assert all(np.isfinite(values).all() for values in saved.values())
 
 
-@pytest.mark.parametrize("point", COMMIT_POINTS)
-def test_death_at_every_step_of_a_commit(folder: Path, point: str) -> None:
-    """The syncer dies at this point, comes back, and what it had published is still there."""
-    crash_once(folder, point, RARE.get(point, 9))
-
-
-def crash_once(folder: Path, point: str, hit: int) -> None:
-    syncer = SyncerProcess(folder, *OPTIONS, **({} if point in SECOND_LIFE else {"ATOLL_FAILPOINT": f"{point}:{hit}"}))
-    threads = learners(syncer, step_s=0.002)
-    if point in SECOND_LIFE:
-        train_on(threads, 20)
-        syncer.kill()
-        syncer.again(ATOLL_FAILPOINT=f"{point}:{hit}")
-    assert syncer.wait_dead() == -signal.SIGKILL, syncer.output()
-    check_state(folder, [thread for thread in threads if thread.taken > 0])
+def die_at_every_point(folder: Path, times: int) -> None:
+    """One run, in which the syncer dies at every step of a commit, and everything published is there each time."""
+    syncer = SyncerProcess(folder, *OPTIONS)
+    threads = learners(syncer, step_s=0.004)
+    train_on(threads, 20)
+    dice = random.Random(times)
+    for point in COMMIT_POINTS:
+        for _ in range(times):
+            syncer.kill()
+            hit = 1 if point in RARE else dice.randint(1, 20)
+            syncer.again(ATOLL_FAILPOINT=f"{point}:{hit}")
+            assert syncer.wait_dead() == -signal.SIGKILL, f"{point}:{hit} {syncer.output()}"
+            check_state(folder, threads)
     syncer.again()
     train_on(threads, 20)
-    finish(syncer, threads)
+    for thread in threads:
+        thread.stop()
+        assert thread.error is None, thread.error
+    status = syncer.wait_for(lambda s: s["active"] == 0, "everybody has left")
+    check_books(status)
+    assert syncer.stop() == 0, syncer.output()
+
+
+def test_death_at_every_step_of_a_commit(folder: Path) -> None:
+    die_at_every_point(folder, 1)
+
+
+@pytest.mark.soak
+def test_death_at_every_step_of_a_commit_ten_times(folder: Path) -> None:
+    die_at_every_point(folder, 10)
 
 
 def test_a_full_disk_is_told_and_healed(folder: Path) -> None:
@@ -176,6 +188,32 @@ def test_a_damaged_slot_is_named_and_the_snapshot_is_used(folder: Path) -> None:
     fresh.stop()
     syncer.stop()
     assert len(list((folder / "snapshots").glob("snapshot-*"))) <= 2
+
+
+def test_a_lost_state_folder_comes_back_from_a_snapshot_and_the_learners(folder: Path) -> None:
+    options = (*OPTIONS, "--snapshots", str(folder / "snapshots"), "--snapshot-every", "1s")
+    syncer = SyncerProcess(folder, *options)
+    threads = learners(syncer)
+    train_on(threads, 30)
+    syncer.kill()
+    syncer.again()  # learners have seen epoch 2 from here on
+    train_on(threads, 30)
+    wait_event(folder, "snapshot_written")
+    syncer.kill()
+    published = dict(sorted(held(threads)))
+    shutil.rmtree(folder / "state")
+    for _ in range(2):  # and the folder that is made anew outlives a restart
+        syncer.again()
+        status = syncer.wait_for(lambda s: s["committed"] and s["active"] == 2, "the run goes on")
+        assert all(status["versions"][fragment] >= version for fragment, version in published.items())
+        train_on(threads, 20)
+        syncer.kill()
+    syncer.again()
+    for thread in threads:
+        thread.stop()
+        assert thread.error is None, thread.error
+    check_books(syncer.wait_for(lambda s: s["active"] == 0 and not s["tokens_pending"], "all is merged"))
+    assert syncer.stop() == 0
 
 
 def test_a_frozen_syncer_that_wakes_up_is_fenced_out(folder: Path) -> None:

@@ -32,6 +32,11 @@ def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | 
             f"the model of learner {hello.learner!r} differs from the run's: {describe_difference(layout, hello)}; "
             "start every learner of a run with the same model",
         )
+    if member is not None and member.instance == hello.instance and member.state is MemberState.LEFT:
+        return Refused(
+            Refusal.CLOSED,
+            f"learner {hello.learner!r} has left, and what it handed over is safe; a new process may join under its id",
+        )
     if hello.run == run and member is not None and 0 < hello.generation < member.generation:
         return Refused(
             Refusal.FENCED,

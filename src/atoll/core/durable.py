@@ -47,6 +47,8 @@ class Recovery:
     source: str = "slots"
     """The rung of the ladder: "slots" or the snapshot's name."""
     problems: Sequence[str] = field(default_factory=list)
+    epoch: int = 0
+    """The epoch of the syncer that wrote it, where that is not the state folder's own (a snapshot)."""
     handed: Sequence[HandedOver] = ()
     """What learners that left had handed over and no round had merged."""
 

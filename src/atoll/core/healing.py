@@ -105,6 +105,13 @@ class Healing:
         entry = self._asked.get(fragment)
         return entry[1] if entry is not None and entry[0] == learner else None
 
+    def reject(self, fragment: int, learner: str) -> None:
+        """What this learner gave cannot be used: ask another, and do not ask this one again."""
+        claim = self.asked(fragment, learner)
+        if claim is not None:
+            del self._asked[fragment]
+            self._claims[fragment][claim].discard(learner)
+
     def giver(self, fragment: int) -> str:
         """Who was asked for this fragment."""
         entry = self._asked.get(fragment)

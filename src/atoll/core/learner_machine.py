@@ -206,7 +206,7 @@ class LearnerMachine:
 
     def _boundary(self, out: list[LearnerEffect]) -> None:
         self._adopt_prepared(out)
-        if not self.joined and self.fragments and all(p.base != NO_VERSION for p in self.fragments):
+        if not self.joined and self._started and all(p.base != NO_VERSION for p in self.fragments):
             self.joined = True
             out += [ToSyncer(Ready(self.step, self._bases())), Joined(self.generation, self.step)]
             return
@@ -263,7 +263,8 @@ class LearnerMachine:
             fields = {"learner": self.learner, "fragment": progress.index, "version": version, "step": self.step}
             out.append(Note("LearnerAdopted", {**fields, "merged": bool(merged)}))
         progress.reseed = ""
-        progress.base_checksum = progress.checksums.get(version, progress.base_checksum)
+        known = progress.base_checksum if version == progress.base else 0
+        progress.base_checksum = progress.checksums.get(version, known)
         progress.base, progress.based = version, True
         progress.checksums = {v: c for v, c in progress.checksums.items() if v > version}
         self._drop_snapshot(progress, out)
@@ -283,7 +284,8 @@ class LearnerMachine:
     def _take_snapshots(self, out: list[LearnerEffect]) -> None:
         """Copy what may be asked for before the next step ends, and answer what was asked already."""
         if self.config.synchronous:
-            wanted = {p.index for p in self.fragments if self.step >= p.due_step}
+            # A learner behind the clock (it was away) is asked before it reaches the step itself.
+            wanted = {p.index for p in self.fragments if self.step >= p.due_step} | set(self._upcoming)
         else:
             wanted = set(self._upcoming)
         for progress in sorted(self.fragments, key=lambda p: p.contributed_step):
@@ -580,6 +582,11 @@ class LearnerMachine:
         if self.joined:
             out.append(ToSyncer(self._progress()))
 
+    def leave_again(self) -> None:
+        """The link broke before the syncer had let this learner go: leave once more when it is back. A syncer that has
+        the Leave on record refuses; one that was restarted says what is to be handed over again."""
+        self._left = False
+
     def _flush(self, out: list[LearnerEffect]) -> None:
         """Hand over all progress that is in no contribution yet, for whichever round comes next. A fragment that is far
         behind (the link was down) first catches up, because its contribution would be refused as stale; and one whose
@@ -590,7 +597,8 @@ class LearnerMachine:
         for progress in self.fragments:
             behind = progress.announced - progress.base > self.config.carry_versions_max // 2
             pushing = any(not sent.pushed for sent in progress.outstanding)
-            if self._started and self._to_flush(progress) and not behind and not pushing:
+            based = progress.base != NO_VERSION
+            if self._started and based and self._to_flush(progress) and not behind and not pushing:
                 out.append(TakeSnapshot(progress.index))
                 progress.snapshot = progress.local
                 self._contribute(progress, 0, 0, out)

@@ -91,7 +91,10 @@ class Membership:
         `claimed` is the generation that this process was given earlier in this run: a syncer whose record is older
         than that believes it."""
         old = self.members.get(learner)
-        if old is not None and old.instance == instance and old.state is not MemberState.LEFT:
+        # A record that knows the generation only from a column does not know the process: it says so itself.
+        same = old is not None and (old.instance == instance or (not old.instance and claimed == old.generation))
+        if old is not None and same and old.state is not MemberState.LEFT:
+            old.instance = instance
             self._by_session.pop(old.session, None)
             old.session, old.heard_ns = session, now_ns
             old.state = MemberState.JOINING

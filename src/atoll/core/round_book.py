@@ -207,7 +207,7 @@ class RoundBook:
                 },
             )
         )
-        ages = [track.version - item.base_version for item in items]
+        ages = [max(0, track.version - item.base_version) for item in items]
         weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
         track.merging = True
         track.weights = weights

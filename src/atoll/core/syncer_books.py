@@ -46,6 +46,8 @@ class SyncerBooks:
         self._healed: frozenset[int] = frozenset()
         """Fragments that learners brought back after the restart."""
         self.recovered_from = ""
+        self._tape_merged: dict[ContributionId, int] = {}
+        """Contributions of the last versions before a restart, and which version holds each."""
         self._rows: dict[str, Any | None] = {}
         self._rows_late: dict[str, Any | None] = {}
         self._lease_rows: dict[str, Any | None] = {}
@@ -122,6 +124,8 @@ class SyncerBooks:
         self._hold_again(waiting)
         self.ledger.restore_gone(int(recovery.rows.get("ledger", {}).get("gone_processed", 0)))
         for member in self.membership.members.values():
+            if member.state is MemberState.LEFT:
+                continue
             self.ledger.set_gone(member.learner, member.generation, member.state is MemberState.LOST)
         self.leases.load(recovery.rows)
         self._lease_rows = {key: row for key, row in recovery.rows.items() if key.startswith("data/")}
@@ -167,6 +171,9 @@ class SyncerBooks:
             row = rows.get(durable.version_key(fragment))
             if row is not None:
                 known[fragment] = Claim(int(row["version"]), int(row["checksum"]))
+            for name, generation, seq, version in (row or {}).get("merged", []):
+                identity = ContributionId(str(name), int(generation), fragment, int(seq))
+                self._tape_merged[identity] = int(version)
         expected = {m.learner for m in self.membership.members.values() if m.state is MemberState.AWAY}
         return Healing([track.version for track in self.book.tracks], known, expected)
 

@@ -6,6 +6,8 @@ readers of leased data.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from atoll.core.config import SyncConfig
 from atoll.core.durable import Column, version_key
 from atoll.core.effects import (
@@ -43,11 +45,19 @@ INNER_BYTES_FIXED = 64 * 1024 * 1024
 """And step counters, names and the state of tiny models."""
 
 
-class SyncerCare(SyncerBooks):
+VERSIONS_TOLD = 3
+"""Versions of a fragment whose contributions are on the tape: what was published while its column was not written."""
+
+
+class SyncerCare(SyncerBooks, ABC):
     def __init__(self, config: SyncConfig, run: str, epoch: int = 1) -> None:
         super().__init__(config, run, epoch)
         self._fenced = ""
         """Why this syncer may say nothing more: a newer one has taken over."""
+
+    @abstractmethod
+    def _begin_with(self, member: Member, out: list[SyncerEffect]) -> None:
+        """The run goes on for this learner."""
 
     def _start(self) -> Start:
         tracks = self.book.tracks
@@ -66,7 +76,13 @@ class SyncerCare(SyncerBooks):
         self.book.merge_finished(event, now_ns, out)
         if event.finite:
             track = self.book.tracks[event.fragment]
-            row = {"version": track.version, "checksum": track.checksum}
+            merged = [
+                [member.learner, member.generation, seq, version]
+                for _, member in sorted(self.membership.members.items())
+                for seq, version in member.merged[event.fragment]
+                if version > track.version - VERSIONS_TOLD
+            ]
+            row = {"version": track.version, "checksum": track.checksum, "merged": merged}
             self._rows_late[version_key(event.fragment)] = row
 
     def _heal(self, now_ns: int, out: list[SyncerEffect]) -> None:
@@ -82,8 +98,8 @@ class SyncerCare(SyncerBooks):
         if healing.over(now_ns):
             self.healing, self._healed = None, frozenset(healing.healed)
             self.committed = True
-            start = self._start()
-            out += [ToLearner(member.session, start) for member in self.membership.connected()]
+            for member in self.membership.connected():
+                self._begin_with(member, out)
 
     def _check_heal(self, header: PushHeader) -> PushReply | None:
         claim = self.healing.asked(header.fragment, header.learner) if self.healing is not None else None

@@ -73,6 +73,8 @@ class SyncerMachine(SyncerCare):
         self._finished = False
         self._seeder = ""
         self._seeds: set[int] = set()
+        self._hellos: dict[str, Hello] = {}
+        """Of learners that wait for the run to begin, or to go on after a restart."""
         self._committing = False
 
     # ------------------------------------------------------------ the one entrance
@@ -85,6 +87,8 @@ class SyncerMachine(SyncerCare):
             self._message(event, now_ns, out)
         elif isinstance(event, PushOpened):
             refusal = self._check_push(event.header)
+            if refusal is not None and event.header.kind is PushKind.HEAL and self.healing is not None:
+                self.healing.reject(event.header.fragment, event.header.learner)
             if refusal is not None:
                 self._no_contribution(event.header, refusal, now_ns, out)
             sender = self.membership.members.get(event.header.learner)
@@ -186,12 +190,11 @@ class SyncerMachine(SyncerCare):
             self._seeder = member.learner
         out.append(ToLearner(session, self._welcome(member, seed)))
         self._note_member(member, "joined" if fenced is None else "a newer process took over", out)
-        self._tell_fates(member, hello, out)
-        member.recovered = False
         if self.healing is not None:
             self.healing.hear(member.learner, hello.bases if claimed else (), hello.checksums, now_ns)
+        self._hellos[member.learner] = hello
         if self.committed:
-            out.append(ToLearner(session, self._start()))
+            self._begin_with(member, out)
 
     def _check_hello(self, hello: Hello) -> Refused | None:
         if hello.run == self.run and hello.epoch > self.epoch:
@@ -236,13 +239,21 @@ class SyncerMachine(SyncerCare):
             self.run, self.epoch, member.generation, self.config, self.layout.fingerprint, seed, member.protocol
         )
 
+    def _begin_with(self, member: Member, out: list[SyncerEffect]) -> None:
+        """The run goes on, or begins, for this learner: what became of its contributions, then where the run is."""
+        hello = self._hellos.pop(member.learner, None)
+        if hello is not None:
+            self._tell_fates(member, hello, out)
+            member.recovered = False
+        out.append(ToLearner(member.session, self._start()))
+
     def _tell_fates(self, member: Member, hello: Hello, out: list[SyncerEffect]) -> None:
         """A learner that was away learns what became of the contributions it could not follow."""
         for item in hello.outstanding:
             if not 0 <= item.fragment < self.config.fragments:
                 continue
             identity = ContributionId(member.learner, member.generation, item.fragment, item.seq)
-            version = dict(member.merged[item.fragment]).get(item.seq)
+            version = dict(member.merged[item.fragment]).get(item.seq, self._merged_on_tape(identity))
             if version is not None:
                 out.append(ToLearner(member.session, Fate(item.fragment, item.seq, version, "")))
             elif self.book.holds(identity):
@@ -252,6 +263,12 @@ class SyncerMachine(SyncerCare):
                 # From here on its number is used up, so that a push of it that is under way cannot come in as well.
                 member.seq_seen[item.fragment] = max(member.seq_seen[item.fragment], item.seq)
                 out.append(ToLearner(member.session, Fate(item.fragment, item.seq, -1, Refusal.UNKNOWN_ROUND)))
+
+    def _merged_on_tape(self, identity: ContributionId) -> int | None:
+        """The version that holds this contribution, by the tape: a learner may have brought back a version whose column
+        was never written."""
+        version = self._tape_merged.get(identity)
+        return version if version is not None and version <= self.book.tracks[identity.fragment].version else None
 
     def _closed(self, event: SessionClosed, now_ns: int, out: list[SyncerEffect]) -> None:
         member = self.membership.disconnect(event.session, now_ns)
@@ -374,6 +391,8 @@ class SyncerMachine(SyncerCare):
             if header.codec != "fp32":
                 return PushReply(False, Refusal.CODEC, f"{who}: the first parameters must be sent as fp32")
             return None
+        if self.healing is not None:
+            return PushReply(False, Refusal.BUSY, f"{who}: the syncer is collecting what it lost; send it again")
         if not self.committed:
             return PushReply(False, Refusal.NOT_READY, f"{who}: the run has no committed state yet")
         member = self.membership.members.get(header.learner)
@@ -384,6 +403,8 @@ class SyncerMachine(SyncerCare):
         header = event.header
         refusal = self._check_push(header) or self._check_values(event)
         if refusal is not None:
+            if header.kind is PushKind.HEAL and self.healing is not None:
+                self.healing.reject(header.fragment, header.learner)
             self._refuse_push(event, refusal, out)
             self._no_contribution(header, refusal, now_ns, out)
             return
@@ -479,8 +500,8 @@ class SyncerMachine(SyncerCare):
         self._remember("run", self._run_row(seeded=True))
         for track, checksum in zip(self.book.tracks, checksums, strict=True):
             track.version, track.checksum = 0, checksum
-        start = self._start()
-        out += [ToLearner(member.session, start) for member in self.membership.connected()]
+        for member in self.membership.connected():
+            self._begin_with(member, out)
 
     # ------------------------------------------------------------ stop and time
 

@@ -21,7 +21,8 @@ What is promised
   3. A learner that leaves cleanly (the end of `with`, SIGTERM) hands back the rest of each chunk, exact to the sample:
      nothing is repeated and nothing left out.
   4. A chunk is done when the optimizer step of its last sample is over (`learner.step`). Samples in a DataLoader
-     worker, or in a batch whose step did not happen, are never counted as processed.
+     worker, or in a batch whose step did not happen, are never counted as processed. The syncer is told at once, or
+     within a second where chunks are shorter than that; until then a chunk counts as unfinished.
   5. So, with adopt=rebase, the tokens of a finished chunk enter merged progress at most once, with one exception: a
      learner that is cut off for longer than the run's lost_after goes on training on what it has; chunks that it
      finished meanwhile may have been issued to another. The ledger counts them as `repeated`.
@@ -34,8 +35,8 @@ than an eighth of what is left ahead, and near the end all hand back what they h
 together: a link that breaks there is felt sooner. A learner that finds nothing left stays for two chunks' time, then
 its loop ends; chunks of one that is lost after that wait for it, or for anybody, to come back.
 
-Batches go across chunk borders and have `batch_size` samples, but for the very last one of a learner (drop_last gives
-that one up). The last chunk of an epoch may be short.
+Batches go across chunk borders and have `batch_size` samples, but for the very last one of a learner, or of each of
+its workers where those read whole chunks (drop_last gives that one up). The last chunk of an epoch may be short.
 """
 
 from __future__ import annotations

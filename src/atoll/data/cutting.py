@@ -17,8 +17,8 @@ OpenChunk = Callable[[int], Iterable[Any]]
 
 
 class Ticket(NamedTuple):
-    """Read `chunk` from its sample `start`. `key` is the chunk's number if it is leased, negative if it is only gone
-    over again because nothing else is there."""
+    """Read `chunk` from its sample `start`. `key` names this reading; it is negative if the chunk is only gone over
+    again because nothing else is there."""
 
     key: int
     chunk: int
@@ -33,7 +33,7 @@ END = End()
 
 
 class Part(NamedTuple):
-    """What one batch holds of one chunk: `size` samples, the last of them just before sample `upto`."""
+    """What one batch holds of one reading: `size` samples, the last of them just before sample `upto`."""
 
     key: int
     upto: int
@@ -58,7 +58,7 @@ class Inbox(Protocol):
         """The next ticket, None if there is none just now."""
 
     def dropped(self, key: int) -> bool:
-        """Whether what is left of this chunk is not wanted any more."""
+        """Whether what is left of this reading is not wanted any more."""
 
 
 def cut(inbox: Inbox, open_chunk: OpenChunk, batch_size: int, drop_last: bool) -> Iterator[Piece]:
@@ -104,10 +104,10 @@ class _Peeking:
         return self._ahead is not END
 
     def take(self, count: int) -> list[Any]:
-        taken: list[Any] = []
-        while len(taken) < count and self._ahead is not END:
-            taken.append(self._ahead)
-            self._ahead = next(self._samples, END)
+        if self._ahead is END:
+            return []
+        taken = [self._ahead, *islice(self._samples, count - 1)]
+        self._ahead = next(self._samples, END)
         return taken
 
 

@@ -98,6 +98,8 @@ class Desk:
         self._told = DataReport(stream, 0, chunks, 0)
         self._told_s = -math.inf
         self._unanswered = False
+        self._fruitless = False
+        """The newest answer granted nothing, so there is no hurry to ask again."""
         self._closed = False
         """Left, fenced, or the run is over."""
         self._resting = False
@@ -114,12 +116,9 @@ class Desk:
 
     def report(self) -> DataReport:
         with self._changed:
-            held = self._shelf.held
-            room = HAND_MAX - len(held) - len(self._finished) - len(self._returned)
-            want = max(0, min(self._lack(), room))
+            want, done, holding = self._want(), tuple(self._finished), tuple(self._shelf.held)
             returned = tuple(Lease(chunk, start) for chunk, start in self._returned.items())
-            done = tuple(self._finished)
-            self._told = DataReport(self.stream, next(_serials), self.chunks, want, done, tuple(held), returned)
+            self._told = DataReport(self.stream, next(_serials), self.chunks, want, done, holding, returned)
             self._told_s, self._unanswered = self.clock(), True
             return self._told
 
@@ -128,6 +127,7 @@ class Desk:
             if message.serial != self._told.serial:
                 return  # a newer report is on its way, and its answer will say all of this again
             self._unanswered = False
+            self._fruitless = not message.granted
             self.answers += 1
             self.exhausted = message.exhausted
             for chunk in self._told.done:
@@ -135,7 +135,7 @@ class Desk:
             for lease in self._told.returned:
                 self._returned.pop(lease.chunk, None)
             for chunk in message.revoked:
-                self._shelf.revoke(chunk)
+                self._shelf.remove(chunk)
             for lease in message.granted:
                 self._take_in(lease)
             share = max(self._share(), len(self._shelf.held) - self._shelf.waiting + UNREAD_MIN)
@@ -181,7 +181,7 @@ class Desk:
     @property
     def over(self) -> bool:
         """There is no more data for this process, whatever the stream still has."""
-        return self._closed or self._learner.done
+        return self._learner.done or self._closed
 
     def outlook(self) -> str:
         """ready: a lease waits to be read; exhausted: nothing is left to lease; new: none ever came; dry: they ran
@@ -264,13 +264,21 @@ class Desk:
     def nudge(self, *, now: bool = False) -> None:
         """Have a report sent if there is something to say and it is time."""
         with self._changed:
-            since_s = self.clock() - self._told_s
-            short = not self.exhausted and self._shelf.waiting < HOLD_MIN
-            urgent = bool(self._returned) or self._resting or short
-            wait_s = REPORT_LOST_S if self._unanswered else 0.0 if urgent else ASK_AGAIN_S if now else REPORT_EVERY_S
-            news = bool(self._finished or self._returned) or self._lack() > 0
-        if news and since_s >= wait_s:
+            news = bool(self._finished or self._returned) or self._want() > 0
+            due = self.clock() - self._told_s >= self._pause_s(now)
+        if news and due:
             self._learner.poke_data(self)
+
+    def _pause_s(self, now: bool) -> float:
+        """The least time between the last report and the next."""
+        if self._unanswered:
+            return REPORT_LOST_S
+        if self._returned or self._resting:
+            return 0.0  # others may be waiting for it
+        short = not self.exhausted and self._shelf.waiting < HOLD_MIN
+        if short and not self._fruitless:
+            return 0.0
+        return ASK_AGAIN_S if short or now else REPORT_EVERY_S
 
     def _finish(self, chunks: Sequence[int]) -> None:
         for chunk in chunks:
@@ -287,16 +295,17 @@ class Desk:
         times_s = self._times_s
         return (times_s[-1] - times_s[0]) / (len(times_s) - 1) if len(times_s) > 1 else 0.0
 
-    def _lack(self) -> int:
-        """How many more leases to hold."""
+    def _want(self) -> int:
+        """How many more leases to ask for."""
         if self._closed or self._resting:
             return 0
         by_pace = math.ceil(self._ahead_s / self.chunk_s) if self.chunk_s > 0 else self._hold_min
         target = max(self._hold_min, min(by_pace, self._share(), HAND_MAX))
         held, unread = len(self._shelf.held), self._shelf.waiting
+        lack = max(target - held, UNREAD_MIN - unread)
         if not unread and held > target:  # a batch needs more chunks than the target: as many again
-            return min(held, self._share())
-        return max(target - held, UNREAD_MIN - unread)
+            lack = min(held, self._share())
+        return max(0, min(lack, HAND_MAX - held - len(self._finished) - len(self._returned)))
 
     def _share(self) -> int:
         """How many leases are ours at most, for the sake of the others."""

@@ -162,17 +162,20 @@ class StreamFeed:
         self._iteration = 0
         self._ended = False
         self._mail: list[Mailbox] = []
-        self._reading: list[list[int]] = []
-        """Keys of the chunks that each worker has."""
+        self._reading: list[set[int]] = []
+        """Keys of what each worker has to read."""
         self._hungry: set[int] = set()
         """Workers that have read all of theirs, and keep the rest for the next batch."""
+        self._stopped: set[int] = set()
+        """Keys of what a worker was told to read no further."""
         self._loader: torch_data.DataLoader[Any] | None = None
 
     def open(self) -> Iterator[Piece]:
         loader = self._prepare()
         self._ended = False
-        self._reading = [[] for _ in self._mail]
+        self._reading = [set() for _ in self._mail]
         self._hungry.clear()
+        self._stopped.clear()
         for box in self._mail:
             box.begin(self._iteration)
         self.deal()
@@ -180,9 +183,9 @@ class StreamFeed:
             for piece in loader:
                 if not piece.size:
                     self._hungry.add(piece.worker)
-                for part in piece.parts:
-                    if part.last and part.key in self._reading[piece.worker]:
-                        self._reading[piece.worker].remove(part.key)
+                closed = {part.key for part in piece.parts if part.last}
+                self._reading[piece.worker] -= closed
+                self._stopped -= closed
                 # What was pinned comes back as lists.
                 yield piece._replace(parts=tuple(Part(*part) for part in piece.parts))
         finally:
@@ -208,10 +211,11 @@ class StreamFeed:
     def deal(self) -> None:
         if self._ended or not self._reading:
             return
-        for box, keys in zip(self._mail, self._reading, strict=True):
-            for key in keys:
+        for worker, keys in enumerate(self._reading):
+            for key in keys - self._stopped:
                 if self._desk.unwanted(key):
-                    box.drop(key)
+                    self._stopped.add(key)
+                    self._mail[worker].drop(key)
         for per_worker in range(1, CHUNKS_PER_WORKER + 1 if self._workers else 2):
             for worker, keys in enumerate(self._reading):
                 if len(keys) < per_worker or worker in self._hungry:
@@ -221,7 +225,7 @@ class StreamFeed:
         ticket = self._desk.take()
         if ticket is not None:
             self.dealt += 1
-            self._reading[worker].append(ticket.key)
+            self._reading[worker].add(ticket.key)
             self._hungry.discard(worker)
             self._mail[worker].open(ticket)
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from atoll.data.cutting import OpenChunk
-from atoll.data.desk import AHEAD_S, HOLD_MIN, Desk
+from atoll.data.desk import AHEAD_S, HOLD_MIN, Counts, Desk
 from atoll.data.feeds import CHUNKS_PER_WORKER, Collate, Feed, MapFeed, StreamFeed
 from atoll.data.order import place, shuffled
 from atoll.data.patience import FIRST_LEASE_S, WHEN_DRY, Patience
@@ -112,19 +112,21 @@ class Loader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Check that the data is cut as it was, and take the counts over."""
         if state.get("format") != STATE_FORMAT:
-            raise ConfigError(f"a data state of format {state.get('format')!r}; this build reads {STATE_FORMAT}")
+            text = f"a data state of format {state.get('format')!r}; this build reads {STATE_FORMAT}"
+            raise ConfigError(f"{text}; start without the checkpoint")
         now = {"stream": self._desk.stream, "chunks": self._desk.chunks, **self._cut}
-        before = {"stream": state["stream"], "chunks": state["chunks"], **state["cut"]}
+        try:
+            before = {"stream": state["stream"], "chunks": state["chunks"], **state["cut"]}
+            counts = Counts(*(int(state["counts"][name]) for name in ("chunks", "samples", "repeated")))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"a damaged data state ({error!r}); start without the checkpoint") from error
         for name in sorted({*now, *before}):
             if now.get(name) != before.get(name):
                 raise ConfigError(
                     f"the checkpoint's data has {name} {before.get(name)!r}, this loader {now.get(name)!r}; use the "
                     "same data and settings, or start without the checkpoint"
                 )
-        counts = self._desk.counts
-        counts.chunks, counts.samples, counts.repeated = (
-            int(state["counts"][name]) for name in ("chunks", "samples", "repeated")
-        )
+        self._desk.counts = counts
 
 
 # ---------------------------------------------------------------- the three ways to make one
@@ -216,7 +218,8 @@ def iterable(
 
     Every learner, and every worker of each, reads through all of it and keeps the samples of its own chunks: reading
     costs as much as if one learner had to read everything. Where that is too slow, use `stream`. `samples` (per epoch;
-    `len(dataset)` where it has one) is needed for more than one epoch; without it the data ends where it ends. A chunk
+    `len(dataset)` where it has one) is needed for more than one epoch; without it the data ends where it ends, and the
+    ledger counts leases past that end as done. A chunk
     that comes back from a lost learner makes the reader start over, with `dataset.skip` where it exists. The data set's
     own order counts, and must be the same on every learner. `settings`: see `stream`."""
     _at_least("chunk_size", chunk_size, 1)

@@ -89,7 +89,6 @@ class Mailbox:
                     self._begun = iteration
                 case ["open", key, chunk, start]:
                     self._tickets.append(Ticket(key, chunk, start))
-                    self._unwanted.discard(key)
                 case ["drop", key]:
                     self._unwanted.add(key)
                 case ["end"]:

@@ -118,7 +118,7 @@ class CheckpointFile:
         """(sequence number, checksum, path), newest first."""
         try:
             found = [(match, entry) for entry in self.folder.iterdir() if (match := _NAME.fullmatch(entry.name))]
-        except FileNotFoundError:
+        except OSError:
             return []
         return sorted(((int(match[1]), match[2], entry) for match, entry in found), reverse=True)
 

@@ -37,7 +37,7 @@ from atoll.learner.snapshot import Mover, Snapshot
 from atoll.learner.tensors import ParameterSet
 from atoll.learner.vault import AdoptKey, Vault
 from atoll.observe import Writer, events
-from atoll.wire import BulkClient, ClientOptions, run_sessions
+from atoll.wire import SYNCER_ENDED, BulkClient, ClientOptions, run_sessions
 
 HEARTBEAT_S = 2.0
 """Said when nothing else is: well inside the 15 s lease, and small enough for any link."""
@@ -174,13 +174,23 @@ class Engine(Exchange):
         elif isinstance(effect, fx.GiveHeal):
             self._background(lambda: self._give_heal(effect))
         elif isinstance(effect, fx.GiveInner):
-            if self.give_inner is not None:
-                captured = self.give_inner()
-                self._background(lambda: self._push_inner(effect.slot, captured))
+            self._donate(effect.slot)
         elif isinstance(effect, fx.TakeInner):
             self._background(lambda: self._fetch_inner(effect))
         elif isinstance(effect, fx.Left):
             self.left = True
+
+    def _donate(self, slot: int) -> None:
+        """Copy the inner state for a joiner. Whatever is wrong with it must not cost this learner its run."""
+        if self.give_inner is None:
+            return
+        try:
+            captured = self.give_inner()
+        except (AtollError, RuntimeError, MemoryError) as error:
+            self.give_inner = None
+            self.writer.emit(events.Warned(self.machine.learner, f"inner state cannot be given to others: {error}"))
+            return
+        self._background(lambda: self._push_inner(slot, captured))
 
     def _background(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._post(self._spawn, make)
@@ -294,13 +304,16 @@ class Engine(Exchange):
             self._updates[message.fragment, message.version] = message.update
         self._apply_here(fx.FromSyncer(message))
         if isinstance(message, Start):
-            for stream in self._sources:
+            for stream in list(self._sources):
                 self._report_data(stream)
 
     def on_down(self, reason: str) -> None:
         self._send = None
-        if self.left:
+        if self.left and reason == SYNCER_ENDED:
             self._stop.set()  # the syncer has let this learner go: it must not come back
+        elif self.left:
+            self.left = False  # the link broke before that: hand over again what the syncer does not have
+            self.machine.leave_again()
         self._apply_here(fx.LinkDown(reason))
         self._updates.clear()
         for fragment, seq in list(self._sent):

@@ -119,6 +119,9 @@ class Exchange(ABC):
         assert self.vault is not None
         key = (message.fragment, message.seq)
         began_ns = self._sent.pop(key, 0)
+        if message.reply.code == Refusal.BUSY:
+            self._loop.call_later(RETRY_S, self._apply_here, fx.PushBroken(*key))
+            return
         with self.changed:
             sending = self.vault.sending.get(key)
             if sending is not None:
@@ -154,6 +157,10 @@ class Exchange(ABC):
             return
         finally:
             self._pushing.discard(key)
+        if reply.code == Refusal.BUSY:
+            await asyncio.sleep(RETRY_S)
+            self._apply_here(fx.PushBroken(fragment, seq))
+            return
         self._note_push(sending.header, reply, encode_ns, time.perf_counter_ns() - started_ns)
         self._apply_here(fx.PushDone(fragment, seq, reply))
 
@@ -216,8 +223,10 @@ class Exchange(ABC):
             header = self._whole_header(PushKind.HEAL, fragment, version, int(payload.nbytes), checksum)
             try:
                 await self._bulk.push(header, payload)
-            except (RefusedError, UnreachableError):
-                return  # the syncer asks again, or asks somebody else
+            except RefusedError:
+                continue  # the syncer asks somebody else
+            except UnreachableError:
+                return  # the link is gone: the next Hello says what this host holds
 
     def _whole_header(self, kind: PushKind, fragment: int, version: int, size: int, checksum: int) -> PushHeader:
         return PushHeader(

@@ -383,11 +383,13 @@ class Learner:
             while not engine.left and engine.failure is None and time.monotonic() < deadline:
                 engine.changed.wait(WAIT_SLICE_S)
                 engine.apply(fx.Boundary())
-            left = engine.left
             # The syncer ends the session when everything that was handed over is safe with it.
-            let_go = time.monotonic() + LET_GO_S
-            while left and engine.linked and engine.failure is None and time.monotonic() < let_go:
+            deadline = max(deadline, time.monotonic() + LET_GO_S)
+            while not (engine.left and not engine.linked) and engine.failure is None and time.monotonic() < deadline:
                 engine.changed.wait(WAIT_SLICE_S)
+                if not engine.left:
+                    engine.apply(fx.Boundary())
+            left = engine.left or self._run_closed
         if flush and not left and engine.failure is None:
             text = f"left without handing over everything: no answer within {CLOSE_TIMEOUT_S:g} s"
             self.events.emit(events.Warned(self._machine.learner, text))

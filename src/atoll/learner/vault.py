@@ -98,9 +98,10 @@ class Vault:
         """The version after `before`; PayloadError if the bits are not the syncer's."""
         theta = before.theta.copy()
         get_codec(self.config.codec_down).decode_add(payload, theta)
-        if checksum and xxhash.xxh3_64_intdigest(theta.data) != checksum:
+        digest = xxhash.xxh3_64_intdigest(theta.data)
+        if checksum and digest != checksum:
             raise PayloadError(f"version {before.version + 1} of fragment {fragment} differs from the syncer's")
-        return self._published(fragment, before.version + 1, theta, checksum)
+        return self._published(fragment, before.version + 1, theta, digest)
 
     def held(self, fragment: int, version: int) -> Published | None:
         """This version, if it is on this host."""

@@ -87,9 +87,7 @@ class BulkService(ABC):
             finite = await self._loop.run_in_executor(self._workers, self._state.put_seed, header.fragment, payload)
             return self._answer(fx.PushCompleted(header, finite, 0.0))
         if header.kind is PushKind.HEAL:
-            finite = bool(np.isfinite(payload.view(np.float32)).all())
-            self._heals[header.fragment] = payload
-            return self._answer(fx.PushCompleted(header, finite, 0.0))
+            return self._take_heal(header, payload)
         if header.kind is PushKind.INNER:
             return await self._take_inner(header, payload)
         try:
@@ -116,7 +114,20 @@ class BulkService(ABC):
         assert reply is not None
         return reply
 
+    def _take_heal(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
+        finite = bool(np.isfinite(payload.view(np.float32)).all())
+        before = self._heals.get(header.fragment)
+        self._heals[header.fragment] = payload
+        reply = self._answer(fx.PushCompleted(header, finite, 0.0))
+        if not reply.accepted:
+            self._heals.pop(header.fragment)
+            if before is not None:
+                self._heals[header.fragment] = before
+        return reply
+
     async def _take_inner(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
+        if self.machine.relays.from_peer(header.fragment, header.learner, header.generation) is None:
+            return PushReply(False, Refusal.NOT_READY, "nobody waits for this inner state any more; forget it")
         buffer = self._relays.setdefault(header.fragment, RelayBuffer())
         if not await buffer.put(header.seq, payload):
             return PushReply(False, Refusal.BUSY, "the joiner has not taken the earlier pieces yet; send it again")

@@ -53,8 +53,8 @@ class Keeper:
         self.fenced: FencedSyncerError | None = None
         self.store_fragment: Callable[[int], Awaitable[None]] = _nothing
         """Set by the shell: write one fragment as it stands."""
-        self.changed = asyncio.Event()
-        """Set when `fenced` is."""
+        self.failed: Callable[[BaseException | None], None] = lambda error: None
+        """Set by the shell: told of an error that is not the disk's."""
         self._store = store
         self._interval_s = interval_s
         self._writer = writer
@@ -77,6 +77,7 @@ class Keeper:
         """Begin to write in the background what is not written at once."""
         if self._store is not None:
             self._background = self._loop.create_task(self._look_after())
+            self._background.add_done_callback(self._check_task)
 
     async def close(self) -> None:
         """Write what is left, in order."""
@@ -108,6 +109,7 @@ class Keeper:
             self._appended += 1
             if self._syncing is None:
                 self._syncing = self._loop.create_task(self._sync())
+                self._syncing.add_done_callback(self._check_task)
 
     def note(self, merge: Merge, checksum: int) -> None:
         """Put a decision on the tape, for people and for replay: what was merged, into which version, how weighted."""
@@ -156,13 +158,21 @@ class Keeper:
     # ------------------------------------------------------------ commits
 
     async def commit(
-        self, fragment: int, version: int, arrays: Arrays, column: Mapping[str, Any], now: bool = False
+        self,
+        fragment: int,
+        version: int,
+        arrays: Arrays,
+        column: Mapping[str, Any],
+        *,
+        now: bool = False,
+        seed: bool = False,
     ) -> CommitStats | None:
-        """Make one version durable as the level says. The caller holds the fragment's lock. Returns None if nothing was
-        written; raises FencedSyncerError if a newer syncer has taken over, and then nothing may be published."""
+        """Make one version durable as the level says (a seed at every level). The caller holds the fragment's lock.
+        Returns None if nothing was written; raises FencedSyncerError if a newer syncer has taken over, and then nothing
+        may be published. With `now` an OSError is the caller's."""
         if self._store is None:
             return None
-        if not now and (self.level != "commit" or (self.degraded and not self._trying)):
+        if not now and not seed and (self.level != "commit" or (self.degraded and not self._trying)):
             self._dirty.add(fragment)
             return None
         try:
@@ -200,6 +210,7 @@ class Keeper:
                 text = f"what {item.id.learner!r} handed over could not be put on disk ({error}); it waits in memory"
                 self._writer.emit(events.Warned("syncer", text))
                 return
+            self._handed.add(item.id)  # it may have been merged, and dropped here, while it was being written
 
     def drop_handed(self, identity: ContributionId) -> None:
         """It was merged or dropped. Done in the background: the commit says that it is merged, too."""
@@ -229,20 +240,34 @@ class Keeper:
             await asyncio.sleep(RETRY_S if self.degraded else LOOK_S)
             if self.degraded or self._due():
                 await self._catch_up()
+            elif self._loose:
+                await self._sync_loose()
+
+    async def _sync_loose(self) -> None:
+        """Facts that nobody waits for are on disk within a second or two."""
+        self._loose = False
+        try:
+            await self._loop.run_in_executor(self._threads, self._sync_here)
+        except OSError as error:
+            self._degrade(f"the tape cannot be written ({error})")
+        except FencedSyncerError as error:
+            self._fence(error)
 
     def _due(self) -> bool:
-        """At level `interval` everything is written now and then; at `commit` only facts that nothing waited for."""
-        now = self._loop.time()
-        if self.level == "interval" and now - self._written_s < self._interval_s:
+        """True if fragments are to be written: at level `interval`, now and then."""
+        if self.level != "interval" or self._loop.time() - self._written_s < self._interval_s:
             return False
-        self._written_s = now
-        return self._loose or bool(self._dirty)
+        self._written_s = self._loop.time()
+        return bool(self._dirty)
 
     async def _catch_up(self) -> None:
         """Write everything that is not on disk. After a failure, commits are written at once again as soon as one write
         has worked: else new ones would come up as fast as old ones are written."""
         self._loose = False
         try:
+            if self._dirty:
+                # Facts first: a column must not know of a member that no row knows.
+                await self._loop.run_in_executor(self._threads, self._sync_here)
             for _ in range(2):
                 for fragment in sorted(self._dirty):
                     await self.store_fragment(fragment)
@@ -272,10 +297,14 @@ class Keeper:
             self._writer.emit(events.DurabilityChanged(self.level, self.level, text))
             print(f"atoll syncer: {text}", flush=True)
 
+    def _check_task(self, task: asyncio.Task[None]) -> None:
+        """Whatever ends a task of the keeper's must not end in silence."""
+        if not task.cancelled() and task.exception() is not None:
+            self.failed(task.exception())
+
     def _fence(self, error: FencedSyncerError) -> None:
         self.fenced = error
         self._held.clear()
-        self.changed.set()
 
 
 def handed_name(identity: ContributionId) -> str:

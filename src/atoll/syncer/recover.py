@@ -4,6 +4,7 @@ both comes from the learners (core.healing). Everything that was damaged is name
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from atoll.core.durable import Recovery
@@ -17,6 +18,8 @@ def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -
     if loaded is not None and not _seeded(loaded.rows):
         loaded = None  # an earlier syncer died before the first parameters were complete: nobody holds any
     wanted = _fragments(loaded.rows) if loaded is not None else 0
+    if loaded is not None:  # a seed with another number of fragments may have died here before
+        loaded.fragments = {index: fragment for index, fragment in loaded.fragments.items() if index < wanted}
     if loaded is not None and len(loaded.fragments) == wanted:
         exact = level == "commit" and not loaded.problems
         return _recovery(loaded.rows, loaded.fragments, exact, "slots", loaded.problems)
@@ -28,8 +31,11 @@ def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -
         rows = loaded.rows if loaded is not None else snapshot.rows
         taken = sorted(set(snapshot.fragments) - set(slots))
         problems.append(f"fragments {taken} come from snapshot {snapshot.url}")
-        return _recovery(rows, {**snapshot.fragments, **slots}, False, f"snapshot-{snapshot.label:08d}", problems)
-    if loaded is not None:
+        found_at = _recovery(rows, {**snapshot.fragments, **slots}, False, f"snapshot-{snapshot.label:08d}", problems)
+        if loaded is not None:
+            return found_at
+        return replace(found_at[0], epoch=int(snapshot.about.get("epoch", 1))), found_at[1]
+    if loaded is not None and loaded.fragments:
         missing = sorted(set(range(wanted)) - set(loaded.fragments))
         problems.append(f"fragments {missing} are on no disk; a learner that holds them must bring them back")
         return _recovery(loaded.rows, loaded.fragments, False, "slots", problems)

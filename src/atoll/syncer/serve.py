@@ -28,6 +28,9 @@ from atoll.syncer.snapshotter import Snapshotter
 from atoll.wire import RunningServer, ServerOptions, serve
 
 STATS_EVERY_S = 1.0
+EPOCHS_ROW = "epochs_skipped"
+EPOCHS_SKIPPED = 1000
+"""Epochs left out when the count is continued from a snapshot: restarts since it was written are not in it."""
 EARLIER_PORT_TRIES = 20
 EARLIER_PORT_PAUSE_S = 0.25
 """A killed predecessor's port is free at once; a frozen or closing one may need some seconds."""
@@ -49,7 +52,10 @@ async def _serve(options: SyncerOptions) -> int:
     load_ns = time.monotonic_ns() - started_ns
     keeper = Keeper(store, options.durability, options.durability_interval_s, writer)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
-    shell = SyncerShell(options.config, run_id, writer, epoch=store.epoch if store is not None else 1, keeper=keeper)
+    epoch = _epoch(store, found[0] if found is not None else None)
+    shell = SyncerShell(options.config, run_id, writer, epoch=epoch, keeper=keeper)
+    if found is None and store is not None:
+        store.remember(dict.fromkeys(store.rows()))  # what a run that never began may have left
     if found is not None:
         handed, payloads, problems = keeper.load_handed()
         found = (replace(found[0], handed=handed, problems=[*found[0].problems, *problems]), found[1])
@@ -82,6 +88,18 @@ async def _serve(options: SyncerOptions) -> int:
     await server.stop()
     writer.close()
     return code
+
+
+def _epoch(store: RunStore | None, recovery: Recovery | None) -> int:
+    """This syncer's epoch: the state folder's, counted on from the snapshot's if the folder before it was lost.
+    Learners must not take this syncer for an older one than they have seen."""
+    epoch = store.epoch if store is not None else 1
+    if recovery is None:
+        return epoch
+    skipped = recovery.epoch + EPOCHS_SKIPPED if recovery.epoch else int(recovery.rows.get(EPOCHS_ROW, 0))
+    if skipped and store is not None:
+        store.remember({EPOCHS_ROW: skipped})
+    return epoch + skipped
 
 
 def _open_store(options: SyncerOptions) -> RunStore | None:

@@ -50,6 +50,7 @@ class SyncerShell(BulkService):
         super().__init__(SyncerMachine(config, run, epoch))
         self.keeper = keeper if keeper is not None else Keeper(None, "none", 0.0, writer)
         self.keeper.store_fragment = self._store_fragment
+        self.keeper.failed = self._fail
         self.told_data: dict[str, object] = {}
         """What was last told of each data stream."""
         self.fenced = ""
@@ -145,8 +146,11 @@ class SyncerShell(BulkService):
             self._fence(str(task.exception()))
         elif not task.cancelled() and task.exception() is not None:
             # A merge that raises is a bug or a full memory: state may be half-changed, so the syncer must stop.
-            self.failure = task.exception()
-            self.finished.set()
+            self._fail(task.exception())
+
+    def _fail(self, error: BaseException | None) -> None:
+        self.failure = error
+        self.finished.set()
 
     def _schedule(self) -> None:
         wake = self.machine.next_wake_ns()
@@ -167,7 +171,7 @@ class SyncerShell(BulkService):
         """Wait for merges under way and let the threads go."""
         if self._timer is not None:
             self._timer.cancel()
-        if self._tasks:
+        while self._tasks:
             await asyncio.wait(self._tasks)
         await self.keeper.close()
         self._workers.shutdown(wait=True)
@@ -179,7 +183,7 @@ class SyncerShell(BulkService):
         checksums = await self._loop.run_in_executor(self._workers, self._state.commit_seed)
         for fragment, checksum in enumerate(checksums):
             column = {**self.machine.column(fragment), "version": 0, "checksum": checksum}
-            await self.keeper.commit(fragment, 0, self._state.durable(fragment), column)
+            await self.keeper.commit(fragment, 0, self._state.durable(fragment), column, seed=True)
         layout = self._state.layout
         sizes = [fragment.parameters for fragment in layout.fragments]
         self._writer.emit(events.LayoutFixed(layout.parameters, len(layout.tensors), len(sizes), sizes))
@@ -238,8 +242,10 @@ class SyncerShell(BulkService):
     async def _commit_healed(self, effect: fx.CommitHealed) -> None:
         assert self._state is not None
         state, fragment = self._state, effect.fragment
-        payload = self._heals.pop(fragment)
+        payload = self._heals.pop(fragment, None)
         async with self._locks[fragment]:
+            if payload is None or effect.version <= state.fragments[fragment].version:
+                return  # it came twice, or a newer one came first
             await self._loop.run_in_executor(
                 self._workers, state.heal, fragment, effect.version, effect.checksum, payload
             )

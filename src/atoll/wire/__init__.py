@@ -20,11 +20,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from atoll.wire.bulk import BulkClient
     from atoll.wire.channel import ClientOptions
-    from atoll.wire.control import ControlClient, SendToSyncer, SessionHandler, fetch_status, run_sessions
+    from atoll.wire.control import (
+        SYNCER_ENDED,
+        ControlClient,
+        SendToSyncer,
+        SessionHandler,
+        fetch_status,
+        run_sessions,
+    )
     from atoll.wire.server import RunningServer, serve
     from atoll.wire.service import SendToLearner, ServerOptions, SyncerService
 
 __all__ = [
+    "SYNCER_ENDED",
     "BulkClient",
     "ClientOptions",
     "ControlClient",
@@ -40,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "SYNCER_ENDED": "control",
     "BulkClient": "bulk",
     "ClientOptions": "channel",
     "ControlClient": "control",

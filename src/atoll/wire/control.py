@@ -215,6 +215,8 @@ class ControlClient:
             raise UnreachableError(f"the syncer at {self._options.address} ended the session") from None
 
 
+SYNCER_ENDED = "the syncer ended the session"
+"""Why a session is down that the syncer closed in order."""
 REFUSED_FOR_NOW = frozenset({Refusal.BUSY, Refusal.STALE_EPOCH})
 """Refusals after which trying again may help: the syncer is full, or is about to end in favour of a newer one."""
 
@@ -252,7 +254,7 @@ async def _one_session(options: ClientOptions, handler: SessionHandler, stopped:
                 await asyncio.wait({listening}, timeout=FLUSH_S)
             elif listening.done():
                 listening.result()
-                reason = "the syncer ended the session"
+                reason = SYNCER_ENDED
         except (UnreachableError, RemoteProtocolError) as error:
             reason = str(error)
         except RefusedError as error:
