@@ -22,9 +22,11 @@ NAMES = {
     "ProtocolError",
     "RefusedError",
     "RemoteProtocolError",
+    "StoreError",
     "SyncConfig",
     "UnreachableError",
     "__version__",
+    "data",
 }
 
 

@@ -8,6 +8,7 @@ with atoll.Learner(model, optimizer) as learner:
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.config import SyncConfig
@@ -23,10 +24,12 @@ from atoll.errors import (
     ProtocolError,
     RefusedError,
     RemoteProtocolError,
+    StoreError,
     UnreachableError,
 )
 
 if TYPE_CHECKING:
+    from atoll import data
     from atoll.learner import Learner
 
 __version__ = "0.2.0"
@@ -44,9 +47,11 @@ __all__ = [
     "ProtocolError",
     "RefusedError",
     "RemoteProtocolError",
+    "StoreError",
     "SyncConfig",
     "UnreachableError",
     "__version__",
+    "data",
 ]
 
 
@@ -59,4 +64,6 @@ def __getattr__(name: str) -> Any:
                 raise
             raise ImportError("atoll.Learner needs PyTorch: pip install 'atoll[torch]'") from error
         return Learner
+    if name == "data":
+        return import_module("atoll.data")
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")
