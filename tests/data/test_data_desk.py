@@ -128,6 +128,15 @@ def test_starting_over_reads_again_what_was_not_handed_out() -> None:
     assert shelf.settle() == [0] and held(shelf) == {1: 2, 2: 0}
 
 
+def test_only_what_the_loop_has_nothing_of_is_handed_back_unread() -> None:
+    shelf = Shelf()
+    for chunk in range(3):
+        shelf.add(Lease(chunk, 1))
+    shelf.hand([Part(key(shelf), 4, 3, False)])
+    shelf.rewind()
+    assert shelf.surplus(0) == [Lease(2, 1), Lease(1, 1)] and held(shelf) == {0: 1}
+
+
 def test_empty_chunks_and_given_up_samples_close() -> None:
     shelf = Shelf()
     for chunk in range(3):
@@ -280,6 +289,20 @@ def test_leaving_hands_back_exactly_the_rest(learner: FakeLearner, clock: Clock)
     told = Desk(other, stream="train", chunks=0, clock=clock)
     assert [what(told.take()), what(told.take())] == [(0, 6), (1, 0)]
     assert learner.run.status()["reissued"] == 0
+
+
+def test_a_loop_that_has_ended_hands_back_what_is_unread_and_asks_for_nothing(
+    learner: FakeLearner, clock: Clock
+) -> None:
+    desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    work(desk, learner, clock)
+    desk.finish()
+    assert learner.run.status() | {"done": 1, "in_hand": 0, "pool": 2} == learner.run.status()
+    learner.reconnect()
+    assert learner.run.status()["in_hand"] == 0
+    clock.now_s += 1
+    desk.rewind()
+    assert learner.run.status()["in_hand"] == 2, "another loop begins"
 
 
 def test_what_is_granted_to_one_who_leaves_goes_straight_back(learner: FakeLearner, clock: Clock) -> None:

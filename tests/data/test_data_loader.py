@@ -12,7 +12,7 @@ from data_fakes import FakeLearner, FakeRun, Numbers, Table, hugging_face_rows, 
 
 import atoll.data
 from atoll.data.order import place, shuffled
-from atoll.errors import ConfigError, LocalProtocolError, UnreachableError
+from atoll.errors import ConfigError, FencedError, LocalProtocolError, UnreachableError
 
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -334,6 +334,21 @@ def test_a_waiting_loop_notices_that_the_run_is_over(run: FakeRun) -> None:
     learner.cut_off()
     learner.on_warning = lambda: setattr(learner, "done", True)
     assert len(train(learner, batches)) == 20, "the two chunks in hand"
+
+
+def test_a_waiting_loop_gets_what_ended_its_session(run: FakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = run.learner("a")
+    batches = iter(make(learner, when_dry="wait"))
+    learner.cut_off()
+
+    def fenced(_: FakeLearner) -> bool:
+        raise FencedError("fenced", "another process joined as learner 'a'")
+
+    learner.on_warning = lambda: monkeypatch.setattr(FakeLearner, "done", property(fenced), raising=False)
+    del learner.done
+    monkeypatch.setattr(FakeLearner, "done", False, raising=False)
+    with pytest.raises(FencedError, match="another process joined"):
+        train(learner, batches)
 
 
 def test_the_first_lease_is_waited_for_with_a_bound(run: FakeRun) -> None:

@@ -39,7 +39,9 @@ class LearnerLike(Protocol):
     def learner_id(self) -> str: ...
 
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """The run is over. May raise what ended this learner's session for good, such as FencedError: a loader that
+        waits for leases asks here, and would wait in vain."""
 
     def attach_data(self, source: DataSource) -> None:
         """From now on the learner carries this source's reports and answers."""

@@ -280,7 +280,9 @@ class Learner:
 
     @property
     def done(self) -> bool:
-        """True when the run's token budget is spent: leave the loop."""
+        """True when the run's token budget is spent: leave the loop. Raises what ended this session for good."""
+        if self._state == "running":
+            self._raise_failure()
         return bool(self._machine.stopped) or self._run_closed
 
     def keep(self, name: str, extra: Stateful) -> None:
@@ -372,11 +374,11 @@ class Learner:
             self._preemption.disarm()
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         for source in engine.data_sources():
-            if engine.failure is None:
+            if engine.failure is None and flush:
                 source.leaving()
                 engine.poke_data(source.stream)
             else:
-                source.dropped()
+                source.dropped()  # progress that is thrown away was not trained: its chunks are issued again
         with engine.changed:
             if engine.failure is None:
                 engine.apply(fx.Closing(flush, reason))
