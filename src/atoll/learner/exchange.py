@@ -35,7 +35,7 @@ from atoll.core.messages import (
     Refusal,
     Reseed,
 )
-from atoll.errors import PayloadError, RefusedError, UnreachableError
+from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableError
 from atoll.learner.inner import Captured, pack
 from atoll.learner.snapshot import Mover, Staged
 from atoll.learner.vault import AdoptKey, Published, Sending, Vault
@@ -257,7 +257,11 @@ class Exchange(ABC):
     async def _push_inner(self, slot: int, captured: Captured) -> None:
         """Give a joiner this learner's inner state, piece by piece, as fast as it takes them."""
         assert self._bulk is not None
-        blob = await self._loop.run_in_executor(self._workers, pack, captured)
+        try:
+            blob = await self._loop.run_in_executor(self._workers, pack, captured)
+        except AtollError as error:  # a joiner must not cost this learner its run
+            self.writer.emit(events.Warned(self.machine.learner, f"inner state cannot be given to others: {error}"))
+            return
         whole = self._whole_header(PushKind.INNER, slot, NO_VERSION, 0, 0)
         pieces = -(-blob.nbytes // INNER_PIECE_BYTES)
         for index in range(pieces):
