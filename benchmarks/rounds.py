@@ -58,8 +58,8 @@ STEP_S = 0.004
 class Puppet:
     """A learner that only speaks the protocol."""
 
-    def __init__(self, name: str, address: str, tensors: tuple[TensorSpec, ...], seed: bool) -> None:
-        self.name, self.tensors, self.seed = name, tensors, seed
+    def __init__(self, name: str, address: str, tensors: tuple[TensorSpec, ...]) -> None:
+        self.name, self.tensors = name, tensors
         self.options = ClientOptions(address=address)
         self.layout = build_layout(tensors, FRAGMENTS)
         dice = np.random.default_rng(len(name))
@@ -151,7 +151,7 @@ class Puppet:
 
 async def measure(address: str, tensors: tuple[TensorSpec, ...], learners: int, seconds: float) -> float:
     """Rounds per second, after a warm-up, seen by the first learner."""
-    puppets = [Puppet(f"puppet-{i}", address, tensors, i == 0) for i in range(learners)]
+    puppets = [Puppet(f"puppet-{i}", address, tensors) for i in range(learners)]
     tasks = [asyncio.create_task(puppet.run()) for puppet in puppets]
     while puppets[0].commits < 2 * FRAGMENTS:
         for task in tasks:

@@ -221,8 +221,6 @@ def test_a_frozen_syncer_that_wakes_up_is_fenced_out(folder: Path) -> None:
     threads = learners(old)
     train_on(threads, 20)
     os.kill(old.process.pid, signal.SIGSTOP)
-    elsewhere = folder / "other"
-    elsewhere.mkdir()
     (folder / "syncer.json").unlink()
     new = SyncerProcess(folder, *OPTIONS, "--take-over")
     assert new.address != old.address
@@ -260,9 +258,13 @@ def test_the_model_is_exported_from_the_state_alone(folder: Path) -> None:
     export_model(stored.rows, stored.fragments, folder / "out.safetensors")
     model = threads[0].model
     loaded = {name: torch.from_numpy(values) for name, values in load_file(folder / "out.safetensors").items()}
-    model.load_state_dict(loaded)
     for thread in threads:
-        thread.stop()
+        thread.thread.join(WAIT_S)
+    missing = model.load_state_dict(loaded)
+    assert not missing.missing_keys and not missing.unexpected_keys
+    flat = torch.cat([loaded[name].flatten() for name, _ in model.named_parameters()])
+    theta = np.concatenate([fragment.arrays["theta"] for fragment in stored.fragments.values()])
+    assert np.isclose(np.abs(theta).sum(dtype=np.float64), flat.abs().sum(dtype=torch.float64).item(), rtol=1e-12)
 
 
 def wait_event(folder: Path, kind: str) -> None:
