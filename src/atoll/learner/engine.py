@@ -269,7 +269,7 @@ class Engine(Exchange):
     def _settle(self, effect: fx.Settle) -> None:
         assert self.vault is not None and self._mover is not None
         sending = self.vault.settle(effect.fragment, effect.seq, effect.merged)
-        if sending is not None and sending.payload is not None:
+        if sending is not None and sending.payload is not None and isinstance(sending.snapshot, Snapshot):
             self._mover.release(sending.snapshot)
 
     # ------------------------------------------------------------ session callbacks (wire.SessionHandler)
@@ -352,9 +352,8 @@ class Engine(Exchange):
         if self.vault is None:
             layout = build_layout(self.machine.tensors, welcome.config.fragments)
             parameters = ParameterSet(self._model, layout)
-            rounded = [parameters.fragment_dtypes(p) for p in range(len(layout.fragments))]
             self.parameters, self._mover = parameters, Mover(parameters)
-            self.vault = Vault(layout, welcome.config, rounded)
+            self.vault = Vault(layout, welcome.config, parameters.as_kept)
         if self.vault.layout.fingerprint != welcome.fingerprint:
             raise RemoteProtocolError(
                 "the syncer lays this model out differently; install the same version of atoll on both sides"

@@ -13,7 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from atoll.core.layout import Layout
@@ -68,11 +70,18 @@ class ParameterSet:
         self.layout = layout
         self.device = self._parameters[0].device
 
-    def fragment_dtypes(self, fragment: int) -> list[tuple[int, int, torch.dtype]]:
-        """(offset, size, dtype) of the slices that are not kept in fp32."""
+    def as_kept(self, fragment: int, theta: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Theta as these parameters can hold it, in fp32: the slices that are kept in bf16 are rounded to it."""
         pieces = self.layout.fragments[fragment].slices
         typed = [(piece.offset, piece.size, self._parameters[piece.tensor].dtype) for piece in pieces]
-        return [item for item in typed if item[2] is not torch.float32]
+        rounded = [item for item in typed if item[2] is not torch.float32]
+        if not rounded:
+            return theta
+        kept = theta.copy()
+        for offset, size, dtype in rounded:
+            view = torch.from_numpy(kept[offset : offset + size])
+            view.copy_(view.to(dtype).to(torch.float32))
+        return kept
 
     def read(self, fragment: int, flat: torch.Tensor) -> None:
         """flat[...] = parameters, as fp32, on flat's device."""

@@ -4,14 +4,17 @@ Theta is the published state, bit for bit the syncer's. The *base* is Theta as t
 parameters it is Theta rounded to bf16, so that rounding is not mistaken for progress. For fp32 parameters the two are
 one array. Arrays are never changed once they are in here, so background threads may read them without the engine's
 lock; the dictionaries themselves are read and changed under it.
+
+There is no torch in this file: the simulator uses it, too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 import xxhash
 from numpy.typing import NDArray
 
@@ -20,10 +23,24 @@ from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
 from atoll.core.messages import INLINE_BYTES_MAX, PushHeader
 from atoll.errors import PayloadError
-from atoll.learner.snapshot import Snapshot, Staged
+
+if TYPE_CHECKING:
+    from atoll.learner.snapshot import Staged
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
+
+
+class Copied(Protocol):
+    """A copy of one fragment's parameters (`learner.snapshot.Snapshot`)."""
+
+    def values(self) -> F32:
+        """The copy, once it is complete."""
+
+
+def as_it_is(fragment: int, theta: F32) -> F32:
+    """The base of a model whose parameters are all fp32: Theta itself."""
+    return theta
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,7 @@ class Sending:
     """A contribution on its way: what it was made from, and its bytes."""
 
     header: PushHeader
-    snapshot: Snapshot
+    snapshot: Copied
     origin: F32
     """What the snapshot is measured from: the base, plus the progress of older contributions still on their way."""
     feedback: bool
@@ -66,10 +83,10 @@ class Sending:
 
 
 class Vault:
-    def __init__(self, layout: Layout, config: SyncConfig, rounded: list[list[tuple[int, int, torch.dtype]]]) -> None:
+    def __init__(self, layout: Layout, config: SyncConfig, to_base: Callable[[int, F32], F32] = as_it_is) -> None:
         self.layout = layout
         self.config = config
-        self._rounded = rounded
+        self._to_base = to_base
         count = len(layout.fragments)
         self.current: list[Published | None] = [None] * count
         self.prepared: list[dict[int, Published]] = [{} for _ in range(count)]
@@ -109,13 +126,7 @@ class Vault:
         return current if current is not None and current.version == version else self.prepared[fragment].get(version)
 
     def _published(self, fragment: int, version: int, theta: F32, checksum: int) -> Published:
-        base = theta
-        if self._rounded[fragment]:
-            base = theta.copy()
-            for offset, size, dtype in self._rounded[fragment]:
-                view = torch.from_numpy(base[offset : offset + size])
-                view.copy_(view.to(dtype).to(torch.float32))
-        return Published(version, theta, base, checksum)
+        return Published(version, theta, self._to_base(fragment, theta), checksum)
 
     def adopt_values(self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]) -> F32:
         """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it."""
@@ -137,7 +148,7 @@ class Vault:
 
     # ------------------------------------------------------------ contributions
 
-    def start_sending(self, header: PushHeader, snapshot: Snapshot, minus: tuple[int, ...], feedback: bool) -> Sending:
+    def start_sending(self, header: PushHeader, snapshot: Copied, minus: tuple[int, ...], feedback: bool) -> Sending:
         current = self.current[header.fragment]
         assert current is not None and current.version == header.base_version
         origin = current.base
