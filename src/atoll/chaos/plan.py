@@ -1,18 +1,43 @@
-"""What goes wrong and when, as data: nothing here touches a process.
+"""The plans that have a name: what goes wrong and when, as data. Nothing here touches a process.
 
-Moments are shares of the run's tokens, not seconds, so that the same plan hits the same part of a run on a fast and on
-a slow machine.
+The demo's moments are shares of the run's tokens, so that it hits the same part of a run on a fast and on a slow
+machine. A storm's are seconds: it is drawn for a run of a given length.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import random
 
+from atoll.chaos.draw import FAULTS_MAX, FAULTS_PER_MINUTE, draw_faults, learner_names, storm_down_max
+from atoll.chaos.fault import Fault
+from atoll.chaos.kinds import DIRECTIONS, GUEST_PREFIX, KINDS, SYNCER, Kind
+from atoll.chaos.planfile import StormPlan, dump_plan, load_plan
 from atoll.core.config import one_of
 from atoll.errors import ConfigError
 
-CHAOS_PLANS = ("none", "demo")
-DEMO_LEARNERS_MIN = 2
+__all__ = [
+    "CHAOS_PLANS",
+    "DIRECTIONS",
+    "FAULTS_MAX",
+    "FAULTS_PER_MINUTE",
+    "GUEST_PREFIX",
+    "KINDS",
+    "SYNCER",
+    "Fault",
+    "Kind",
+    "StormPlan",
+    "chaos_plan",
+    "draw_faults",
+    "dump_plan",
+    "learner_names",
+    "load_plan",
+    "storm_down_max",
+    "storm_plan",
+]
+
+CHAOS_PLANS = ("none", "demo", "storm")
+CHAOS_LEARNERS_MIN = 2
 """With one learner nobody would be left to go on while it is down."""
 DEMO_KILL_AT = 0.30
 DEMO_SLOW_AT = 0.45
@@ -21,66 +46,68 @@ DEMO_SLOW_FACTOR = 4.0
 """The slowdown of issue 2 and of the paper's heterogeneous-hardware figure."""
 DEMO_SYNCER_KILL_AT = 0.65
 """Late enough that the first two faults show by themselves, early enough that much is merged after it."""
+STORM_MINUTES = 10.0
+"""Length of a storm when nobody says otherwise."""
+STORM_MINUTES_MAX = 7 * 24 * 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One fault: `kill` is an instant, `slow` lasts from `at_progress` to `until_progress`."""
+def chaos_plan(name: str, learners: int, *, seed: int = 0, minutes: float = STORM_MINUTES) -> tuple[Fault, ...]:
+    """The faults of the named plan for a run of `learners` learners, in order of their beginning.
 
-    name: str
-    """kill (SIGKILL, the supervisor restarts the process) or slow (each step takes `factor` times as long)."""
-    target: str
-    """Id of the learner that it hits, or syncer (only kill)."""
-    at_progress: float
-    """Share of the run's tokens at which it begins, 0 to 1."""
-    until_progress: float = 0.0
-    """Share of the run's tokens at which it ends; 0 for an instant."""
-    factor: float = 1.0
-    """How many times as long a step takes (slow only)."""
-    detail: str = ""
-    """What a reader of the report should know about it."""
-
-    def __post_init__(self) -> None:
-        one_of("fault", self.name, ("kill", "slow"))
-        if not 0.0 <= self.at_progress <= 1.0:
-            raise ConfigError(f"fault {self.name} must begin between 0 and 1 of the run; not {self.at_progress!r}")
-        if self.name == "slow" and self.target == "syncer":
-            raise ConfigError("the syncer takes no steps that could be slow; choose a learner, or the fault kill")
-        if self.name == "slow" and not (self.at_progress < self.until_progress and self.factor > 1.0):
-            raise ConfigError(
-                f"fault slow on {self.target} needs until_progress above at_progress and a factor above 1"
-            )
-
-
-def chaos_plan(name: str, learners: int) -> tuple[Fault, ...]:
-    """The faults of the named plan for a run of `learners` learners, in order of their beginning."""
+    `seed` and `minutes` are for storm, which is drawn for a run of that length.
+    """
     one_of("chaos", name, CHAOS_PLANS)
     if name == "none":
         return ()
-    if learners < DEMO_LEARNERS_MIN:
+    if learners < CHAOS_LEARNERS_MIN:
         raise ConfigError(
-            f"chaos demo kills one learner while the others go on, so it needs at least {DEMO_LEARNERS_MIN} learners; "
-            f"this run has {learners}: use --learners {DEMO_LEARNERS_MIN} or more, or --chaos none"
+            f"chaos {name} kills one learner while the others go on, so it needs at least {CHAOS_LEARNERS_MIN} "
+            f"learners; this run has {learners}: use --learners {CHAOS_LEARNERS_MIN} or more, or --chaos none"
         )
+    return storm_plan(seed=seed, learners=learners, minutes=minutes) if name == "storm" else _demo_plan(learners)
+
+
+def storm_plan(*, seed: int, learners: int, minutes: float, faults: int | None = None) -> tuple[Fault, ...]:
+    """Faults of all kinds over a run of that many minutes, the same for the same arguments on every machine.
+
+    At most half of the learners are down at one moment. In a run too short for `faults` of them there are fewer.
+    """
+    if not (math.isfinite(minutes) and 0.0 < minutes <= STORM_MINUTES_MAX):
+        raise ConfigError(f"a storm lasts more than 0 and at most {STORM_MINUTES_MAX:g} minutes; not {minutes!r}")
+    count = max(1, round(minutes * FAULTS_PER_MINUTE)) if faults is None else faults
+    return draw_faults(
+        random.Random(seed),
+        learners=learner_names(learners),
+        seconds=minutes * 60.0,
+        count=count,
+        down_max=storm_down_max(learners),
+    )
+
+
+def _demo_plan(learners: int) -> tuple[Fault, ...]:
     # The last but one is killed (learner-2 of four): neither end of the list, so that a view shows neighbours going on.
     # Learner-0 is spared where possible because it evaluates the published model during the run.
     killed = max(1, learners - 2)
     slowed = 1 if killed != 1 else learners - 1 if learners > 2 else 0
-    of_learners = (
+    return (
         Fault(
-            name="kill",
+            kind="kill",
             target=f"learner-{killed}",
             at_progress=DEMO_KILL_AT,
             detail="SIGKILL; the supervisor restarts it",
         ),
         Fault(
-            name="slow",
+            kind="slow",
             target=f"learner-{slowed}",
             at_progress=DEMO_SLOW_AT,
             until_progress=DEMO_SLOW_UNTIL,
-            factor=DEMO_SLOW_FACTOR,
+            amount=DEMO_SLOW_FACTOR,
             detail=f"every step takes {DEMO_SLOW_FACTOR:g}x as long",
         ),
+        Fault(
+            kind="kill",
+            target=SYNCER,
+            at_progress=DEMO_SYNCER_KILL_AT,
+            detail="SIGKILL; the supervisor restarts it, and it goes on from its last commit",
+        ),
     )
-    detail = "SIGKILL; the supervisor restarts it, and it goes on from its last commit"
-    return (*of_learners, Fault("kill", "syncer", DEMO_SYNCER_KILL_AT, detail=detail))
