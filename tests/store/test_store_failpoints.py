@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import atoll.store
-from atoll.store import failpoints, read_state
+from atoll.store import failpoints, open_store, read_state
 
 SCRIPT = """
 import sys
@@ -67,3 +68,29 @@ def test_nothing_happens_when_no_plan_is_set() -> None:
     assert not any(failpoints.armed(name) for name in failpoints.FAILPOINTS)
     for name in failpoints.FAILPOINTS:
         failpoints.hit(name)
+
+
+def test_a_disk_is_full_while_the_file_exists(tmp_path: Path) -> None:
+    state, full = tmp_path / "state", tmp_path / "disk-full"
+    arrays = {"theta": np.ones(300, np.float32)}
+    with failpoints.full_disk(full), open_store(state) as store:
+        store.commit(0, 1, arrays, {})
+        full.touch()
+        with pytest.raises(OSError, match="No space left"):
+            store.commit(0, 2, arrays, {})
+        store.remember({"count": 1})
+        with pytest.raises(OSError, match="No space left"):
+            store.sync()
+        full.unlink()
+        store.commit(0, 3, arrays, {})
+        store.sync()
+    loaded = read_state(state)
+    assert loaded.fragments[0].version == 3 and loaded.rows["count"] == 1
+
+
+def test_the_environment_fills_the_disk_of_a_running_process(tmp_path: Path) -> None:
+    (tmp_path / "disk-full").touch()
+    done = run(tmp_path / "state", "", ATOLL_DISK_FULL_FILE=str(tmp_path / "disk-full"))
+    assert done.returncode != 0 and "No space left on device" in done.stderr
+    done = run(tmp_path / "state", "", ATOLL_DISK_FULL_FILE=str(tmp_path / "not-there"))
+    assert done.returncode == 0 and done.stdout == "", done.stderr

@@ -50,12 +50,27 @@ class FaultInjected:
     target: str
     detail: str = ""
     until_ns: int = 0
+    lasts_s: float = 0.0
+    """How long it was planned to last; 0: an instant, or until a share of the run."""
+    amount: float = 0.0
+    """How strong it is, in the unit of its kind; 0 for kinds without one."""
+    direction: str = "both"
+    variant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultEnded:
     fault: str
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSkipped:
+    """A fault of the chaos plan that could not be put in, and why."""
+
+    fault: str
+    target: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +336,15 @@ class ContributionReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class NormGuardReset:
+    """Every learner's contributions to a fragment were refused as outliers, so the guard takes it for a change of scale
+    and begins anew."""
+
+    fragment: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionRefused:
     fragment: int
     learner: str
@@ -418,6 +442,7 @@ Event = (
     | ProcessExited
     | FaultInjected
     | FaultEnded
+    | FaultSkipped
     | RunFinished
     | LearnerStarted
     | LearnerJoined
@@ -443,6 +468,7 @@ Event = (
     | RoundLaunched
     | ContributionReceived
     | ContributionRefused
+    | NormGuardReset
     | RoundClosed
     | RoundAborted
     | Committed

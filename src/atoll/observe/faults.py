@@ -104,6 +104,7 @@ class FaultBook:
         self._started: set[str] = set()
         self._finished: set[str] = set()
         self._syncers: set[str] = {SYNCER}
+        self._asked: set[str] = set()  # learners that the plan has asked to leave
         self._ended = False
         self._last_step_ns = 0
 
@@ -112,14 +113,19 @@ class FaultBook:
             self._stepped(t_ns, event)
         elif isinstance(event, FaultInjected):
             role = "syncer" if event.target in self._syncers else "learner"
+            if event.fault == "away":
+                self._asked.add(event.target)
             self._add(Fault(event.fault, event.target, event.detail, t_ns, event.until_ns, role=role))
         elif isinstance(event, FaultEnded):
+            if event.fault == "join":
+                self._asked.add(event.target)
             for fault in self._unended(event.target):
                 if fault.name == event.fault:
                     self._end(fault, t_ns)
         elif isinstance(event, ProcessStarted):
             self._process_started(event.id)
             self._finished.discard(event.id)
+            self._asked.discard(event.id)
             if event.role == "learner":
                 self._started.add(event.id)
         elif isinstance(event, ProcessExited):
@@ -203,7 +209,7 @@ class FaultBook:
             self._syncers.add(event.id)
         if event.code == 0:
             self._finished.add(event.id)
-        if event.code == 0 or self._over or event.id in self._finished:
+        if event.code == 0 or self._over or event.id in self._finished or event.id in self._asked:
             return
         for fault in reversed(self._unended(event.id)):
             if not fault.until_ns and not fault.ended_process and t_ns - fault.start_ns <= CLAIM_NS_MAX:

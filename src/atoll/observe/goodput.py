@@ -10,7 +10,8 @@ neither allocated nor down.
 A learner id is a slot. In each launch a slot is allocated for the whole window, except that one whose first sign of
 life (ProcessStarted, LearnerStarted, LearnerJoined or LearnerSteps) comes after the window opened is a late join and
 allocated from that sign on, and that one without a sign is not allocated at all. A slot that says LearnerFinished, or
-whose process exits with status 0, is given back then, and allocated again from its next sign of life.
+whose process exits with status 0 (or by SIGTERM before its first step), is given back then, and allocated again from
+its next sign of life.
 
 Every allocated nanosecond of a slot is in exactly one of these, so that they add up to what was allocated:
 
@@ -55,7 +56,7 @@ from atoll.observe.events import (
     RunStarted,
     SyncerStats,
 )
-from atoll.observe.launches import LaunchBook, report_begin_ns
+from atoll.observe.launches import STOP_CODES, LaunchBook, report_begin_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +215,8 @@ class GoodputReducer:
             account = self.accounts[event.id]
             if account.sign_ns is None:
                 return  # of an earlier launch, which is over as a whole
-            if event.code == 0:
-                account.finished(t_ns)
+            if event.code == 0 or (event.code in STOP_CODES and not account.stepping):
+                account.finished(t_ns)  # also one that was asked to leave before its first step
             elif account.finished_ns is None and not self._over:
                 account.failed(t_ns, event.code)
 

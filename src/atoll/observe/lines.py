@@ -22,8 +22,13 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
+INT_MAX = 2**64
+"""No counter, time or checksum is larger. One that is comes from a damaged line, and nothing could be computed with it:
+not even a float holds an integer of 400 digits."""
+
+
 def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and -INT_MAX <= value <= INT_MAX
 
 
 def _is_float(value: Any) -> bool:

@@ -13,6 +13,7 @@ from atoll.observe.events import (
     Event,
     FaultEnded,
     FaultInjected,
+    FaultSkipped,
     FragmentHealed,
     LearnerRecovered,
     RoundAborted,
@@ -61,6 +62,8 @@ class RunLog:
                 self.say(t_ns, f"{event.target} {event.fault}{detail}", "bad")
         elif isinstance(event, FaultEnded):
             self.say(t_ns, f"{event.target} {event.fault} is over", "good")
+        elif isinstance(event, FaultSkipped):
+            self.say(t_ns, f"{event.fault} on {event.target} was left out: {event.reason}")
         elif isinstance(event, RoundAborted):
             self.say(t_ns, f"round {event.round} of fragment {event.fragment} aborted: {event.reason}", "bad")
         elif isinstance(event, ContributionRefused):

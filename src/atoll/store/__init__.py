@@ -2,6 +2,7 @@
 
 open_store, RunStore       the state folder of a run: two slots per fragment, the tape, the epoch
 read_state, read_history   the same folder read-only, of a living or a dead run
+Recording, SegmentReader   with --record: what merges were made from, written and read
 SnapshotTarget             snapshots to any fsspec URL; load_snapshot reads one
 export_model               a safetensors file by parameter name
 failpoints                 where tests make this room die
@@ -16,11 +17,14 @@ if TYPE_CHECKING:
     from atoll.store.export import export_model
     from atoll.store.handover import Handover
     from atoll.store.loaded import Loaded, LoadedFragment, LoadedSnapshot
+    from atoll.store.recording import Place, Recording, segment_files
+    from atoll.store.recording_reader import Record, SegmentReader, read_notes
     from atoll.store.recover import read_state
     from atoll.store.run_store import RunStore, open_store
     from atoll.store.slots import CommitStats
     from atoll.store.snapshots import SnapshotDraft, SnapshotStats, SnapshotTarget, load_snapshot
-    from atoll.store.tape_record import read_history
+    from atoll.store.tape import TAPE_FILES_ALL, TAPE_FILES_KEPT
+    from atoll.store.tape_record import read_history, read_rows
 
 _HOME = {
     "CommitStats": "slots",
@@ -28,24 +32,39 @@ _HOME = {
     "Loaded": "loaded",
     "LoadedFragment": "loaded",
     "LoadedSnapshot": "loaded",
+    "Place": "recording",
+    "Record": "recording_reader",
+    "Recording": "recording",
     "RunStore": "run_store",
+    "SegmentReader": "recording_reader",
     "SnapshotDraft": "snapshots",
     "SnapshotStats": "snapshots",
     "SnapshotTarget": "snapshots",
+    "TAPE_FILES_ALL": "tape",
+    "TAPE_FILES_KEPT": "tape",
     "export_model": "export",
     "load_snapshot": "snapshots",
     "open_store": "run_store",
     "read_history": "tape_record",
+    "read_notes": "recording_reader",
+    "read_rows": "tape_record",
     "read_state": "recover",
+    "segment_files": "recording",
 }
 
 __all__ = [
+    "TAPE_FILES_ALL",
+    "TAPE_FILES_KEPT",
     "CommitStats",
     "Handover",
     "Loaded",
     "LoadedFragment",
     "LoadedSnapshot",
+    "Place",
+    "Record",
+    "Recording",
     "RunStore",
+    "SegmentReader",
     "SnapshotDraft",
     "SnapshotStats",
     "SnapshotTarget",
@@ -53,7 +72,10 @@ __all__ = [
     "load_snapshot",
     "open_store",
     "read_history",
+    "read_notes",
+    "read_rows",
     "read_state",
+    "segment_files",
 ]
 
 

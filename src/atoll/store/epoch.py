@@ -31,6 +31,8 @@ OPENING_WAIT_S = 10.0
 """How long an opening waits for another opening of the same folder. One takes milliseconds."""
 SMALL_FILE_BYTES_MAX = 64 << 10
 """epoch.json and lock hold a hundred bytes."""
+EPOCH_MAX = 10**12
+"""A restart every second for thirty thousand years. A higher number is damage, from which nobody could count on."""
 _EPOCH_NAME = re.compile(r"epoch-(\d{5,})")
 _TAPE_NAME = re.compile(r"tape-(\d{5,})-\d{8,}\.log")
 
@@ -55,8 +57,8 @@ class Tenure:
             found = _read_small(self.state / EPOCH_FILE)
         except FileNotFoundError:
             found = None
-        newest = found.get("epoch") if found is not None else None
-        if not isinstance(newest, int):  # damaged or deleted; a new syncer makes its folder first
+        newest = _epoch_in(found)
+        if newest is None:  # damaged or deleted; a new syncer makes its folder first
             newest = max(epoch_folders(self.state), default=0)
         if newest > self.epoch or self.fenced:
             self.fenced = True
@@ -110,10 +112,17 @@ def _last_epoch(state: Path, problems: list[str]) -> int:
         if max(traces) > 0:
             problems.append(f"{EPOCH_FILE} is missing; epoch {max(traces)} is taken from the names of other files")
         return max(traces)
-    if written is None or not isinstance(written.get("epoch"), int):
+    epoch = _epoch_in(written)
+    if epoch is None:
         problems.append(f"{EPOCH_FILE} is damaged; epoch {max(traces)} is taken from the names of other files")
         return max(traces)
-    return max(int(written["epoch"]), *traces)
+    return max(epoch, *traces)
+
+
+def _epoch_in(found: dict[str, Any] | None) -> int | None:
+    """The number in an epoch.json, None if there is none that can be."""
+    epoch = found.get("epoch") if found is not None else None
+    return epoch if type(epoch) is int and 0 <= epoch <= EPOCH_MAX else None
 
 
 def _read_small(path: Path) -> dict[str, Any] | None:
@@ -122,7 +131,7 @@ def _read_small(path: Path) -> dict[str, Any] | None:
         data = file.read(SMALL_FILE_BYTES_MAX)
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

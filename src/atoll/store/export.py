@@ -52,8 +52,14 @@ def _layout(rows: Mapping[str, Any]) -> Layout:
             "the state does not say which parameters the model has; the run ended before a learner had joined it, or "
             "its tape is lost. Export a snapshot instead"
         )
-    specs = [TensorSpec(name, tuple(shape), dtype, merge) for name, shape, dtype, merge in run["tensors"]]
-    return build_layout(specs, int(run["fragments"]))
+    try:
+        specs = [TensorSpec(str(n), tuple(map(int, s)), str(d), str(merge)) for n, s, d, merge in run["tensors"]]
+        fragments = int(run["fragments"])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise StoreError(
+            f"the state's list of parameters makes no sense ({error}); export a snapshot instead"
+        ) from error
+    return build_layout(specs, fragments)
 
 
 def _theta(layout: Layout, index: int, fragments: Mapping[int, LoadedFragment]) -> NDArray[np.float32]:

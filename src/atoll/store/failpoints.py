@@ -9,6 +9,10 @@
     ATOLL_FAILPOINT="slot.*:1:eio,tape.*:1:eio"    patterns, and several of them
 
 Points that end in "mid" write the first half of their bytes before they are hit, which is how torn writes are made.
+
+    ATOLL_DISK_FULL_FILE=PATH                      every point that takes room on the disk raises ENOSPC while PATH
+                                                   exists: a full disk that comes and goes while the process runs
+
 The environment is read once, when this module is imported; a process where it is not set pays one comparison a hit.
 """
 
@@ -64,6 +68,12 @@ FAILPOINTS: tuple[str, ...] = (
 )
 """Every name that may be given. The two about publishing are hit by the syncer's shell, all others in this room."""
 
+TAKES_ROOM = frozenset(
+    name for name in FAILPOINTS if name.endswith((".create", ".allocate", ".mid")) or name == "epoch.folder"
+)
+"""The points at which a full disk shows: new files and folders, reserved room, written bytes. What was written can
+still be synced and renamed, and deleting gives room back."""
+
 ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO}
 _SPEC = re.compile(r"(?P<name>[a-z_.*]+):(?P<first>[1-9]\d*)(-(?P<last>[1-9]\d*))?(:(?P<what>kill|enospc|eio))?")
 
@@ -113,7 +123,27 @@ def _parse(text: str | None, until: str | None) -> tuple[_Plan, ...]:
     return tuple(plans)
 
 
-_plans = _parse(os.environ.get("ATOLL_FAILPOINT"), os.environ.get("ATOLL_FAILPOINT_UNTIL"))
+@dataclass(slots=True)
+class _Full:
+    """The disk is full while a file exists."""
+
+    path: Path
+
+    def matches(self, name: str) -> bool:
+        return name in TAKES_ROOM
+
+    def hit(self, name: str) -> None:
+        if self.path.exists():
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (chaos, at {name})")
+
+
+def _read_environment() -> tuple[_Plan | _Full, ...]:
+    full = os.environ.get("ATOLL_DISK_FULL_FILE")
+    plans = _parse(os.environ.get("ATOLL_FAILPOINT"), os.environ.get("ATOLL_FAILPOINT_UNTIL"))
+    return (*plans, *([_Full(Path(full))] if full else []))
+
+
+_plans: tuple[_Plan | _Full, ...] = _read_environment()
 
 
 def hit(name: str) -> None:
@@ -128,6 +158,17 @@ def hit(name: str) -> None:
 def armed(name: str) -> bool:
     """Whether `name` is part of the plan, so that a write has to be done in two halves."""
     return bool(_plans) and any(plan.matches(name) for plan in _plans)
+
+
+@contextmanager
+def full_disk(path: Path) -> Iterator[None]:
+    """A disk that is full while `path` exists, inside a `with` block, for tests in one process."""
+    global _plans
+    before, _plans = _plans, (_Full(path),)
+    try:
+        yield
+    finally:
+        _plans = before
 
 
 @contextmanager

@@ -38,6 +38,7 @@ class Handover:
         header = {
             "format": FORMAT,
             "about": dict(about),
+            "about_checksum": _checksum_of(about),
             "size": int(payload.nbytes),
             "checksum": xxhash.xxh3_64_intdigest(payload.data),
         }
@@ -60,7 +61,7 @@ class Handover:
         for path in sorted(self._folder.glob(f"*{SUFFIX}")) if self._folder.is_dir() else []:
             try:
                 found[path.name.removesuffix(SUFFIX)] = _read(path)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
                 problems.append(f"{path.name}: a contribution of a learner that left cannot be read ({error})")
         return found, problems
 
@@ -73,4 +74,11 @@ def _read(path: Path) -> tuple[dict[str, Any], NDArray[np.uint8]]:
         payload = np.fromfile(file, np.uint8, int(header["size"]))
     if payload.nbytes != header["size"] or xxhash.xxh3_64_intdigest(payload.data) != header["checksum"]:
         raise ValueError("its bytes are not the ones that were written")
+    if header.get("about_checksum", _checksum_of(header["about"])) != _checksum_of(header["about"]):
+        raise ValueError("its description is not the one that was written")
     return dict(header["about"]), payload
+
+
+def _checksum_of(about: Mapping[str, Any]) -> int:
+    """Files of earlier versions have none."""
+    return xxhash.xxh3_64_intdigest(json.dumps(about).encode())

@@ -54,12 +54,13 @@ def decode_manifest(data: bytes) -> Manifest:
         body = {"files": document["files"], "about": document["about"]}
         if document["xxh3"] != _digest(body):
             raise PayloadError(f"{MANIFEST_FILE} does not match its checksum")
-        entries = {name: FileEntry(int(e["size"]), str(e["xxh3"])) for name, e in body["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        entries = {str(name): FileEntry(int(e["size"]), str(e["xxh3"])) for name, e in body["files"].items()}
+        about = dict(body["about"])
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise PayloadError(f"{MANIFEST_FILE} is torn or damaged ({type(error).__name__})") from error
     if ROWS_FILE not in entries or any(_FILE_NAME.fullmatch(n) is None or e.size < 0 for n, e in entries.items()):
         raise PayloadError(f"{MANIFEST_FILE} lists files that are not a snapshot's")
-    return Manifest(entries, dict(body["about"]))
+    return Manifest(entries, about)
 
 
 def _digest(body: dict[str, Any]) -> str:

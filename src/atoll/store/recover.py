@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import StoreError
+from atoll.errors import PayloadError, StoreError
 from atoll.store import files
+from atoll.store.documents import json_object, whole
 from atoll.store.epoch import TAPE_FOLDER, epoch_folders
 from atoll.store.loaded import Loaded, LoadedFragment
 from atoll.store.slot_reader import read_fragment
@@ -27,6 +28,8 @@ from atoll.store.slot_record import SlotRecord
 from atoll.store.tape_record import read_rows
 
 CLAIMS_FILE = "claims.json"
+CLAIMS_BYTES_MAX = 4 << 20
+"""Some twenty bytes for each of at most 4096 fragments. A larger file is not ours."""
 READERS_MAX = 4
 """Fragments read at once: some wait for the disk while others are copied and checked."""
 READ_TRIES = 5
@@ -132,13 +135,21 @@ def _read_claims(folders: dict[int, Path], problems: list[str]) -> dict[int, dic
     claims: dict[int, dict[int, Claim]] = {}
     for epoch, folder in folders.items():
         try:
-            taken: dict[str, Any] = json.loads((folder / CLAIMS_FILE).read_bytes())["fragments"]
-            claims[epoch] = {int(f): None if claim is None else (claim[0], claim[1]) for f, claim in taken.items()}
+            if (folder / CLAIMS_FILE).stat().st_size > CLAIMS_BYTES_MAX:
+                raise ValueError("too large")
+            taken = json_object((folder / CLAIMS_FILE).read_bytes(), CLAIMS_FILE)["fragments"]
+            claims[epoch] = {int(f): None if claim is None else _claim(*claim) for f, claim in taken.items()}
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, PayloadError):
             problems.append(f"{folder.name}/{CLAIMS_FILE} is damaged; it is left out")
     return claims
+
+
+def _claim(epoch: Any, sequence: Any) -> Claim:
+    if not whole((epoch, sequence)):
+        raise ValueError("a claim is two numbers")
+    return int(epoch), int(sequence)
 
 
 def _passed_over(record: SlotRecord, claims: dict[int, dict[int, Claim]]) -> str | None:

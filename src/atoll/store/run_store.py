@@ -5,6 +5,7 @@
     state/epoch-00002/fragment-0007.slots     one file per fragment with its last two versions
     state/epoch-00002/claims.json             what that epoch took over from older ones
     state/tape/tape-00002-00000012.log        rows and decisions
+    state/recording/recording-00002-....log   with --record: payloads and states, for replay
 
 Threads: `remember` and `note` on one thread, which they never hold up; `sync`, `commit` and `check_epoch` on any,
 several at once, but one commit per fragment at a time. OSError from `sync` or `commit` means "not durable yet" and
@@ -22,6 +23,7 @@ from typing import Any
 from atoll.store import failpoints, files, recover
 from atoll.store.epoch import TAPE_FOLDER, Tenure, begin_epoch, epoch_folders
 from atoll.store.loaded import Loaded
+from atoll.store.recording import Recording
 from atoll.store.slots import Arrays, CommitStats, SlotFile
 from atoll.store.tape import TAPE_BYTES_MAX, TAPE_FILES_KEPT, Tape
 from atoll.store.tape_record import read_rows
@@ -117,6 +119,10 @@ class RunStore:
         if fragment not in self._cleaned:
             self._delete_older(fragment)
         return stats
+
+    def recording(self) -> Recording:
+        """Where this epoch records what its merges are made from."""
+        return Recording(self.path, self.epoch)
 
     def check_epoch(self) -> None:
         """Raise FencedSyncerError if a newer syncer has taken over."""

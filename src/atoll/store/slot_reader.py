@@ -6,7 +6,6 @@ is read. A checksum that does not match is therefore damage only if the headers 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from atoll.errors import PayloadError
 from atoll.store import files
+from atoll.store.documents import json_object
 from atoll.store.loaded import LoadedFragment
 from atoll.store.slot_record import SECTOR, SlotRecord, decode_record
 from atoll.store.slots import META_BYTES_MAX
@@ -102,8 +102,10 @@ def _headers(descriptor: int) -> tuple[list[tuple[int, SlotRecord]], list[str]]:
 def _read(descriptor: int, record: SlotRecord, only: Collection[str] | None) -> LoadedFragment:
     """Sizes are compared with the file before anything is allocated."""
     size = os.fstat(descriptor).st_size
-    if record.end > size or not 0 <= record.meta_bytes <= META_BYTES_MAX:
-        raise PayloadError(f"the file has {size} bytes, and its header speaks of {record.end}")
+    taken = record.meta_bytes + sum(array.bytes for array in record.arrays)
+    # Arrays that lie over each other would each be inside the file and together be any size.
+    if max(record.end, taken) > size or record.meta_bytes > META_BYTES_MAX:
+        raise PayloadError(f"the file has {size} bytes, and its header speaks of {max(record.end, taken)}")
     document = np.empty(record.meta_bytes, np.uint8)
     _fill(descriptor, document, record.meta_offset, record.meta_checksum, "the meta data")
     arrays: dict[str, NDArray[Any]] = {}
@@ -112,7 +114,7 @@ def _read(descriptor: int, record: SlotRecord, only: Collection[str] | None) -> 
             array: NDArray[Any] = np.empty(stored.size, stored.dtype)
             _fill(descriptor, array.view(np.uint8), stored.offset, stored.checksum, f"array {stored.name!r}")
             arrays[stored.name] = array
-    meta = json.loads(document.tobytes())
+    meta = json_object(document.tobytes(), "the meta data")
     return LoadedFragment(record.version, meta, arrays, record.epoch, record.sequence)
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from atoll.errors import LocalProtocolError, PayloadError
+from atoll.store.documents import CHECKSUM_MAX, json_object, whole
 
 MAGIC = b"ATOLSLOT"
 SLOT_FORMAT = 1
@@ -99,12 +99,26 @@ def decode_record(sector: bytes) -> SlotRecord | None:
     body = sector[_FRAME.size : _FRAME.size + length]
     if magic != MAGIC or len(body) != length or xxhash.xxh3_64_intdigest(body) != checksum:
         raise PayloadError("the header record is torn or damaged")
-    values: dict[str, Any] = json.loads(body)
-    if values["format"] != SLOT_FORMAT:
-        raise PayloadError(f"slot format {values['format']} is unknown here; install a newer atoll")
-    arrays = tuple(StoredArray(*row) for row in values["arrays"])
-    if any(array.dtype not in DTYPES or array.size < 0 or array.offset < 0 for array in arrays):
+    values = json_object(body, "the header record")
+    if values.get("format") != SLOT_FORMAT:
+        raise PayloadError(f"slot format {values.get('format')} is unknown here; install a newer atoll")
+    try:
+        arrays = tuple(StoredArray(*row) for row in values["arrays"])
+        record = SlotRecord(
+            values["epoch"], values["fragment"], values["version"], values["sequence"], arrays, *values["meta"]
+        )
+    except (KeyError, TypeError) as error:
+        raise PayloadError("the header record lacks fields") from error
+    if not _can_be(record):
         raise PayloadError("the header record describes arrays that cannot be")
-    return SlotRecord(
-        values["epoch"], values["fragment"], values["version"], values["sequence"], arrays, *values["meta"]
+    return record
+
+
+def _can_be(record: SlotRecord) -> bool:
+    counters = (record.epoch, record.fragment, record.version, record.sequence, record.meta_offset, record.meta_bytes)
+    return (
+        whole(counters)
+        and whole((record.meta_checksum, *(array.checksum for array in record.arrays)), CHECKSUM_MAX)
+        and all(type(array.name) is str and type(array.dtype) is str for array in record.arrays)
+        and all(array.dtype in DTYPES and whole((array.size, array.offset)) for array in record.arrays)
     )

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from atoll.errors import ConfigError, LocalProtocolError, PayloadError, StoreError
 from atoll.store import failpoints
+from atoll.store.documents import json_object, whole
 from atoll.store.files import Buffer
 from atoll.store.loaded import LoadedFragment, LoadedSnapshot
 from atoll.store.manifest import (
@@ -229,7 +230,7 @@ def _read(place: Place, name: str) -> LoadedSnapshot:
     loaded = LoadedSnapshot(about=manifest.about, url=f"{place.url}/{name}".rstrip("/"))
     if (match := _NAME.fullmatch(loaded.url.rpartition("/")[2])) is not None:
         loaded.label = int(match[1])
-    loaded.rows = json.loads(_checked(place, prefix, ROWS_FILE, manifest.files[ROWS_FILE]).tobytes())
+    loaded.rows = json_object(_checked(place, prefix, ROWS_FILE, manifest.files[ROWS_FILE]).tobytes(), ROWS_FILE)
     fragments = [file for file in manifest.files if file != ROWS_FILE]
     with ThreadPoolExecutor(READERS_MAX) as pool:
         for index, fragment in pool.map(
@@ -248,8 +249,11 @@ def _checked(place: Place, prefix: str, file: str, entry: FileEntry) -> NDArray[
 
 def _read_fragment(data: NDArray[np.uint8]) -> tuple[int, LoadedFragment]:
     arrays, metadata = decode_file(data)
-    about = json.loads(metadata["atoll"])
-    return about["fragment"], LoadedFragment(about["version"], about["meta"], arrays)
+    about = json_object(metadata.get("atoll", "").encode("utf-8", "replace"), "the description of a fragment")
+    index, version, meta = (about.get(name) for name in ("fragment", "version", "meta"))
+    if not whole((index, version)) or not isinstance(meta, dict):
+        raise PayloadError("a fragment's file does not say which fragment and version it holds")
+    return int(about["fragment"]), LoadedFragment(int(about["version"]), meta, arrays)
 
 
 def _name(label: int) -> str:

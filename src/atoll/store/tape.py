@@ -28,6 +28,8 @@ TAPE_BYTES_MAX = 8 << 20
 time."""
 TAPE_FILES_KEPT = 16
 """Files kept as history. Every start of a syncer begins one, so that some restarts do not push out what led to them."""
+TAPE_FILES_ALL = 1 << 62
+"""Keep every file: history that is to be replayed must be whole."""
 PENDING_BYTES_MAX = 8 << 20
 """What may wait in memory for a disk that does not take it."""
 BATCH_BYTES_MAX = 64 << 20

@@ -9,7 +9,6 @@ and the older ones are history and a second chance.
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterator
@@ -19,12 +18,16 @@ from typing import Any
 
 import xxhash
 
-from atoll.errors import StoreError
+from atoll.errors import PayloadError, StoreError
+from atoll.store.documents import json_object
 
 TAPE_FORMAT = 1
 MARKER = b"\xa7TR1"
 FILE_BYTES_MAX = 2 << 30
 """More than a file can grow to: a base of at most 512 MiB and as much again."""
+FAULT_TRIES = 64
+"""Markers looked at behind a bad record. Text never holds one, so the first is nearly always a record. A file of
+nothing but markers would otherwise be hashed once for each."""
 FRAME = struct.Struct("<4sIQ")
 _LENGTH = struct.Struct("<I")
 _NAME = re.compile(r"tape-(?P<epoch>\d{5,})-(?P<number>\d{8,})\.log")
@@ -70,9 +73,21 @@ def read_records(data: bytes) -> tuple[list[dict[str, Any]], str | None]:
         payload = _payload_at(data, offset)
         if payload is None:
             return records, _fault(data, offset)
-        records.append(json.loads(bytes(payload)))
+        try:
+            records.append(_document(bytes(payload)))
+        except PayloadError as error:
+            return records, f"the record at byte {offset} cannot be used ({error}); nothing from there on is trusted"
         offset += FRAME.size + len(payload)
     return records, None
+
+
+def _document(payload: bytes) -> dict[str, Any]:
+    record = json_object(payload, "it")
+    if not isinstance(record.get("rows", {}), dict):
+        raise PayloadError("its rows are not a JSON object")
+    if type(record.get("tape", TAPE_FORMAT)) is not int:
+        raise PayloadError("its format is not a number")
+    return record
 
 
 def _payload_at(data: bytes, offset: int) -> memoryview | None:
@@ -90,7 +105,9 @@ def _fault(data: bytes, offset: int) -> str:
     """A crash while writing leaves a bad end; a good record after the bad place shows that it is damage instead."""
     rest = len(data) - offset
     place = data.find(MARKER, offset + 1)
-    while place >= 0:
+    for _ in range(FAULT_TRIES):
+        if place < 0:
+            break
         if _payload_at(data, place) is not None:
             return f"the record at byte {offset} is damaged; from there on {rest} bytes are not trusted"
         place = data.find(MARKER, place + 1)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import PayloadError
+from atoll.store.documents import whole
 
 DTYPE_CODES = {
     "float32": "F32",
@@ -34,6 +35,8 @@ DTYPE_CODES = {
 _ITEM_BYTES = {"bfloat16": 2}
 HEADER_BYTES_MAX = 100 << 20
 """The limit of the safetensors package itself."""
+DIMENSIONS_MAX = 64
+"""As numpy's own."""
 ALIGNMENT = 64
 """The arrays begin on a cache line, so that views into a file that was read whole are aligned for every type."""
 _LENGTH = struct.Struct("<Q")
@@ -72,13 +75,17 @@ def decode_file(data: NDArray[np.uint8]) -> tuple[dict[str, NDArray[Any]], dict[
     try:
         document = json.loads(data[_LENGTH.size : _LENGTH.size + length].tobytes())
         metadata = document.pop("__metadata__", {})
+        if not isinstance(metadata, dict) or not all(type(text) is str for text in metadata.values()):
+            raise PayloadError("its metadata is not a table of texts")
         arrays: dict[str, NDArray[Any]] = {}
         for name, entry in document.items():
             start, stop = entry["data_offsets"]
             dtype = np.dtype(codes[entry["dtype"]])
+            if len(entry["shape"]) > DIMENSIONS_MAX or not whole((start, stop, *entry["shape"])):
+                raise PayloadError(f"the place of {name!r} is not told in numbers")
             if not 0 <= start <= stop <= body.nbytes or stop - start != math.prod(entry["shape"]) * dtype.itemsize:
                 raise PayloadError(f"the place of {name!r} does not fit the file")
             arrays[name] = body[start:stop].view(dtype)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PayloadError(f"its header cannot be understood ({type(error).__name__}: {error})") from error
     return arrays, metadata

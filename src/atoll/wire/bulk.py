@@ -51,6 +51,7 @@ from atoll.wire.parts import (
     parse_part,
     parse_push_reply,
 )
+from atoll.wire.seal import seal, unseal
 from atoll.wire.service import Bytes
 from atoll.wire.transport import FETCH_METHOD, PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
 
@@ -136,9 +137,11 @@ class BulkClient:
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             pass  # The call ended before we were done; its answer or error says why.
         try:
-            return parse_push_reply(await call)
+            return parse_push_reply(unseal(await call))
         except grpc.aio.AioRpcError as error:
             raise call_error(self._options, error) from None
+        except PayloadError as error:
+            raise UnreachableError(str(error)) from None
 
     def _stripes(self, size: int) -> int:
         return max(1, min(len(self._channels), size // STRIPE_BYTES_MIN))
@@ -225,7 +228,7 @@ class _Fetch:
         size = length or (self.header.size - position if self.header else self._size_max)
         timeout = deadline_s(size, self._wait_s)
         call = channel.unary_stream(FETCH_METHOD)(
-            encode_fetch_request(request), metadata=self._options.metadata, timeout=timeout
+            seal(encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
         )
         first = True
         try:

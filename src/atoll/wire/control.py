@@ -19,7 +19,7 @@ from atoll.core.messages import (
     SyncerMessage,
     Welcome,
 )
-from atoll.errors import LocalProtocolError, RefusedError, RemoteProtocolError, UnreachableError
+from atoll.errors import LocalProtocolError, PayloadError, RefusedError, RemoteProtocolError, UnreachableError
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
 from atoll.wire.convert import encode_learner_message, parse_bytes, parse_json_object, parse_syncer_message
 from atoll.wire.generated import atoll_pb2 as pb
@@ -31,6 +31,7 @@ from atoll.wire.limits import (
     LEARNER_QUEUE_MAX,
     STATUS_S,
 )
+from atoll.wire.seal import seal, unseal
 from atoll.wire.transport import EOF, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
 from atoll.wire.versions import hello_in, learner_message_in, may_speak_older, since
 
@@ -91,7 +92,7 @@ class ControlClient:
 
     async def open(self, hello: Hello) -> Welcome:
         """Connect and say hello. Raises RefusedError, FencedError, UnreachableError or RemoteProtocolError."""
-        encoded = encode_learner_message(hello)
+        encoded = seal(encode_learner_message(hello))
         if len(encoded) > CONTROL_MESSAGE_BYTES_MAX:
             raise LocalProtocolError(
                 f"a Hello of {len(encoded)} bytes; at most {CONTROL_MESSAGE_BYTES_MAX} are allowed"
@@ -121,6 +122,11 @@ class ControlClient:
     @property
     def address(self) -> str:
         return self._options.address
+
+    @property
+    def opened(self) -> bool:
+        """True once the syncer has said welcome."""
+        return self._writer is not None
 
     @property
     def is_open(self) -> bool:
@@ -184,7 +190,10 @@ class ControlClient:
             if self._call.cancelled() and self._closed:
                 raise UnreachableError(f"the link to {self._options.address} takes no more messages") from None
             raise
-        message = parse_syncer_message(data)
+        try:
+            message = parse_syncer_message(unseal(data))
+        except PayloadError as error:
+            raise UnreachableError(str(error)) from None  # the next session begins with a Hello that says everything
         if isinstance(message, Refused):
             raise refused_error(message.code, message.detail)
         if since(message) > self.protocol:
@@ -196,7 +205,7 @@ class ControlClient:
         try:
             while True:
                 while self._queue:
-                    await self._write_one(encode_learner_message(self._queue.popleft()))
+                    await self._write_one(seal(encode_learner_message(self._queue.popleft())))
                 self._drained.set()
                 self._wake.clear()
                 await self._wake.wait()
@@ -217,6 +226,8 @@ class ControlClient:
 
 SYNCER_ENDED = "the syncer ended the session"
 """Why a session is down that the syncer closed in order."""
+TOKEN_TRIES = 5
+"""A token that was right before and is refused in as many sessions in a row is wrong; less may be damage on the way."""
 REFUSED_FOR_NOW = frozenset({Refusal.BUSY, Refusal.STALE_EPOCH})
 """Refusals after which trying again may help: the syncer is full, or is about to end in favour of a newer one."""
 
@@ -229,11 +240,16 @@ async def run_sessions(options: ClientOptions, handler: SessionHandler, stop: as
     says no (to all protocols, if that is why): trying again would not help.
     """
     backoff = Backoff()
+    token_right, refusals = False, 0
     stopped = asyncio.create_task(stop.wait())
     try:
         while not stop.is_set():
             began = time.monotonic()
-            await _one_session(options, handler, stopped)
+            opened, refused = await _one_session(options, handler, stopped)
+            token_right = token_right or opened
+            refusals = refusals + 1 if refused is not None else 0
+            if refused is not None and not (refused.code == Refusal.TOKEN and token_right and refusals < TOKEN_TRIES):
+                raise refused
             # A session that lived for a while was a good one; one that ended at once must not be retried in a hurry.
             if time.monotonic() - began > BACKOFF_S_MAX:
                 backoff.reset()
@@ -242,9 +258,12 @@ async def run_sessions(options: ClientOptions, handler: SessionHandler, stop: as
         stopped.cancel()
 
 
-async def _one_session(options: ClientOptions, handler: SessionHandler, stopped: asyncio.Task[bool]) -> None:
-    """One attempt to connect and, if it succeeds, the session until it ends or we are asked to stop."""
-    reason = "asked to stop"
+async def _one_session(
+    options: ClientOptions, handler: SessionHandler, stopped: asyncio.Task[bool]
+) -> tuple[bool, RefusedError | None]:
+    """One attempt to connect and, if it succeeds, the session until it ends or we are asked to stop. Gives whether it
+    succeeded, and a refusal that trying again would not help."""
+    reason, refused = "asked to stop", None
     async with ControlClient(options) as client:
         listening = asyncio.create_task(_listen(client, handler))
         try:
@@ -259,11 +278,11 @@ async def _one_session(options: ClientOptions, handler: SessionHandler, stopped:
             reason = str(error)
         except RefusedError as error:
             reason = str(error)
-            if error.code not in REFUSED_FOR_NOW:
-                raise
+            refused = error if error.code not in REFUSED_FOR_NOW else None
         finally:
             listening.cancel()
             handler.on_down(reason)
+        return client.opened, refused
 
 
 async def _greet(client: ControlClient, hello: Hello) -> Welcome:

@@ -27,6 +27,7 @@ from atoll.wire.limits import (
     TENSORS_MAX,
 )
 from atoll.wire.versions import settings_in
+from atoll.wire.weight import weigh_learner_message, weigh_syncer_message
 
 UINT32_MAX = 2**32 - 1
 
@@ -97,6 +98,7 @@ def _hello(hello: m.Hello) -> Any:
 
 
 def parse_learner_message(data: bytes) -> m.LearnerMessage:
+    weigh_learner_message(data)
     outer = parse_bytes(pb.LearnerMessage, data)
     which = outer.WhichOneof("message")
     if which is None:
@@ -252,6 +254,7 @@ def _syncer_message(message: m.SyncerMessage) -> Any:
 
 
 def parse_syncer_message(data: bytes) -> m.SyncerMessage:
+    weigh_syncer_message(data)
     outer = parse_bytes(pb.SyncerMessage, data)
     which = outer.WhichOneof("message")
     if which is None:

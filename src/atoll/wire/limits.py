@@ -36,6 +36,13 @@ COUNT_MAX = 2**62
 
 CONTROL_MESSAGE_BYTES_MAX = 128 * MIB
 """A Hello with a million tensors of about 100 bytes each; every other control message is below 1 MiB."""
+UNWEIGHED_BYTES_MAX = 4 * MIB
+"""Messages up to this are parsed as they are: protobuf takes at most some 40 times their size. A Progress with all its
+discards has 2.3 MiB."""
+FIELD_BYTES_MAX = 256 * KIB
+"""One field of a larger message, which is a Hello: a tensor's name and shape, or 4096 versions of at most 10 bytes."""
+SYNCER_MESSAGE_BYTES_MAX = 8 * MIB
+"""From the syncer: JSON_CHARS_MAX of settings at 4 bytes each, and some more."""
 SESSION_QUEUE_BYTES_MAX = 4 * MIB
 """Outgoing bytes that wait for one learner: published notices (about 60 bytes) for 4096 fragments 16 times over. More
 means that the learner does not read: it is closed, and catches up by fetching when it comes back."""
@@ -50,6 +57,9 @@ HELLO_S = 60.0
 """The Hello (at most CONTROL_MESSAGE_BYTES_MAX) and its Welcome over a thin link: 128 MiB at 20 Mbit/s."""
 FLUSH_S = 5.0
 """How long a leaving side waits for its last control messages (a Leave, a Stop) to go out."""
+SESSION_SILENCE_S = 30.0
+"""A learner says something every 2 s (its heartbeat). One that is not heard for two leases may have a connection that
+is fine and a stream that is dumb: a damaged length makes all that follows look like part of one long message."""
 STATUS_S = 10.0
 """A status call: small, local to the syncer's memory."""
 

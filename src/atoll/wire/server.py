@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.messages import FetchHeader, FetchRequest, Refusal
-from atoll.errors import ConfigError, LaunchError, RefusedError, RemoteProtocolError
+from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire.address import is_loopback, join_address, split_address
 from atoll.wire.channel import check_token
 from atoll.wire.generated import atoll_pb2 as pb
@@ -25,6 +25,7 @@ from atoll.wire.parts import (
     encode_refused_part,
     parse_fetch_request,
 )
+from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
 from atoll.wire.sessions import Sessions
 from atoll.wire.transfers import Transfers
@@ -161,15 +162,18 @@ class RunningServer:
             message = await context.read()
             return None if message is EOF else message
 
-        return encode_push_reply(await self._transfers.receive(read))
+        return seal(encode_push_reply(await self._transfers.receive(read)))
 
     async def _fetch(self, request_bytes: bytes, context: Any) -> None:
         await self._authorise(context)
         try:
-            request = parse_fetch_request(request_bytes)
+            request = parse_fetch_request(unseal(request_bytes))
             header, content = await self._service.fetch_open(request)
             content = content.cast("B")
             start, stop = _range(request, header, content)
+        except PayloadError as error:
+            await context.abort(grpc.StatusCode.DATA_LOSS, str(error))  # the learner asks again
+            return
         except RemoteProtocolError as error:
             await context.write(encode_refused_part(Refusal.BAD_REQUEST, str(error)))
             return

@@ -8,9 +8,10 @@ from collections import deque
 from typing import Any
 
 from atoll.core.messages import PROTOCOL_OLDEST, Hello, Refusal, Refused, SyncerMessage, Welcome
-from atoll.errors import RefusedError, RemoteProtocolError
+from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire.convert import encode_syncer_message, parse_learner_message
-from atoll.wire.limits import FLUSH_S, HELLO_S
+from atoll.wire.limits import FLUSH_S, HELLO_S, SESSION_SILENCE_S
+from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
 from atoll.wire.transport import EOF
 from atoll.wire.versions import since
@@ -47,7 +48,7 @@ class Session:
                 *(self.number, self.protocol, type(message).__name__),
             )
             return
-        encoded = encode_syncer_message(message)
+        encoded = seal(encode_syncer_message(message))
         self._queue_bytes += len(encoded)
         if self._queue_bytes > self._queue_bytes_max:
             self.end(f"the learner does not read: more than {self._queue_bytes_max} bytes wait for it")
@@ -108,8 +109,11 @@ class Sessions:
             hello = await self._read_hello(context)
             session = self._admit(hello)
         except RefusedError as error:
-            await context.write(encode_syncer_message(Refused(error.code, error.detail)))
+            await context.write(seal(encode_syncer_message(Refused(error.code, error.detail))))
             return
+        except PayloadError as error:
+            log.warning("a Hello was damaged: %s", error)
+            return  # a refusal would be final; the learner sees the stream end, and says hello again
         reason = "the connection broke"
         reader = asyncio.create_task(self._read(session, context))
         writer = asyncio.create_task(session.write_to(context))
@@ -132,7 +136,7 @@ class Sessions:
         try:
             async with asyncio.timeout(HELLO_S):
                 data = await context.read()
-            message = None if data is EOF else parse_learner_message(data)
+            message = None if data is EOF else parse_learner_message(unseal(data))
         except (TimeoutError, RemoteProtocolError) as error:
             raise RefusedError(Refusal.BAD_REQUEST, f"no usable Hello: {error or 'it took too long'}") from None
         if not isinstance(message, Hello):
@@ -151,11 +155,15 @@ class Sessions:
     async def _read(self, session: Session, context: Any) -> str:
         """Hand messages over until the stream ends; returns why it did."""
         while True:
-            data = await context.read()
+            try:
+                async with asyncio.timeout(SESSION_SILENCE_S):
+                    data = await context.read()
+            except TimeoutError:
+                return f"nothing was heard for {SESSION_SILENCE_S:g} s"
             if data is EOF:
                 return "the learner closed its stream"
             try:
-                message = parse_learner_message(data)
+                message = parse_learner_message(unseal(data))
                 if isinstance(message, Hello):
                     raise RemoteProtocolError("a second Hello in one session")
                 if since(message) > session.protocol:
@@ -168,6 +176,8 @@ class Sessions:
             except RefusedError as error:
                 session.send(Refused(error.code, error.detail))
                 return str(error)
+            except PayloadError as error:
+                return str(error)  # not the learner's fault: it reconnects, and its Hello says everything again
 
 
 def _reason(session: Session, reader: asyncio.Task[str], writer: asyncio.Task[None]) -> str:

@@ -1,0 +1,75 @@
+"""How much memory a control message would take, judged from its bytes before protobuf allocates any of it.
+
+Two bytes are an empty TensorSpec, and protobuf keeps 80 for it: 128 MiB of them, which is what a Hello may have, would
+take five gigabytes before the number of tensors could be checked. So large messages are walked first: only a Hello may
+be large, by many tensors of an ordinary size and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atoll.errors import RemoteProtocolError
+from atoll.wire.limits import (
+    FIELD_BYTES_MAX,
+    OUTSTANDING_MAX,
+    SYNCER_MESSAGE_BYTES_MAX,
+    TENSORS_MAX,
+    UNWEIGHED_BYTES_MAX,
+)
+
+_HELLO = 1
+"""LearnerMessage.hello."""
+_FIELDS_MAX = TENSORS_MAX + OUTSTANDING_MAX + 64
+
+
+def weigh_learner_message(data: bytes) -> None:
+    """Raises RemoteProtocolError for bytes that would take far more memory than they have."""
+    if len(data) <= UNWEIGHED_BYTES_MAX:
+        return
+    count = 0
+    for number, start, stop in _fields(data, 0, len(data)):
+        if number != _HELLO:
+            raise RemoteProtocolError(f"a message of {len(data)} bytes; only a Hello may be that large")
+        for _, begin, end in _fields(data, start, stop):
+            count += 1
+            if count > _FIELDS_MAX or end - begin > FIELD_BYTES_MAX:
+                raise RemoteProtocolError(f"a Hello of {len(data)} bytes with too many tensors, or one too large")
+
+
+def weigh_syncer_message(data: bytes) -> None:
+    if len(data) > SYNCER_MESSAGE_BYTES_MAX:
+        raise RemoteProtocolError(f"a message of {len(data)} bytes; at most {SYNCER_MESSAGE_BYTES_MAX} are sent")
+
+
+def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """(number, start, stop) of every protobuf field's content in data[start:stop]."""
+    while start < stop:
+        key, start = _varint(data, start, stop)
+        kind = key & 7
+        if kind == 2:
+            size, start = _varint(data, start, stop)
+        elif kind == 0:
+            _, after = _varint(data, start, stop)
+            size = after - start
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise RemoteProtocolError(f"a message has a field of unknown wire type {kind}")
+        if size > stop - start:
+            raise RemoteProtocolError("a message ends inside a field")
+        yield key >> 3, start, start + size
+        start += size
+
+
+def _varint(data: bytes, start: int, stop: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if start >= stop:
+            break
+        byte = data[start]
+        start += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, start
+    raise RemoteProtocolError("a message ends inside a number or holds one of more than 10 bytes")

@@ -1,0 +1,360 @@
+"""A syncer machine, the shell around it and any number of remote processes that say whatever the wire lets through.
+
+What the machine decides is performed and checked: nothing may be raised, the ledger adds up to the token after every
+input, a contribution is merged at most once, everything that is sent can be sent, everything that is kept is JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from fuzz_machines import LARGE, MODELS, NAMES, SECOND_NS, config_of, count, version
+
+from atoll.core import effects as fx
+from atoll.core import messages as m
+from atoll.core.durable import Recovery
+from atoll.core.rounds import ContributionId, HandedOver
+from atoll.core.syncer_machine import SyncerMachine
+from atoll.observe import events
+from atoll.observe.lines import encode
+from atoll.wire import parts
+from atoll.wire.convert import (
+    encode_learner_message,
+    encode_syncer_message,
+    parse_learner_message,
+    parse_syncer_message,
+)
+
+
+class SyncerStorm:
+    """One machine, and everybody who talks to it."""
+
+    def __init__(self, rng: Random) -> None:
+        self.rng = rng
+        self.config = config_of(rng)
+        self.machine = SyncerMachine(self.config, "run")
+        self.now_ns = 0
+        self.inputs = 0
+        self.sessions = 0
+        self.open: list[int] = []
+        self.later: deque[fx.SyncerInput] = deque()
+        self.held: set[ContributionId] = set()
+        self.merged: dict[ContributionId, int] = {}
+        self.rows: dict[str, Any] = {}
+        self.columns: dict[int, dict[str, Any]] = {}
+        self.handed: dict[ContributionId, HandedOver] = {}
+        self.pushes: list[m.PushHeader] = []
+        self.fenced = False
+
+    # ------------------------------------------------------------ one input, and what comes of it
+
+    def feed(self, event: fx.SyncerInput) -> list[Any]:
+        self.inputs += 1
+        completed = event.header if isinstance(event, fx.PushCompleted) else None
+        out = self.machine.handle(event, self.now_ns)
+        answers = [effect.reply for effect in out if isinstance(effect, fx.Answer)]
+        if isinstance(event, fx.PushOpened | fx.PushCompleted):
+            assert len(answers) == 1, "every push gets one answer"
+            if completed is not None and completed.kind is m.PushKind.CONTRIBUTION and answers[0].accepted:
+                self.held.add(identity_of(completed))
+        else:
+            assert not answers
+        for effect in out:
+            self._perform(effect)
+        self._check()
+        return answers
+
+    def _perform(self, effect: Any) -> None:
+        if isinstance(effect, fx.ToLearner):
+            assert parse_syncer_message(encode_syncer_message(effect.message)) == effect.message
+        elif isinstance(effect, fx.Note):
+            encode(1, getattr(events, effect.kind)(**effect.fields))
+        elif isinstance(effect, fx.CommitSeed):
+            checksums = tuple(range(1, self.machine.config.fragments + 1))
+            for p, checksum in enumerate(checksums):
+                self._write(p, {**self.machine.column(p), "version": 0, "checksum": checksum})
+            self.later.append(fx.SeedCommitted(checksums))
+        elif isinstance(effect, fx.Merge):
+            self._merge(effect)
+        elif isinstance(effect, fx.Forget):
+            self.held.discard(effect.contribution)
+            self.handed.pop(effect.contribution, None)
+        elif isinstance(effect, fx.Remember):
+            json.dumps(dict(effect.rows), allow_nan=False)
+            self.rows = {k: v for k, v in {**self.rows, **effect.rows}.items() if v is not None}
+        elif isinstance(effect, fx.KeepHeld):
+            for item in effect.contributions:
+                assert item.id in self.held
+                self.handed[item.id] = HandedOver(item, effect.processed)
+            self.later.append(fx.SessionClosed(effect.session, "left"))
+        elif isinstance(effect, fx.CommitHealed):
+            column = self.machine.column_after_heal(effect.fragment, effect.version, effect.checksum)
+            self._write(effect.fragment, column)
+            self.later.append(fx.HealCommitted(effect.fragment, effect.version, effect.checksum))
+        elif isinstance(effect, fx.EndSession):
+            self.later.append(fx.SessionClosed(effect.session, effect.reason))
+        elif isinstance(effect, fx.Fenced):
+            self.fenced = True
+
+    def _write(self, fragment: int, column: dict[str, Any]) -> None:
+        json.dumps(column, allow_nan=False)
+        self.columns[fragment] = column
+
+    def _merge(self, effect: fx.Merge) -> None:
+        assert effect.contributions and len(set(effect.contributions)) == len(effect.contributions)
+        assert all(math.isfinite(w) and w >= 0 for w in effect.weights) and sum(effect.weights) > 0
+        for identity in effect.contributions:
+            assert identity in self.held, "merged and never received"
+            assert identity not in self.merged, "merged twice"
+        finite = self.rng.random() < 0.95
+        if finite:
+            self.merged |= dict.fromkeys(effect.contributions, effect.version)
+            self._write(effect.fragment, self.machine.column_after_merge(effect.fragment, 7))
+        self.later.append(fx.MergeFinished(effect.fragment, finite, checksum=7))
+
+    def _check(self) -> None:
+        ledger = self.machine.ledger
+        for fragment in range(self.machine.config.fragments if self.machine.layout is not None else 0):
+            line = ledger.fragment_totals(fragment)
+            assert line.processed == line.merged + line.pending + sum(line.discarded.values())
+            assert min(line.merged, line.pending, *line.discarded.values(), 0) == 0
+        totals = ledger.totals()
+        if self.machine.layout is not None:
+            assert totals.processed == totals.merged + totals.pending + sum(totals.discarded.values())
+        wake = self.machine.next_wake_ns()
+        assert wake is None or isinstance(wake, int)
+        if self.machine.book.in_flight:
+            bound = self.now_ns + self.machine.config.quorum_timeout_ns
+            assert any(track.merging for track in self.machine.book.tracks) or (wake is not None and wake <= bound)
+        for stream in self.machine.leases.status().values():
+            assert stream["issued"] == stream["done"] + stream["in_hand"] + stream["pool"]
+
+    # ------------------------------------------------------------ what remote processes do
+
+    def step(self) -> None:
+        rng = self.rng
+        self.now_ns += rng.choice((0, 0, 1, 10**6, SECOND_NS, 20 * SECOND_NS, 200 * SECOND_NS))
+        if self.later and rng.random() < 0.5:
+            event = self.later.popleft()
+            if isinstance(event, fx.SessionClosed) and event.session in self.open:
+                self.open.remove(event.session)
+            self.feed(event)
+            return
+        act = rng.choice((self._hello, self._say, self._say, self._say, self._say, self._push, self._push, self._rest))
+        act()
+
+    def run(self, steps: int) -> int:
+        """Returns how many inputs the machine has taken."""
+        if self.rng.random() < 0.8:
+            self._begin()
+        for _ in range(steps):
+            self.step()
+            if self.fenced:
+                break
+            if self.rng.random() < 0.004 and self.machine.committed:
+                self.restart()
+        json.dumps(self.machine.stats())
+        return self.inputs
+
+    def _begin(self) -> None:
+        """Most storms break out over a run that goes well."""
+        for name in NAMES[: self.config.learners_expected]:
+            self.sessions += 1
+            self.open.append(self.sessions)
+            self.feed(fx.SessionOpened(self.sessions, m.Hello(name, f"{name}1", 2, MODELS[0])))
+        fragments = self.machine.config.fragments
+        for p in range(fragments):
+            header = m.PushHeader(m.PushKind.SEED, "a", 1, p, 0, 0, 0, -1, 0, 0, "fp32", 1, 1)
+            assert self.feed(fx.PushOpened(header))[0].accepted
+            assert self.feed(fx.PushCompleted(header, True, 0.0))[0].accepted
+        while self.later:
+            self.feed(self.later.popleft())
+        for session in self.open:
+            self.feed(fx.FromLearner(session, m.Ready(0, (0,) * fragments)))
+        for step in range(1, self.rng.choice((2, 10, 40))):
+            for session, name in zip(list(self.open), NAMES, strict=False):
+                self.feed(fx.FromLearner(session, m.Progress(step, step, 10 * step, 10**6, 1.0, (0,) * fragments)))
+                if self.rng.random() < 0.5:
+                    self._push_as(name)
+            if self.later and self.rng.random() < 0.5:
+                self.feed(self.later.popleft())
+
+    def _push_as(self, learner: str) -> None:
+        """What an honest learner would push."""
+        member, config = self.machine.membership.members[learner], self.machine.config
+        fragment = self.rng.randrange(config.fragments)
+        track = self.machine.book.tracks[fragment]
+        number = track.round.number if track.round is not None else 0
+        base, seq = max(0, track.version), member.seq_seen[fragment] + 1
+        fields = (member.generation, fragment, number, 0, seq, base, 1, 10, config.codec_up, 1, 1)
+        header = m.PushHeader(m.PushKind.CONTRIBUTION, learner, *fields)
+        if self.feed(fx.PushOpened(header))[0].accepted:
+            self.feed(fx.PushCompleted(header, True, 1.0))
+
+    def restart(self) -> None:
+        """A new process on what is on disk."""
+        rows, columns = (json.loads(json.dumps(value)) for value in (self.rows, self.columns))
+        recovery = Recovery(
+            rows, {int(p): c for p, c in columns.items()}, exact=True, handed=list(self.handed.values())
+        )
+        self.machine = SyncerMachine(self.config, "run", self.machine.epoch + 1)
+        self.machine.restore(recovery, self.now_ns)
+        self.inputs += 1
+        self.later.clear()
+        self.open.clear()
+        self.held = {identity for identity in self.handed if self.machine.holds(identity)}
+        self.handed = {identity: item for identity, item in self.handed.items() if identity in self.held}
+        versions = {p: column["version"] for p, column in self.columns.items()}
+        self.merged = {i: v for i, v in self.merged.items() if v <= versions.get(i.fragment, -1)}
+
+    def _rest(self) -> None:
+        if self.open and self.rng.random() < 0.15:
+            session = self.open.pop(self.rng.randrange(len(self.open)))
+            self.feed(fx.SessionClosed(session, "cut"))
+        elif self.rng.random() < 0.01:
+            self.feed(fx.StopRequested("enough"))
+        elif self.rng.random() < 0.3:
+            self.feed(fx.RelayTaken(self.rng.randrange(m.RELAYS_MAX), self.rng.random() < 0.5))
+        else:
+            self.feed(fx.Tick())
+
+    def _hello(self) -> None:
+        rng, machine = self.rng, self.machine
+        self.sessions += 1
+        learner = rng.choice(NAMES)
+        known = machine.membership.members.get(learner)
+        versions = [track.version for track in machine.book.tracks]
+        bases = tuple(version(rng, *versions) for _ in range(rng.choice((0, 1, 4, 4, 5))))
+        hello = m.Hello(
+            learner,
+            rng.choice((f"{learner}1", f"{learner}1", f"{learner}1", f"{learner}2", known.instance if known else "x")),
+            rng.choice((2, 2, 2, 2, 1, 0, 3, 2**32 - 1)),
+            MODELS[0] if rng.random() < 0.85 else rng.choice(MODELS),
+            count(rng, 0, known.generation if known else 1) if rng.random() < 0.8 else 0,
+            rng.choice(("", machine.run, machine.run, "other")),
+            bases,
+            tuple(m.Outstanding(count(rng, 0, 1, 3) % 4096, count(rng, 0, 1)) for _ in range(rng.choice((0, 0, 1, 5)))),
+            count(rng, machine.epoch, 0) if rng.random() < 0.02 else min(machine.epoch, 1),
+            tuple(count(rng, 7) for _ in bases) if rng.random() < 0.7 else (),
+            rng.random() < 0.3,
+        )
+        self._say_as(hello, lambda message: fx.SessionOpened(self.sessions, message))
+        self.open.append(self.sessions)
+
+    def _say(self) -> None:
+        rng, machine = self.rng, self.machine
+        session = rng.choice(self.open) if self.open and rng.random() < 0.97 else rng.randrange(self.sessions + 2)
+        member = machine.membership.by_session(session)
+        fragments = machine.config.fragments if rng.random() < 0.9 else rng.choice((0, 1, 5, 5, 5, 300))
+        versions = [track.version for track in machine.book.tracks]
+        bases = tuple(version(rng, *versions) for _ in range(fragments))
+        step, steps, tokens = (member.step, member.steps, member.tokens) if member is not None else (0, 0, 0)
+        kind = rng.randrange(20)
+        if kind < 6:
+            message: Any = m.Ready(count(rng, step, step + 1), bases)
+        elif kind < 13:
+            pending = rng.choice((0, fragments, fragments, 5))
+            message = m.Progress(
+                count(rng, step, step + 1, step + 24),
+                count(rng, steps, steps + 1),
+                count(rng, tokens, tokens + 10, tokens + 500),
+                rng.choice((0, 1, 10**6, 10**9, LARGE)),
+                rng.choice((1.5, math.nan, math.inf, -1.0)),
+                bases,
+                tuple(self._discard() for _ in range(rng.choice((0, 0, 0, 1, 3)))),
+                tuple(count(rng, 0, tokens) for _ in range(pending)),
+            )
+        elif kind < 15:
+            started = machine.book.rounds_started
+            message = m.Nothing(count(rng, started, started - 1), count(rng, 0, 1, 3) % 4096)
+        elif kind < 18:
+            message = self._report()
+        elif kind == 18:
+            small = replace(self._header(), kind=m.PushKind.CONTRIBUTION)
+            message = m.Leave("done") if rng.random() < 0.5 else m.Contribution(small, b"x")
+        else:
+            message = m.Hello("a", "a1", 2, MODELS[0])
+        self._say_as(message, lambda said: fx.FromLearner(session, said))
+
+    def _say_as(self, message: m.LearnerMessage, event: Callable[[Any], fx.SyncerInput]) -> None:
+        """Only what the wire lets through reaches the machine."""
+        self.feed(event(parse_learner_message(encode_learner_message(message))))
+
+    def _discard(self) -> m.DiscardCount:
+        fragment = count(self.rng, 0, 1, 3) % 4096
+        return m.DiscardCount(fragment, self.rng.choice(tuple(m.Discard)), count(self.rng, 0, 10))
+
+    def _report(self) -> m.DataReport:
+        rng = self.rng
+        numbers = [count(rng, 0, 1, 2, 3, 5, 9) for _ in range(rng.choice((0, 1, 3, 6)))]
+        cut = sorted(rng.randrange(len(numbers) + 1) for _ in range(2))
+        done, holding, rest = numbers[: cut[0]], numbers[cut[0] : cut[1]], numbers[cut[1] :]
+        return m.DataReport(
+            rng.choice(("books", "books", "web", "no/slash", "x" * 65)),
+            count(rng, 0, 1, 2, 3),
+            rng.choice((10, 10, 10, 0, 1, LARGE)),
+            rng.choice((0, 1, 3, 10_000)),
+            tuple(done),
+            tuple(holding),
+            tuple(m.Lease(number, count(rng, 0, 5)) for number in rest),
+        )
+
+    def _header(self) -> m.PushHeader:
+        rng, machine = self.rng, self.machine
+        learner = rng.choice(NAMES)
+        member = machine.membership.members.get(learner)
+        fragment = rng.randrange(max(1, machine.config.fragments)) if rng.random() < 0.95 else count(rng) % 4096
+        inside = member is not None and fragment < len(member.seq_seen)
+        seen = member.seq_seen[fragment] if member is not None and inside else 0
+        track = machine.book.tracks[fragment] if fragment < len(machine.book.tracks) else None
+        kind = rng.choice((m.PushKind.CONTRIBUTION,) * 6 + (m.PushKind.SEED,) * 4 + (m.PushKind.HEAL, m.PushKind.INNER))
+        if kind is m.PushKind.SEED and machine._seeder and rng.random() < 0.9:
+            learner = machine._seeder
+        generation = member.generation if member is not None else 1
+        now = track.version if track is not None else 0
+        current = track.round.number if track is not None and track.round is not None else 0
+        header = m.PushHeader(
+            kind,
+            learner,
+            count(rng, generation),
+            fragment,
+            count(rng, 0, current),
+            count(rng, 0),
+            count(rng, seen + 1, seen + 1, seen),
+            version(rng, now, now, now - 1, now - 5) if kind is not m.PushKind.HEAL else count(rng, now, now + 1),
+            count(rng, 1, 4),
+            count(rng, 10, 40),
+            "fp32" if kind is m.PushKind.SEED else machine.config.codec_up if rng.random() < 0.97 else "zip",
+            count(rng, 5, 100) % 2**36,
+            count(rng, 7),
+        )
+        if kind is m.PushKind.INNER:
+            pieces = rng.choice((1, 2, 2**20))
+            header = replace(header, fragment=fragment % m.RELAYS_MAX, codec="inner", size=rng.choice((1, 2**23)))
+            whole = min(pieces * 2**23, max(header.size, (pieces - 1) * 2**23 + header.size))
+            header = replace(header, steps=pieces, seq=rng.randrange(pieces), tokens=whole)
+        return header
+
+    def _push(self) -> None:
+        """A push opens; it is complete at once, or after other things have happened, or never."""
+        rng = self.rng
+        if self.pushes and rng.random() < 0.5:
+            header = self.pushes.pop(rng.randrange(len(self.pushes)))
+            norm = rng.choice((1.0, 1.0, 0.0, 1e-30, 1e30, 1e300))
+            self.feed(fx.PushCompleted(header, rng.random() < 0.9, norm))
+            return
+        header = self._header()
+        opened = parts.PushOpen(header, 1, 1, 2**16)
+        assert parts.parse_push_open(memoryview(parts.encode_push_open(opened))).header == header
+        if self.feed(fx.PushOpened(header))[0].accepted:
+            self.pushes.append(header)
+
+
+def identity_of(header: m.PushHeader) -> ContributionId:
+    return ContributionId(header.learner, header.generation, header.fragment, header.seq)
