@@ -9,9 +9,9 @@ Synchronous DiLoCo, Streaming DiLoCo and the fully asynchronous form are setting
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 from atoll.errors import ConfigError
@@ -129,10 +129,16 @@ class SyncConfig:
             wanted = {"int": int, "float": (int, float), "str": str}[str(known[name].type)]
             if isinstance(value, bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
                 raise ConfigError(f"setting {name} must be {known[name].type}, not {value!r}")
-        typed: dict[str, Any] = {n: float(v) if known[n].type == "float" else v for n, v in values.items()}
+        try:
+            typed: dict[str, Any] = {n: float(v) if known[n].type == "float" else v for n, v in values.items()}
+        except OverflowError:
+            raise ConfigError(
+                "a setting is a whole number of more than 300 digits; use a number in its range"
+            ) from None
         return cls(**typed)
 
 
+@lru_cache(maxsize=64)
 def parse_quorum(quorum: str) -> tuple[int, float]:
     """ "3" -> (3, 0.0); "50%" -> (0, 0.5); "all" -> (0, 1.0)."""
     text = str(quorum).strip()
@@ -150,6 +156,7 @@ def parse_quorum(quorum: str) -> tuple[int, float]:
     raise ConfigError(f"quorum must be a number from 1, a share such as 50%, or all; not {quorum!r}")
 
 
+@lru_cache(maxsize=64)
 def parse_adopt(adopt: str) -> tuple[str, float]:
     """ "rebase" -> ("rebase", 0); "overwrite" -> ("overwrite", 0); "mix:0.5" -> ("mix", 0.5)."""
     if adopt in ("rebase", "overwrite"):
@@ -177,5 +184,5 @@ def _at_least(name: str, value: int, low: int, high: int) -> None:
 
 
 def _real(name: str, value: float, low: float, high: float) -> None:
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or not low <= value <= high:
+    if not isinstance(value, (int, float)) or not low <= value <= high:  # NaN is in no range
         raise ConfigError(f"{name} must be a number from {low:g} to {high:g}; not {value!r}")

@@ -30,6 +30,8 @@ ROWS_FORMAT = 1
 ROUNDS_SKIPPED = 1000
 """Round numbers left out after a restart: rounds that were launched and not committed are not on record, and their
 numbers must not be used for others."""
+GENERATIONS_SKIPPED = 100
+"""The same for generations, per epoch: more restarts of one learner than happen while a disk is full."""
 
 Column = dict[str, Any]
 Rows = dict[str, Any]
@@ -155,6 +157,7 @@ def restore_members(rows: Mapping[str, Any], columns: Mapping[int, Column], frag
         member.seq_seen = [-1] * fragments
         member.merged = [[] for _ in range(fragments)]
         membership.members[learner] = member
+    membership.stamp += 1
     membership.joined_max = max((int(column["joined_max"]) for column in columns.values()), default=0)
     return membership
 

@@ -39,9 +39,13 @@ class Healing:
         self._expected = set(expected)
         self._claims: dict[int, dict[Claim, set[str]]] = {}
         self._asked: dict[int, tuple[str, Claim, int]] = {}
+        self._taken: dict[int, str] = {}
+        """Fragments whose parameters have come and are being put in place, and who gave them. Nothing is over before
+        that is done, even if their giver goes away meanwhile."""
         self._first_ns = -1
-        self.healed: set[int] = set()
-        """Fragments that a learner has brought back."""
+        self._looked_ns = -1
+        self.healed: dict[int, int] = {}
+        """Fragments that a learner has brought back, and in which version."""
         self.warnings: list[str] = []
 
     def hear(self, learner: str, bases: Sequence[int], checksums: Sequence[int], now_ns: int) -> None:
@@ -85,6 +89,7 @@ class Healing:
 
     def ask(self, now_ns: int) -> dict[str, list[tuple[int, Claim]]]:
         """Who is to be asked for what now; empty before the wait is over and when everything was asked for."""
+        self._looked_ns = now_ns
         if not self._waited(now_ns):
             return {}
         late = [p for p, (_, _, since_ns) in self._asked.items() if now_ns - since_ns >= HEAL_PUSH_NS]
@@ -93,7 +98,7 @@ class Healing:
             self._claims[fragment][claim].discard(learner)
         wanted: dict[str, list[tuple[int, Claim]]] = {}
         for fragment in range(len(self.versions)):
-            found = None if fragment in self._asked else self.best(fragment)
+            found = None if fragment in self._asked or fragment in self._taken else self.best(fragment)
             if found is not None:
                 claim, learner = found
                 self._asked[fragment] = (learner, claim, now_ns)
@@ -112,25 +117,30 @@ class Healing:
             del self._asked[fragment]
             self._claims[fragment][claim].discard(learner)
 
+    def take(self, fragment: int, learner: str) -> None:
+        """What this learner gave is good; `done` follows."""
+        del self._asked[fragment]
+        self._taken[fragment] = learner
+
     def giver(self, fragment: int) -> str:
-        """Who was asked for this fragment."""
-        entry = self._asked.get(fragment)
-        return entry[0] if entry is not None else ""
+        """Who gave this fragment."""
+        return self._taken.get(fragment, "")
 
     def done(self, fragment: int, version: int) -> None:
         self.versions[fragment] = max(self.versions[fragment], version)
         self._asked.pop(fragment, None)
-        self.healed.add(fragment)
+        self._taken.pop(fragment, None)
+        self.healed[fragment] = version
 
     def over(self, now_ns: int) -> bool:
         """True when nothing newer is to be had. A fragment that nobody has at all keeps it open."""
-        if not self._waited(now_ns) or self._asked or min(self.versions) < 0:
+        if not self._waited(now_ns) or self._asked or self._taken or min(self.versions) < 0:
             return False
         return all(self.best(fragment) is None for fragment in range(len(self.versions)))
 
     def next_wake_ns(self) -> int | None:
         wakes = [since_ns + HEAL_PUSH_NS for _, _, since_ns in self._asked.values()]
-        if self._first_ns >= 0 and self._expected:
+        if self._first_ns >= 0 and self._expected and self._looked_ns < self._first_ns + HEAL_WAIT_NS:
             wakes.append(self._first_ns + HEAL_WAIT_NS)
         return min(wakes) if wakes else None
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from atoll.core.config import MERGES, one_of
+from atoll.core.config import FRAGMENTS_MAX, MERGES, one_of
 from atoll.core.messages import TensorSpec
 from atoll.errors import LayoutError
 
@@ -27,6 +27,8 @@ BLOCK = 256
 """Elements per quantisation block; every slice is padded to a multiple of it."""
 BALANCE_MAX = 1.1
 """Largest fragment over the mean that packing aims for (the paper's "balanced tensor" fragments)."""
+PARAMETERS_MAX = 2**50
+"""A thousand times the largest models. Shapes come from other machines, and a product of 64 sides has any size."""
 ROW_CUT_SHARE_MIN = 16 * BLOCK
 """Below this share, cuts between rows would waste too much padding, so they are made between blocks."""
 CUTS_MAX = 12
@@ -96,6 +98,8 @@ def build_layout(tensors: Sequence[TensorSpec], fragments_count: int) -> Layout:
     """Pack `tensors` into `fragments_count` balanced fragments."""
     specs = tuple(tensors)
     _check(specs)
+    if not 1 <= fragments_count <= FRAGMENTS_MAX:
+        raise LayoutError(f"a model has from 1 to {FRAGMENTS_MAX} fragments; not {fragments_count}; use --fragments")
     total = sum(padded(elements_of(spec)) for spec in specs)
     best: list[list[_Piece]] = []
     best_load = math.inf
@@ -129,10 +133,12 @@ class _Piece:
 def _check(specs: tuple[TensorSpec, ...]) -> None:
     if not specs:
         raise LayoutError("the model has no trainable parameters; pass one whose parameters require gradients")
-    names = [spec.name for spec in specs]
-    if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})[0]
-        raise LayoutError(f"two tensors are called {twice!r}; names must be unique")
+    names = sorted(spec.name for spec in specs)
+    twice = [name for name, other in itertools.pairwise(names) if name == other]
+    if twice:
+        raise LayoutError(f"two tensors are called {twice[0]!r}; names must be unique")
+    if sum(map(elements_of, specs)) > PARAMETERS_MAX:
+        raise LayoutError(f"the model has more than {PARAMETERS_MAX} parameters; check the shapes of its tensors")
     for spec in specs:
         one_of(f"merge mode of tensor {spec.name!r}", spec.merge, MERGES)
         if any(dim <= 0 for dim in spec.shape):

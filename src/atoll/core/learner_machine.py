@@ -45,6 +45,7 @@ from atoll.core.effects import (
 from atoll.core.messages import (
     NO_VERSION,
     PROTOCOL_VERSION,
+    STEP_MAX,
     Discard,
     DiscardCount,
     Donate,
@@ -109,11 +110,15 @@ class LearnerMachine:
         """What the session speaks."""
         self.wants_inner = False
         """Set by the shell before it joins, if this process has no inner optimizer state of its own."""
+        self._started_epoch = 0
+        """The epoch of the syncer with which the run last went on."""
         self._donate: Donate | None = None
         self._linked = False
         self._started = False
         self._upcoming: tuple[int, ...] = ()
         self._discarded: dict[tuple[int, str], int] = {}
+        self._told_discarded: tuple[DiscardCount, ...] = ()
+        self._discards_new = False
         self._step_ns = 0
         self._loss = math.nan
         self._closing: Closing | None = None
@@ -184,6 +189,19 @@ class LearnerMachine:
         return any(p.prepared for p in self.fragments)
 
     @property
+    def boundary_wanted(self) -> bool:
+        """True if a training thread that stands still at a step boundary (it joins, or waits for a merge) has something
+        to do there: adopt, say that it is ready, or copy a fragment that was asked for."""
+        if self.adopt_ready:
+            return True
+        if not self.joined:
+            return self._started and all(p.base != NO_VERSION for p in self.fragments)
+        if any(p.outstanding and p.merged_in(p.base) for p in self.fragments):
+            return True  # news of a merge that came after its version was adopted
+        asked = [p for p in self.fragments if p.request is not None and p.snapshot is None]
+        return any(p.may_contribute and p.local.steps > 0 for p in asked) and self._uplink_free
+
+    @property
     def versions_behind(self) -> int:
         return sum(max(0, p.announced - p.base) for p in self.fragments)
 
@@ -196,13 +214,27 @@ class LearnerMachine:
         self.steps += 1
         self.tokens += event.tokens
         self._step_ns, self._loss = event.step_ns, event.loss
-        counted = Counters(1, event.tokens)
         for progress in self.fragments:
-            progress.local = progress.local + counted
+            steps, tokens = progress.local
+            progress.local = Counters(steps + 1, tokens + event.tokens)
+        self._give_before_overwritten(out)
         self._adopt_prepared(out)
         self._take_snapshots(out)
         self._give_inner(out)
         out.append(ToSyncer(self._progress()))
+
+    def _give_before_overwritten(self, out: list[LearnerEffect]) -> None:
+        """Under adopt policy overwrite, a learner whose steps take longer than the run's rounds would have nothing to
+        give whenever it is asked. One that had to pass hands over its next progress before it is overwritten, for
+        whichever round comes next."""
+        if self.config.adopt != "overwrite" or not self._started:
+            return
+        for progress in self.fragments:
+            free = not progress.outstanding and not progress.reseed and progress.base != NO_VERSION
+            if progress.passed and progress.prepared and free and self._uplink_free:
+                out.append(TakeSnapshot(progress.index))
+                progress.snapshot = progress.local
+                self._contribute(progress, 0, 0, out)
 
     def _boundary(self, out: list[LearnerEffect]) -> None:
         self._adopt_prepared(out)
@@ -224,10 +256,14 @@ class LearnerMachine:
 
     def _adopt_prepared(self, out: list[LearnerEffect]) -> None:
         # A re-seed is adopted at one boundary, whole: a fragment that is still poisoned would poison the healed ones.
-        incomplete = any(p.reseed and not p.prepared for p in self.fragments)
+        incomplete = False
+        for progress in self.fragments:
+            incomplete = incomplete or (progress.reseed != "" and not progress.prepared)
         for progress in self.fragments:
             if progress.reseed and incomplete:
                 continue
+            if not progress.prepared and not progress.outstanding and progress.announced <= progress.base:
+                continue  # nothing new, which is so after most steps
             for version in progress.prepared:
                 self._adopt(progress, version, out)
             progress.prepared = []
@@ -243,7 +279,7 @@ class LearnerMachine:
         else:
             for sent in late:
                 progress.outstanding.remove(sent)
-                out.append(Settle(progress.index, sent.seq, merged=True))
+                out.append(Settle(progress.index, sent.seq, merged=not sent.uncertain))
 
     def _adopt(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
         effect = self.plan_adopt(progress.index, version)
@@ -252,7 +288,7 @@ class LearnerMachine:
         merged = progress.merged_in(version)
         for sent in merged:
             progress.outstanding.remove(sent)
-            out.append(Settle(progress.index, sent.seq, merged=True))
+            out.append(Settle(progress.index, sent.seq, merged=not sent.uncertain))
         if rule == "overwrite":
             cause = progress.reseed or Discard.OVERWRITTEN
             self._discard(progress, progress.local.tokens, cause, out)
@@ -283,6 +319,12 @@ class LearnerMachine:
 
     def _take_snapshots(self, out: list[LearnerEffect]) -> None:
         """Copy what may be asked for before the next step ends, and answer what was asked already."""
+        if not self._upcoming and not self.config.synchronous:
+            for progress in self.fragments:
+                if progress.request is not None or progress.snapshot is not None:
+                    break
+            else:
+                return
         if self.config.synchronous:
             # A learner behind the clock (it was away) is asked before it reaches the step itself.
             wanted = {p.index for p in self.fragments if self.step >= p.due_step} | set(self._upcoming)
@@ -320,6 +362,7 @@ class LearnerMachine:
             return
         if progress.local.steps == 0:
             progress.request = None
+            progress.passed = True
             self._pass(progress, request.round, out)
         elif progress.snapshot is not None and self._uplink_free:
             progress.request = None
@@ -331,8 +374,9 @@ class LearnerMachine:
         counters = progress.snapshot
         assert counters is not None
         progress.snapshot = None
+        progress.passed = False
         progress.contributed_step = self.step
-        progress.local = progress.local - counters
+        progress.local = progress.local.minus(counters)
         minus = tuple(s.seq for s in progress.outstanding if not s.overwritten)
         feedback = not progress.outstanding
         sent = Sent(progress.next_seq, round_number, counters)
@@ -356,6 +400,8 @@ class LearnerMachine:
         out.append(Contribute(header, minus, feedback))
 
     def _push_done(self, event: PushDone, out: list[LearnerEffect]) -> None:
+        if not 0 <= event.fragment < len(self.fragments):
+            return  # a Received of the syncer's for a fragment that the run does not have
         progress = self.fragments[event.fragment]
         sent = progress.find(event.seq)
         if sent is None:
@@ -377,7 +423,8 @@ class LearnerMachine:
         progress.due_step = max(progress.due_step, self.step + self.config.sync_every)
 
     def _push_broken(self, event: PushBroken, out: list[LearnerEffect]) -> None:
-        sent = self.fragments[event.fragment].find(event.seq)
+        known = 0 <= event.fragment < len(self.fragments)
+        sent = self.fragments[event.fragment].find(event.seq) if known else None
         if sent is not None and self._started:
             out.append(PushAgain(event.fragment, event.seq))
 
@@ -385,23 +432,39 @@ class LearnerMachine:
         """The contribution will not be merged: its progress is local again, or (if overwritten) discarded."""
         progress.outstanding.remove(sent)
         out.append(Settle(progress.index, sent.seq, merged=False))
+        if sent.uncertain:
+            return  # its tokens are discarded; what is left of it in the parameters is nobody's
         if sent.overwritten:
             self._discard(progress, sent.counters.tokens, _CAUSES.get(reason, Discard.REFUSED), out)
         else:
-            progress.local = progress.local + sent.counters
+            progress.local = progress.local.plus(sent.counters)
             self._drop_snapshot(progress, out)
 
     def _discard(self, progress: FragmentProgress, tokens: int, cause: str, out: list[LearnerEffect]) -> None:
         if tokens:
             key = (progress.index, str(cause))
             self._discarded[key] = self._discarded.get(key, 0) + tokens
+            self._discards_new = True
             fields = {"learner": self.learner, "fragment": progress.index, "tokens": tokens, "cause": str(cause)}
             out.append(Note("LearnerDiscarded", fields))
 
     # ------------------------------------------------------------ what the syncer says
 
+    def _fits(self, message: object) -> bool:
+        """False if a message speaks of fragments that this run does not have, or of a step from which nobody could
+        count on. The wire only knows how much there may be at most."""
+        if isinstance(message, Request | Published | Fate):
+            return 0 <= message.fragment < len(self.fragments)
+        if isinstance(message, Start):
+            known = 0 < len(self.fragments) == len(message.fragments) == len(message.due_steps)
+            return known and message.step <= STEP_MAX
+        return True
+
     def _message(self, message: object, out: list[LearnerEffect]) -> None:
-        if isinstance(message, Welcome):
+        if not self._fits(message):
+            text = f"the syncer sent a {type(message).__name__} that does not fit this run; it is passed over"
+            out.append(Note("Warned", {"source": self.learner, "text": text}))
+        elif isinstance(message, Welcome):
             self._welcome(message, out)
         elif isinstance(message, Start):
             self._start(message, out)
@@ -461,10 +524,12 @@ class LearnerMachine:
             self._discarded[earlier] = self._discarded.get(earlier, 0) + (
                 self.tokens - progress.local.tokens - discarded
             )
+            self._discards_new = True
         out.append(ForgetPrepared())
 
     def _start(self, message: Start, out: list[LearnerEffect]) -> None:
         self._started = True
+        restarted, self._started_epoch = self._started_epoch not in (0, self.epoch), self.epoch
         if not self.joined:
             self.step = message.step
         for progress, state, due in zip(self.fragments, message.fragments, message.due_steps, strict=True):
@@ -472,7 +537,12 @@ class LearnerMachine:
             progress.request = None
             if progress.base != NO_VERSION and self._foreign(progress, state):
                 self._roll_back(progress, state.version, out)
+            elif progress.knows_beyond(state.version):
+                self._forget_announced(progress, state.version, out)
             if state.version > progress.newest or progress.base == NO_VERSION:
+                # A syncer that was restarted may have gone back and made other versions of the same numbers since:
+                # its updates need not fit what is here.
+                progress.whole = progress.whole or restarted
                 progress.announced = state.version
                 progress.checksums[state.version] = state.checksum
             progress.fetching = NO_VERSION
@@ -502,6 +572,15 @@ class LearnerMachine:
         self._drop_snapshot(progress, out)
         out.append(ForgetPrepared(progress.index))
 
+    def _forget_announced(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
+        """The syncer lost versions that it had announced and that this learner had not fetched yet. They will never
+        come; what was merged into them is the learner's own again."""
+        for sent in list(progress.outstanding):
+            if sent.merged_version > version:
+                self._dropped(progress, sent, Refusal.UNKNOWN_VERSION, out)
+        progress.announced = min(progress.announced, version)
+        progress.checksums = {v: c for v, c in progress.checksums.items() if v <= version}
+
     def _published(self, message: Published, out: list[LearnerEffect]) -> None:
         progress = self.fragments[message.fragment]
         for sent in progress.outstanding:
@@ -523,6 +602,9 @@ class LearnerMachine:
             progress.due_step = max(progress.due_step, self.step + self.config.sync_every)
         else:
             sent.merged_version = message.version
+            if message.reason == Discard.UNCERTAIN:
+                sent.uncertain = True
+                self._discard(progress, sent.counters.tokens, Discard.UNCERTAIN, out)
 
     def _reseed(self, reason: str, out: list[LearnerEffect]) -> None:
         out += [ForgetResiduals(), ForgetPrepared()]
@@ -540,7 +622,7 @@ class LearnerMachine:
         full = len(progress.prepared) >= (1 if progress.reseed else PREPARED_MAX)
         if progress.fetching != NO_VERSION or not self._linked or full:
             return
-        whole = progress.newest == NO_VERSION or bool(progress.reseed)
+        whole = progress.newest == NO_VERSION or bool(progress.reseed) or progress.whole
         if progress.announced == NO_VERSION or (not whole and progress.announced <= progress.newest):
             return
         version = progress.announced if whole else progress.newest + 1
@@ -552,7 +634,7 @@ class LearnerMachine:
         progress = self.fragments[event.fragment]
         if progress.fetching != event.asked:
             return  # asked for before the link broke, and again since: the second answer counts
-        progress.fetching = NO_VERSION
+        progress.fetching, progress.whole = NO_VERSION, False
         if event.checksum:
             progress.checksums[event.version] = event.checksum
         if progress.reseed and event.version >= progress.base:
@@ -611,14 +693,19 @@ class LearnerMachine:
         if closing is None or self._left:
             return
         unsent = any(not s.pushed for p in self.fragments for s in p.outstanding)
-        if closing.flush and not self._refused and (unsent or any(map(self._to_flush, self.fragments))):
+        # While the link is down there may be nothing to hand over and still something to say: the last report.
+        unheard = self.joined and not self._started
+        if closing.flush and not self._refused and (unheard or unsent or any(map(self._to_flush, self.fragments))):
             return
         self._left = True
         out += [ToSyncer(self._progress()), ToSyncer(Leave(closing.reason)), Left()]
 
     def _progress(self) -> Progress:
-        discarded = tuple(DiscardCount(f, c, n) for (f, c), n in sorted(self._discarded.items()))
-        pending = tuple(p.pending_tokens for p in self.fragments) if self.protocol > 1 else ()
+        if len(self._told_discarded) != len(self._discarded) or self._discards_new:
+            self._told_discarded = tuple(DiscardCount(f, c, n) for (f, c), n in sorted(self._discarded.items()))
+            self._discards_new = False
+        discarded = self._told_discarded
+        pending = tuple([p.pending_tokens for p in self.fragments]) if self.protocol > 1 else ()
         return Progress(
             self.step, self.steps, self.tokens, self._step_ns, self._loss, self._bases(), discarded, pending
         )
@@ -628,4 +715,4 @@ class LearnerMachine:
         return self._progress() if self.joined and self._started else None
 
     def _bases(self) -> tuple[int, ...]:
-        return tuple(p.base for p in self.fragments)
+        return tuple([p.base for p in self.fragments])

@@ -35,12 +35,12 @@ class Account:
 
     def report(self, processed: int, discarded: Sequence[DiscardCount]) -> None:
         """Take a progress report; counts are cumulative and never go back."""
+        self.processed = max(self.processed, processed)
         for count in discarded:
             column = self.discarded[count.fragment]
-            column[count.cause] = max(column.get(count.cause, 0), count.tokens)
-        self.processed = max(self.processed, processed)
-        for fragment in range(self.fragments):
-            self._imply(fragment)
+            if count.tokens > column.get(count.cause, 0):
+                column[count.cause] = count.tokens
+                self._imply(count.fragment)
 
     def hold(self, fragment: int, tokens: int) -> None:
         self.held[fragment] += tokens
@@ -74,7 +74,9 @@ class Account:
 
     def restore(self, fragment: int, processed: int, merged: int, discarded: Mapping[str, int]) -> None:
         """Take one fragment's line from a durable record. What the syncer held died with it: the tokens are with the
-        learner again."""
+        learner again. Raises ValueError for counts that are none: with them nothing would add up any more."""
+        if any(type(tokens) is not int or tokens < 0 for tokens in (processed, merged, *discarded.values())):
+            raise ValueError(f"token counts of fragment {fragment} that are no counts")
         self.processed = max(self.processed, processed)
         self.merged[fragment] += merged
         for cause, tokens in discarded.items():

@@ -14,6 +14,7 @@ what the learner has already contributed stays valid until a newer instance fenc
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -22,6 +23,9 @@ from atoll.core.messages import PROTOCOL_OLDEST
 MERGED_KEPT = 4
 """Merged contributions remembered per learner and fragment, to tell their fate to one that was away: a learner never
 has more than two in the air."""
+CLAIMED_MAX = 2**40
+"""A generation that a learner may claim to have been given. Nobody restarts that often, and from here on the syncer can
+count up for ever without leaving the wire's range."""
 MEMBERS_MAX = 100_000
 """Learner ids remembered, present or gone."""
 
@@ -45,6 +49,10 @@ class Member:
     state: MemberState
     heard_ns: int
     away_ns: int = 0
+    behind_ns: int = 0
+    """Since when there is a published version that it has not adopted, while it adopts nothing; 0: there is none."""
+    behind_steps: int = 0
+    """Its steps then."""
     joined_ns: int = 0
     step: int = 0
     steps: int = 0
@@ -79,6 +87,68 @@ class Membership:
         self._by_session: dict[int, str] = {}
         self.joined_max = 0
         """The most learners that were active at once."""
+        self.generations_skipped = 0
+        """After a restart of the syncer: generations left out for a process that the record does not know, because a
+        disk that failed may have missed some that were given, and a generation must never be given twice."""
+        self.stamp = 0
+        """Grows whenever somebody's state changes; what was worked out before is then out of date."""
+        self._known_at = -1
+        self._active: list[Member] = []
+        self._states: frozenset[MemberState] = frozenset()
+        self._steps: list[int] = []
+        self._paces: list[float] = []
+
+    # ------------------------------------------------------------ questions that every message raises
+
+    def _look(self) -> None:
+        """Work out anew what depends on who is in which state. In between, steps are kept sorted as they change, so
+        that a progress report costs the same whether there are four learners or thousands."""
+        if self._known_at == self.stamp:
+            return
+        self._known_at = self.stamp
+        self._active = [m for _, m in sorted(self.members.items()) if m.state is MemberState.ACTIVE]
+        self._states = frozenset(m.state for m in self.members.values())
+        self._steps = sorted(m.step for m in self._active)
+        self._paces = sorted(m.step_ns for m in self._active if m.step_ns > 0)
+
+    def active(self) -> list[Member]:
+        """Active members in learner-id order."""
+        self._look()
+        return self._active
+
+    def states(self) -> frozenset[MemberState]:
+        """The states that there are."""
+        self._look()
+        return self._states
+
+    def active_steps(self) -> list[int]:
+        """The steps of the active members, smallest first."""
+        self._look()
+        return self._steps
+
+    def active_paces(self) -> list[float]:
+        """The step times of the active members that have one, shortest first."""
+        self._look()
+        return self._paces
+
+    def mark(self, member: Member, state: MemberState) -> None:
+        member.state = state
+        self.stamp += 1
+
+    def moved(self, member: Member, step: int, step_ns: float) -> None:
+        """A member is at another step, and its steps take so long."""
+        if self._known_at == self.stamp and member.state is MemberState.ACTIVE:
+            if step != member.step:
+                del self._steps[bisect_left(self._steps, member.step)]
+                insort(self._steps, step)
+            if step_ns != member.step_ns:
+                if member.step_ns > 0:
+                    del self._paces[bisect_left(self._paces, member.step_ns)]
+                if step_ns > 0:
+                    insort(self._paces, step_ns)
+        member.step, member.step_ns = step, step_ns
+
+    # ------------------------------------------------------------ changes
 
     def by_session(self, session: int) -> Member | None:
         learner = self._by_session.get(session)
@@ -97,11 +167,16 @@ class Membership:
             old.instance = instance
             self._by_session.pop(old.session, None)
             old.session, old.heard_ns = session, now_ns
-            old.state = MemberState.JOINING
+            self.mark(old, MemberState.JOINING)
             old.upcoming = ()
+            if len(old.seq_seen) != fragments:  # it was here before the run had a layout, with another model
+                old.seq_seen, old.merged, old.bases = [-1] * fragments, [[] for _ in range(fragments)], ()
             self._by_session[session] = learner
             return old, None
-        generation = max(old.generation + 1 if old is not None else 1, claimed)
+        generation = (old.generation if old is not None else 0) + 1
+        if old is None or old.recovered:
+            generation += self.generations_skipped
+        generation = max(generation, claimed)
         if old is not None:
             self._by_session.pop(old.session, None)
         member = Member(learner, generation, instance, session, MemberState.JOINING, now_ns)
@@ -109,6 +184,7 @@ class Membership:
         member.merged = [[] for _ in range(fragments)]
         self.members[learner] = member
         self._by_session[session] = learner
+        self.stamp += 1
         return member, old
 
     def prune(self) -> list[Member]:
@@ -120,10 +196,12 @@ class Membership:
         forgotten = sorted(gone, key=lambda m: m.heard_ns)[: len(self.members) - MEMBERS_MAX]
         for member in forgotten:
             del self.members[member.learner]
+        self.stamp += 1
         return forgotten
 
     def activate(self, member: Member, now_ns: int) -> None:
-        member.state, member.joined_ns = MemberState.ACTIVE, now_ns
+        self.mark(member, MemberState.ACTIVE)
+        member.joined_ns = now_ns
         self.joined_max = max(self.joined_max, len(self.active()))
 
     def disconnect(self, session: int, now_ns: int) -> Member | None:
@@ -133,12 +211,9 @@ class Membership:
         member = self.members[learner]
         member.session = -1
         if member.state in (MemberState.ACTIVE, MemberState.JOINING):
-            member.state, member.away_ns = MemberState.AWAY, now_ns
+            self.mark(member, MemberState.AWAY)
+            member.away_ns = now_ns
         return member
-
-    def active(self) -> list[Member]:
-        """Active members in learner-id order."""
-        return [m for _, m in sorted(self.members.items()) if m.state is MemberState.ACTIVE]
 
     def connected(self) -> list[Member]:
         return [m for _, m in sorted(self.members.items()) if m.connected]

@@ -42,6 +42,8 @@ CHUNKS_MAX = 10_000
 """Chunks that one DataReport or DataLeases may name."""
 INLINE_BYTES_MAX = 64 * 1024
 """A payload up to this size may travel on the control connection: 52 ms of a 10 Mbit/s link."""
+STEP_MAX = 2**61
+"""A step that somebody may claim to be at. The wire carries twice that, so that periods can be added to it."""
 NO_VERSION = -1
 """The base version of a learner that has not adopted anything, and "the current one" in a fetch."""
 
@@ -88,6 +90,9 @@ class Discard(StrEnum):
     """Merged by a run whose syncer came back without its state: accounted for there, not here."""
     ROLLED_BACK = "rolled_back"
     """Merged into a version that was lost with the syncer's disk and that no learner could bring back."""
+    UNCERTAIN = "uncertain"
+    """Given to a syncer that lost its record of what it merged, for a fragment that a learner brought back: it may be
+    inside, so it is not given again."""
     REFUSED = "refused"
     """A contribution that the syncer refused after its progress had been overwritten; the event has the reason."""
 
@@ -286,7 +291,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of the receiver's contribution `seq`: merged in `version`, or (-1) dropped for `reason`."""
+    """What became of the receiver's contribution `seq`: merged in `version`, or (-1) dropped for `reason`. With a
+    version and the reason `uncertain` it may be in that version: it is discarded, and must not be given again."""
 
     fragment: int
     seq: int

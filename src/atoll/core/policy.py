@@ -7,7 +7,7 @@ a clock or a machine. Section numbers are those of the design.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from atoll.core.config import SyncConfig, parse_quorum
 
@@ -39,10 +39,9 @@ def quorum_count(config: SyncConfig, active: int, joined_max: int) -> int:
 
 
 def clock_step(steps: Sequence[int], quorum: int) -> int | None:
-    """s, the K-th largest step among active learners; None while fewer than K are active (section 4, syncer 1)."""
-    if len(steps) < quorum:
-        return None
-    return sorted(steps, reverse=True)[quorum - 1]
+    """s, the K-th largest step among active learners (given smallest first); None while fewer than K are active
+    (section 4, syncer 1)."""
+    return steps[-quorum] if len(steps) >= quorum else None
 
 
 def first_due_step(config: SyncConfig, fragment: int) -> int:
@@ -99,7 +98,6 @@ def moving_average(old: float, sample: float) -> float:
     return sample if old <= 0.0 else old + EMA_WEIGHT * (sample - old)
 
 
-def median(values: Iterable[float]) -> float:
-    """Middle value (the upper one of two); 0.0 for none."""
-    ordered = sorted(values)
+def median(ordered: Sequence[float]) -> float:
+    """Middle value (the upper one of two) of values that are given smallest first; 0.0 for none."""
     return ordered[len(ordered) // 2] if ordered else 0.0

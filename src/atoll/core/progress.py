@@ -11,19 +11,19 @@ come back to `local`, unless the progress itself was overwritten in the meantime
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from atoll.core.messages import NO_VERSION, Request
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
+class Counters(NamedTuple):
     steps: int = 0
     tokens: int = 0
 
-    def __add__(self, other: Counters) -> Counters:
+    def plus(self, other: Counters) -> Counters:
         return Counters(self.steps + other.steps, self.tokens + other.tokens)
 
-    def __sub__(self, other: Counters) -> Counters:
+    def minus(self, other: Counters) -> Counters:
         return Counters(self.steps - other.steps, self.tokens - other.tokens)
 
 
@@ -36,6 +36,8 @@ class Sent:
     counters: Counters
     pushed: bool = False
     merged_version: int = NO_VERSION
+    uncertain: bool = False
+    """Nobody knows whether it is inside `merged_version`: its tokens are discarded already."""
     overwritten: bool = False
     """The local progress behind it was overwritten by an adopt, so a drop cannot give it back."""
 
@@ -60,12 +62,16 @@ class FragmentProgress:
     """Checksums of announced versions that are not adopted yet."""
     fetching: int = NO_VERSION
     """Version being fetched; NO_VERSION when none is."""
+    whole: bool = False
+    """The next version must be fetched whole."""
     prepared: list[int] = field(default_factory=list)
     """Versions on this host, in order, ready to be adopted."""
     reseed: str = ""
     """Discard cause while this fragment must be overwritten with published state."""
     given_up: bool = False
     """While leaving: the syncer refused the last progress for a reason that trying again will not mend."""
+    passed: bool = False
+    """Asked since the last contribution, and there was nothing to give."""
     next_seq: int = 0
     contributed_step: int = 0
     """The learner's step at the last contribution: on a thin uplink the fragment that has waited longest goes first."""
@@ -82,12 +88,18 @@ class FragmentProgress:
     @property
     def pending_tokens(self) -> int:
         """Tokens that are neither merged, as far as is known here, nor discarded."""
+        if not self.outstanding:
+            return self.local.tokens
         return self.local.tokens + sum(s.counters.tokens for s in self.outstanding if s.merged_version == NO_VERSION)
 
     @property
     def may_contribute(self) -> bool:
         """One contribution at a time, and none while a version that contains the last one is still to be adopted."""
         return not self.outstanding and not self.reseed and self.base != NO_VERSION and not self.prepared
+
+    def knows_beyond(self, version: int) -> bool:
+        """True if the syncer has spoken of newer versions than this: announced one, or merged something into one."""
+        return self.announced > version or any(sent.merged_version > version for sent in self.outstanding)
 
     def merged_in(self, version: int) -> list[Sent]:
         """Contributions that are known to be inside this version."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.core.config import SyncConfig
+from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
 from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
@@ -29,6 +29,12 @@ from atoll.core.rounds import Contribution, ContributionId, FragmentTrack, Round
 HANDED_KEPT = 256
 """Merged contributions of learners that have left, remembered per fragment: their files are deleted at once, so this
 covers what a crash may leave of the last few versions."""
+
+STANDSTILL_NS = 5 * SECOND_NS
+STANDSTILL_STEPS = 4
+"""A synchronous run in which nothing moves for this long is asked for its next fragment: several steps of the slowest
+learner, so that a long step is not mistaken for it."""
+NEVER_NS = 2**63
 
 
 class RoundBook:
@@ -50,6 +56,13 @@ class RoundBook:
         self._sync_ns = 0.0
         self._closed: dict[int, tuple[Round, list[Contribution], int]] = {}
         """fragment -> the round being merged, what is in it, and when it closed."""
+        self._moved = 0
+        """Grows whenever a round begins or ends: what follows from the clock is worked out anew only then."""
+        self._launched_for: tuple[int | None, int, int] = (None, -1, -1)
+        self._changed_ns = 0
+        """When the clock, a round or the membership last changed."""
+        self._upcoming_for: tuple[int, int] = (-1, -1)
+        self._upcoming: dict[int, tuple[int, ...]] = {}
 
     # ------------------------------------------------------------ the clock
 
@@ -58,20 +71,25 @@ class RoundBook:
 
     def clock(self) -> int | None:
         """s, or None while fewer than a quorum are active."""
-        clock = clock_step([m.step for m in self._membership.active()], self.quorum())
+        clock = clock_step(self._membership.active_steps(), self.quorum())
         self.clock_last = self.clock_last if clock is None else clock
         return clock
 
     def step_ns(self) -> float:
         """xi_step: the median of the active learners' own step times."""
-        return median(m.step_ns for m in self._membership.active() if m.step_ns > 0)
+        return median(self._membership.active_paces())
 
     def upcoming(self, steps: int) -> tuple[int, ...]:
         """The fragments that fall due within this many steps of the clock, soonest first."""
         self.clock()
-        horizon = self.clock_last + steps
-        ordered = sorted((t.due_step, t.index) for t in self.tracks if not t.busy and t.due_step <= horizon)
-        return tuple(index for _, index in ordered)
+        key = (self.clock_last, self._moved)
+        if key != self._upcoming_for:
+            self._upcoming_for, self._upcoming = key, {}
+        if steps not in self._upcoming:
+            horizon = self.clock_last + steps
+            ordered = sorted((t.due_step, t.index) for t in self.tracks if not t.busy and t.due_step <= horizon)
+            self._upcoming[steps] = tuple(index for _, index in ordered)
+        return self._upcoming[steps]
 
     @property
     def in_flight(self) -> int:
@@ -81,8 +99,12 @@ class RoundBook:
 
     def launch_due(self, now_ns: int, out: list[SyncerEffect]) -> None:
         clock = self.clock()
-        if clock is None:
+        seen = (clock, self._moved, self._membership.stamp)
+        if clock is None or (seen == self._launched_for and now_ns < self._standstill_ns()):
             return
+        if seen == self._launched_for:
+            self._launch(min(self.tracks, key=lambda t: (t.last_round, t.index)), clock, now_ns, out)
+        self._launched_for, self._changed_ns = seen, now_ns
         for track in self.tracks:
             # When the fastest learner goes, the clock falls back to the others: nobody waits for it to catch up.
             track.due_step = min(track.due_step, clock + self._config.sync_every)
@@ -92,6 +114,15 @@ class RoundBook:
         for track in due[: max(0, self._config.rounds_in_flight_max - self.in_flight)]:
             self._launch(track, clock, now_ns, out)
 
+    def _standstill_ns(self) -> int:
+        """From when on a synchronous run counts as standing still: nothing is in flight, and the clock has not moved
+        for several of the slowest learner's steps. After a restart, a learner may wait for a fragment at an earlier
+        step than the one at which the syncer wants to ask for it; asking then lets everybody go on."""
+        paces = self._membership.active_paces()
+        if not self._config.synchronous or self.in_flight or not self.clock() or not paces:
+            return NEVER_NS
+        return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * paces[-1]))
+
     def launch_leftovers(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """Nobody is left to ask: merge what is held, without a quorum, so that nothing handed over is lost."""
         for track in self.tracks:
@@ -99,14 +130,15 @@ class RoundBook:
                 self._launch(track, track.due_step, now_ns, out)
 
     def _launch(self, track: FragmentTrack, clock: int, now_ns: int, out: list[SyncerEffect]) -> None:
+        self._moved += 1
         number, attempt = track.aborted
         if attempt == 0:
             self.rounds_started += 1
             number = self.rounds_started
         active = self._membership.active()
         asked = [m.learner for m in active]
-        opened = Round(number, attempt, track.index, now_ns, clock, asked=asked, waiting=set(asked))
-        track.round = opened
+        opened = Round(number, attempt, track.index, now_ns, clock, track.due_step, asked=asked, waiting=set(asked))
+        track.round, track.last_round = opened, self.rounds_started
         track.due_step = clock + self._config.sync_every
         out.append(
             Note(
@@ -169,7 +201,9 @@ class RoundBook:
         if opened.quorum_ns < 0 and len(opened.contributors()) >= self.quorum():
             opened.quorum_ns = now_ns - opened.launched_ns
             self._quorum_ns = moving_average(self._quorum_ns, float(opened.quorum_ns))
-            opened.grace_ns, _ = grace_ns(self._config, self.step_ns(), self._quorum_ns, self._sync_ns)
+            grace, _ = grace_ns(self._config, self.step_ns(), self._quorum_ns, self._sync_ns)
+            # A learner that reports a step of an hour must not hold the round beyond the time that a quorum has.
+            opened.grace_ns = min(grace, max(0, self._config.quorum_timeout_ns - opened.quorum_ns))
 
     # ------------------------------------------------------------ close or abort
 
@@ -188,6 +222,7 @@ class RoundBook:
             self._abort(track, opened, f"fewer than {quorum} learners are left to answer", out)
 
     def _close(self, track: FragmentTrack, opened: Round, reason: str, now_ns: int, out: list[SyncerEffect]) -> None:
+        self._moved += 1
         items = [opened.contributions[identity] for identity in sorted(opened.contributions)]
         track.round, track.aborted = None, (0, 0)
         if not items:
@@ -209,6 +244,8 @@ class RoundBook:
         )
         ages = [max(0, track.version - item.base_version) for item in items]
         weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
+        if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
+            weights = [1.0] * len(items)
         track.merging = True
         track.weights = weights
         self._closed[track.index] = (opened, items, now_ns)
@@ -218,9 +255,10 @@ class RoundBook:
 
     def _abort(self, track: FragmentTrack, opened: Round, reason: str, out: list[SyncerEffect]) -> None:
         self.aborts += 1
+        self._moved += 1
         track.round, track.aborted = None, (opened.number, opened.attempt + 1)
         track.held.update(opened.contributions)
-        track.due_step = opened.clock_step
+        track.due_step = min(opened.due_step, opened.clock_step)
         out.append(
             Note(
                 "RoundAborted",
@@ -245,12 +283,23 @@ class RoundBook:
         if member is not None and member.generation == item.id.generation and member.connected:
             out.append(ToLearner(member.session, Fate(item.id.fragment, item.id.seq, -1, reason)))
 
+    def drop_handed(self, fragment: int, version: int, out: list[SyncerEffect]) -> None:
+        """Contributions of learners that left, from before a crash, of a fragment that a learner brings back: they may
+        be inside. They are dropped, and the record says so in case that their files outlive this syncer."""
+        track = self.tracks[fragment]
+        for item in list(track.held.values()):
+            del track.held[item.id]
+            self.drop(item, Discard.UNCERTAIN, out)
+            known = (item.id.learner, item.id.generation, item.id.seq, version)
+            track.handed = [*track.handed, known][-HANDED_KEPT:]
+
     # ------------------------------------------------------------ commit
 
     def merge_finished(self, done: MergeFinished, now_ns: int, out: list[SyncerEffect]) -> None:
         track = self.tracks[done.fragment]
         opened, items, closed_ns = self._closed.pop(done.fragment)
         track.merging = False
+        self._moved += 1
         if not done.finite:
             for item in items:
                 self.drop(item, Refusal.NOT_FINITE, out)
@@ -349,6 +398,8 @@ class RoundBook:
             for t in self.tracks
             if t.round is not None
         ]
+        standstill_ns = self._standstill_ns()
+        wakes += [standstill_ns] if standstill_ns != NEVER_NS else []
         return min(wakes) if wakes else None
 
 

@@ -54,6 +54,8 @@ class Round:
     fragment: int
     launched_ns: int
     clock_step: int
+    due_step: int
+    """When the fragment had fallen due: learners of a synchronous run wait for it from that step on."""
     asked: list[str]
     waiting: set[str]
     """Learners asked that have neither answered nor gone."""
@@ -88,11 +90,15 @@ class FragmentTrack:
     version: int = NO_VERSION
     checksum: int = 0
     round: Round | None = None
+    last_round: int = 0
+    """How many rounds there had been when this fragment was last asked for."""
     merging: bool = False
     aborted: tuple[int, int] = (0, 0)
     """(round, next attempt) while the last round was aborted and waits to be launched again."""
     held: dict[ContributionId, Contribution] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
+    outliers: dict[str, int] = field(default_factory=dict)
+    """Contributions that were refused as outliers since the last accepted one, per learner."""
     handed: list[tuple[str, int, int, int]] = field(default_factory=list)
     """(learner, generation, seq, version) of the last merged contributions of learners that had left: what tells, after
     a crash, that one which is still on disk was merged."""

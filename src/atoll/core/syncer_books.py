@@ -21,7 +21,7 @@ from atoll.core.membership import Member, Membership, MemberState
 from atoll.core.relays import Relays
 from atoll.core.round_book import RoundBook
 from atoll.core.rounds import ContributionId, HandedOver
-from atoll.errors import ConfigError
+from atoll.errors import AtollError, ConfigError, StoreError
 
 
 class SyncerBooks:
@@ -43,9 +43,11 @@ class SyncerBooks:
         """True once version 0 exists, and again after a restart once nothing newer can be had from learners."""
         self.healing: Healing | None = None
         """Set from a restart until it is clear that no learner holds anything newer."""
-        self._healed: frozenset[int] = frozenset()
-        """Fragments that learners brought back after the restart."""
+        self._healed: dict[int, int] = {}
+        """Fragments that learners brought back after the restart, and in which version."""
         self.recovered_from = ""
+        self._tape_version: dict[int, int] = {}
+        """Up to which version of each fragment the tape knows what was merged."""
         self._tape_merged: dict[ContributionId, int] = {}
         """Contributions of the last versions before a restart, and which version holds each."""
         self._rows: dict[str, Any | None] = {}
@@ -74,6 +76,8 @@ class SyncerBooks:
     def _remembered(self, out: list[SyncerEffect]) -> list[SyncerEffect]:
         """Put what must be durable in front of what was decided."""
         leases = self.leases.take_dirty()
+        if not (leases or self._rows or self._rows_late):
+            return out
         self._lease_rows |= leases
         self._lease_rows = {key: row for key, row in self._lease_rows.items() if row is not None}
         rows = {**self._rows, **leases}
@@ -105,7 +109,17 @@ class SyncerBooks:
     # ------------------------------------------------------------ coming back
 
     def restore(self, recovery: durable.Recovery, now_ns: int, load_ns: int = 0) -> list[SyncerEffect]:
-        """Continue the run of an earlier syncer. Everybody is away until heard of again."""
+        """Continue the run of an earlier syncer. Everybody is away until heard of again. Raises StoreError for a record
+        that makes no sense, ConfigError for one that does not fit the settings; this machine is of no use then."""
+        try:
+            return self._restore(recovery, now_ns, load_ns)
+        except AtollError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            text = f"the record of this run makes no sense ({error!r:.200}); recover from an older snapshot"
+            raise StoreError(text) from error
+
+    def _restore(self, recovery: durable.Recovery, now_ns: int, load_ns: int) -> list[SyncerEffect]:
         fragments = int(recovery.rows["run"]["fragments"])
         if self._given.fragments not in (0, fragments):
             raise ConfigError(
@@ -115,6 +129,7 @@ class SyncerBooks:
         self.run = str(recovery.rows["run"]["run"])
         self._lay_out(build_layout(durable.tensors_of(recovery.rows), fragments))
         self.membership = durable.restore_members(recovery.rows, recovery.columns, fragments, now_ns)
+        self.membership.generations_skipped = durable.GENERATIONS_SKIPPED * max(1, self.epoch - 1)
         self.book = RoundBook(self.config, self.membership, self.ledger)
         live = durable.live_generations(self.membership)
         waiting = [h for h in recovery.handed if self._waits(h, recovery.columns)]
@@ -147,8 +162,15 @@ class SyncerBooks:
             account.report(handed.processed, ())
             self.ledger.hold(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
             self.book.tracks[item.id.fragment].held[item.id] = item
-        for key in {(h.contribution.id.learner, h.contribution.id.generation) for h in waiting}:
-            self.ledger.retire(*key)
+            member = self.membership.members.get(item.id.learner)
+            if member is not None and member.generation == item.id.generation:
+                seen = member.seq_seen
+                seen[item.id.fragment] = max(seen[item.id.fragment], item.id.seq)
+        for learner, generation in sorted({(h.contribution.id.learner, h.contribution.id.generation) for h in waiting}):
+            member = self.membership.members.get(learner)
+            # The crash may have come between its files and the word that it has left: then it may come back.
+            if member is None or member.generation != generation or member.state is MemberState.LEFT:
+                self.ledger.retire(learner, generation)
 
     def holds(self, identity: ContributionId) -> bool:
         """True while this contribution waits for a round, is in one, or is being merged."""
@@ -171,6 +193,7 @@ class SyncerBooks:
             row = rows.get(durable.version_key(fragment))
             if row is not None:
                 known[fragment] = Claim(int(row["version"]), int(row["checksum"]))
+                self._tape_version[fragment] = int(row["version"])
             for name, generation, seq, version in (row or {}).get("merged", []):
                 identity = ContributionId(str(name), int(generation), fragment, int(seq))
                 self._tape_merged[identity] = int(version)

@@ -96,7 +96,7 @@ class SyncerCare(SyncerBooks, ABC):
         out += [Note("Warned", {"source": "syncer", "text": text}) for text in healing.warnings]
         healing.warnings = []
         if healing.over(now_ns):
-            self.healing, self._healed = None, frozenset(healing.healed)
+            self.healing, self._healed = None, dict(healing.healed)
             self.committed = True
             for member in self.membership.connected():
                 self._begin_with(member, out)

@@ -36,14 +36,18 @@ from atoll.core.effects import (
     ToLearner,
 )
 from atoll.core.layout import build_layout, elements_of
-from atoll.core.membership import Member, MemberState
+from atoll.core.membership import CLAIMED_MAX, Member, MemberState
 from atoll.core.messages import (
+    NO_VERSION,
     PROTOCOL_VERSION,
+    STEP_MAX,
     DataReport,
+    Discard,
     Fate,
     Hello,
     Leave,
     Nothing,
+    Outstanding,
     Progress,
     PushHeader,
     PushKind,
@@ -58,12 +62,19 @@ from atoll.core.messages import (
 )
 from atoll.core.policy import NORMS_KEPT, fragments_for, moving_average, norm_limit, upcoming_steps
 from atoll.core.relays import INNER_PROTOCOL
-from atoll.core.rounds import Contribution, ContributionId
+from atoll.core.rounds import Contribution, ContributionId, FragmentTrack
 from atoll.core.syncer_care import SyncerCare
 from atoll.errors import LayoutError
 
 SEED_SILENCE_NS = 600 * SECOND_NS
 """How long one fragment of the seed may take: 750 MB at 10 Mbit/s. A dead connection is noticed much earlier."""
+
+OUTLIERS_IN_A_ROW = 4
+"""How often every learner, on average, is refused as an outlier before the guard takes it for a change of scale: a
+learner that goes wrong alone is never in that place while another one is there."""
+
+DEAF_STEPS = 4
+"""A learner adopts at step boundaries: one that takes this many of them past a published version does not hear."""
 
 
 class SyncerMachine(SyncerCare):
@@ -76,6 +87,8 @@ class SyncerMachine(SyncerCare):
         self._hellos: dict[str, Hello] = {}
         """Of learners that wait for the run to begin, or to go on after a restart."""
         self._committing = False
+        self._lease_wake_ns = -1
+        self._lease_wake_at = -1
 
     # ------------------------------------------------------------ the one entrance
 
@@ -121,18 +134,25 @@ class SyncerMachine(SyncerCare):
         """When to send the next Tick, if nothing else happens before."""
         healing = self.healing.next_wake_ns() if self.healing is not None else None
         wakes = [w for w in (self.book.next_wake_ns(), self.relays.next_wake_ns(), healing) if w is not None]
-        for member in self.membership.members.values():
-            if self._on_lease(member):
-                wakes.append(member.heard_ns + self._lease_ns(member))
-            elif member.state is MemberState.AWAY:
-                wakes.append(member.away_ns + self.config.lost_after_ns)
+        if self._lease_wake_at != self.membership.stamp:
+            self._lease_wake_at = self.membership.stamp
+            self._lease_wake_ns = self._next_lease_ns()
+        if self._lease_wake_ns >= 0:
+            wakes.append(self._lease_wake_ns)
         return min(wakes) if wakes else None
+
+    def _next_lease_ns(self) -> int:
+        """When the first member's time runs out, if nothing is heard; -1 for none. Whoever is heard meanwhile has more
+        time, so this stays good (if early) until somebody's state changes or a Tick has looked at everybody."""
+        leased = [m.heard_ns + self._lease_ns(m) for m in self.membership.members.values() if self._on_lease(m)]
+        away = [m.away_ns for m in self.membership.members.values() if m.state is MemberState.AWAY]
+        return min([*leased, *(away_ns + self.config.lost_after_ns for away_ns in away)], default=-1)
 
     def _pump(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """What follows from any change: stop when the budget is spent, launch what is due, merge leftovers, finish."""
         if not self.committed or self._fenced:
             return
-        states = {m.state for m in self.membership.members.values()}
+        states = self.membership.states()
         if MemberState.ACTIVE in states:
             self.book.launch_due(now_ns, out)
             self._stop_when_spent(out)
@@ -170,7 +190,7 @@ class SyncerMachine(SyncerCare):
         if known is not None and known.connected:
             self._replace_session(known, hello, out)
             self.book.learner_gone(known.learner, now_ns, out)
-        claimed = hello.generation if hello.run == self.run else 0
+        claimed = hello.generation if hello.run == self.run and hello.generation <= CLAIMED_MAX else 0
         member, fenced = self.membership.admit(
             hello.learner, hello.instance, session, now_ns, self.config.fragments, claimed
         )
@@ -262,7 +282,15 @@ class SyncerMachine(SyncerCare):
                 # Received and dropped, or received by an earlier syncer and lost with it: the learner has it still.
                 # From here on its number is used up, so that a push of it that is under way cannot come in as well.
                 member.seq_seen[item.fragment] = max(member.seq_seen[item.fragment], item.seq)
-                out.append(ToLearner(member.session, Fate(item.fragment, item.seq, -1, Refusal.UNKNOWN_ROUND)))
+                out.append(ToLearner(member.session, self._fate_of_lost(member, item)))
+
+    def _fate_of_lost(self, member: Member, item: Outstanding) -> Fate:
+        """Of a contribution that this syncer knows nothing of: its learner gives it again. Unless a learner brought the
+        fragment back in a version beyond the record of what was merged: then it may be in there."""
+        recorded = self._tape_version.get(item.fragment, NO_VERSION)
+        if member.recovered and recorded < self._healed.get(item.fragment, NO_VERSION):
+            return Fate(item.fragment, item.seq, self.book.tracks[item.fragment].version, Discard.UNCERTAIN)
+        return Fate(item.fragment, item.seq, -1, Refusal.UNKNOWN_ROUND)
 
     def _merged_on_tape(self, identity: ContributionId) -> int | None:
         """The version that holds this contribution, by the tape: a learner may have brought back a version whose column
@@ -313,7 +341,7 @@ class SyncerMachine(SyncerCare):
             if 0 <= message.fragment < self.config.fragments:
                 self.book.answer_nothing(member.learner, message, now_ns, out)
         elif isinstance(message, Leave):
-            member.state = MemberState.LEFT
+            self.membership.mark(member, MemberState.LEFT)
             self._note_member(member, message.reason, out)
             held = tuple(self.book.held_of(member.learner, member.generation))
             processed = self.ledger.account(member.learner, member.generation).processed
@@ -332,8 +360,11 @@ class SyncerMachine(SyncerCare):
         if not self.committed or len(message.bases) != self.config.fragments:
             self._end_for(member, Refusal.NOT_READY, "said ready before committed state was adopted", out)
             return
-        member.bases = message.bases
-        member.step = message.step
+        if message.step > STEP_MAX:
+            self._end_for(member, Refusal.COUNTERS, "said ready at a step that nobody can have reached", out)
+            return
+        member.bases, member.behind_ns = message.bases, 0
+        self.membership.moved(member, message.step, member.step_ns)
         self.membership.activate(member, now_ns)
         self._note_member(member, f"ready at step {message.step}", out)
         self._send_upcoming(member, out)
@@ -346,8 +377,10 @@ class SyncerMachine(SyncerCare):
         backwards = message.steps < member.steps or message.tokens < member.tokens or message.step < member.step
         foreign = len(message.bases) != self.config.fragments
         unknown = any(not 0 <= d.fragment < self.config.fragments for d in message.discarded)
-        if backwards or foreign or unknown:
-            what = "counters that go backwards" if backwards else "fragments that this run does not have"
+        beyond = message.step > STEP_MAX
+        if backwards or foreign or unknown or beyond:
+            what = "fragments that this run does not have" if foreign or unknown else "counters that cannot be"
+            what = "counters that go backwards" if backwards else what
             self._end_for(member, Refusal.COUNTERS, f"progress reported {what}", out)
             return
         if member.state is MemberState.AWAY and member.bases:
@@ -358,12 +391,17 @@ class SyncerMachine(SyncerCare):
             self.membership.activate(member, now_ns)
             self._remember_member(member)
             self._note_member(member, "came back", out)
-        member.step, member.steps, member.tokens = message.step, message.steps, message.tokens
+        member.steps, member.tokens = message.steps, message.tokens
+        if message.bases != member.bases:
+            member.behind_ns = 0
         member.loss, member.bases = message.loss, message.bases
-        if message.step_ns > 0:
-            member.step_ns = moving_average(member.step_ns, float(message.step_ns))
-        self.ledger.account(member.learner, member.generation).report(message.tokens, message.discarded)
-        if member.unbalanced and message.pending and self.committed and member.state is MemberState.ACTIVE:
+        step_ns = moving_average(member.step_ns, float(message.step_ns)) if message.step_ns > 0 else member.step_ns
+        self.membership.moved(member, message.step, step_ns)
+        account = self.ledger.account(member.learner, member.generation)
+        account.report(message.tokens, message.discarded)
+        current = message.tokens >= account.processed  # not overtaken by a contribution, which implies a later count
+        active = self.committed and member.state is MemberState.ACTIVE
+        if member.unbalanced and message.pending and current and active:
             self._balance(member, message.pending)
         self._send_upcoming(member, out)
 
@@ -417,6 +455,9 @@ class SyncerMachine(SyncerCare):
                 out.append(CommitSeed())
             return
         if header.kind is PushKind.HEAL:
+            assert self.healing is not None
+            self.healing.take(header.fragment, header.learner)
+            self.book.drop_handed(header.fragment, header.base_version, out)
             out.append(Answer(PushReply(accepted=True)))
             out.append(CommitHealed(header.fragment, header.base_version, header.checksum))
         elif header.kind is PushKind.INNER:
@@ -435,6 +476,7 @@ class SyncerMachine(SyncerCare):
         contribution = Contribution(
             identity, header.round, header.base_version, header.steps, header.tokens, header.size, event.norm, late
         )
+        track.outliers.clear()
         self.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)
         out.append(Answer(PushReply(accepted=True, late=late)))
         fields = {name: getattr(header, name) for name in ("round", "fragment", "learner", "generation", "seq")}
@@ -482,8 +524,13 @@ class SyncerMachine(SyncerCare):
             return
         if refusal.code == Refusal.DUPLICATE:
             version = dict(member.merged[header.fragment]).get(header.seq)
+            identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
             if version is not None and member.connected:
                 out.append(ToLearner(member.session, Fate(header.fragment, header.seq, version, "")))
+            elif member.connected and not self.book.holds(identity):
+                # It was refused or dropped before, and the word of that was lost.
+                fate = Fate(header.fragment, header.seq, -1, Refusal.UNKNOWN_ROUND)
+                out.append(ToLearner(member.session, fate))
         elif refusal.code in (Refusal.NOT_FINITE, Refusal.NORM_OUTLIER):
             member.seq_seen[header.fragment] = header.seq
             track = self.book.tracks[header.fragment]
@@ -491,9 +538,20 @@ class SyncerMachine(SyncerCare):
                 # The limit itself enters the median, so that a lasting change of scale is accepted in the end.
                 limit = norm_limit(self.config, track.norms, header.steps)
                 track.norms = [*track.norms[-NORMS_KEPT + 1 :], min(event.norm, limit)]
+                self._judge_guard(track, header.learner, out)
             if member.connected:
                 out.append(ToLearner(member.session, Reseed(refusal.detail)))
             out.append(Note("Warned", {"source": "syncer", "text": f"quarantined: {refusal.detail}"}))
+
+    def _judge_guard(self, track: FragmentTrack, learner: str, out: list[SyncerEffect]) -> None:
+        """An outlier is what differs from the others. When everybody is refused, several times in a row and after each
+        was given the run's own state again, then it is the scale that has changed: the guard begins anew. (Something
+        huge may have come in before the guard knew any norms; refusing what repairs it would keep it for ever.)"""
+        track.outliers[learner] = track.outliers.get(learner, 0) + 1
+        active = {member.learner for member in self.membership.active()}
+        if active <= track.outliers.keys() and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW * max(2, len(active)):
+            out.append(Note("NormGuardReset", {"fragment": track.index, "refused": sum(track.outliers.values())}))
+            track.norms, track.outliers = [], {}
 
     def _seed_committed(self, checksums: tuple[int, ...], out: list[SyncerEffect]) -> None:
         self.committed = True
@@ -512,20 +570,38 @@ class SyncerMachine(SyncerCare):
         out += [ToLearner(member.session, Stop(reason)) for member in self.membership.connected()]
 
     def _expire(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        self._lease_wake_at = -1
         for relay in self.relays.silent(now_ns):
             self._end_relay(relay, "the inner state did not come in time", out)
         for _, member in sorted(self.membership.members.items()):
             lease_ns = self._lease_ns(member)
             if self._on_lease(member) and now_ns - member.heard_ns >= lease_ns:
-                member.state, member.away_ns = MemberState.AWAY, now_ns
+                self.membership.mark(member, MemberState.AWAY)
+                member.away_ns = now_ns
                 self._note_member(member, f"silent for {lease_ns / 1e9:g} s", out)
                 self._gone(member, now_ns, out)
+            elif self._is_deaf(member, now_ns):
+                member.behind_ns = 0
+                detail = f"learner {member.learner!r} steps on but adopts nothing that was published; say hello again"
+                out += [ToLearner(member.session, Refused(Refusal.BUSY, detail)), EndSession(member.session, detail)]
+                out.append(Note("Warned", {"source": "syncer", "text": detail}))
             elif member.state is MemberState.AWAY and now_ns - member.away_ns >= self.config.lost_after_ns:
-                member.state = MemberState.LOST
+                self.membership.mark(member, MemberState.LOST)
                 self.ledger.set_gone(member.learner, member.generation, True)
                 self.leases.release(member.learner)
                 self._remember_member(member)
                 self._note_member(member, f"away for {self.config.lost_after_ns / 1e9:g} s", out)
+
+    def _is_deaf(self, member: Member, now_ns: int) -> bool:
+        """A learner that reports steps but has adopted nothing for long: what we send does not reach it."""
+        if member.state is not MemberState.ACTIVE or not member.connected or not member.bases:
+            return False
+        behind = any(track.version > base for track, base in zip(self.book.tracks, member.bases, strict=True))
+        if not behind or not member.behind_ns:
+            member.behind_ns, member.behind_steps = now_ns if behind else 0, member.steps
+            return False
+        waited_ns, steps = now_ns - member.behind_ns, member.steps - member.behind_steps
+        return waited_ns >= self.config.lost_after_ns and steps >= DEAF_STEPS
 
     def _on_lease(self, member: Member) -> bool:
         """Silence matters for learners that rounds wait for, and for the one that gives the first parameters."""

@@ -43,6 +43,8 @@ HEARTBEAT_S = 2.0
 """Said when nothing else is: well inside the 15 s lease, and small enough for any link."""
 
 
+UPDATES_KEPT = 4
+"""Small updates of one fragment that came with their notices and wait to be prepared."""
 DATA_PROTOCOL = 2
 """The protocol that knows data leases."""
 
@@ -301,7 +303,9 @@ class Engine(Exchange):
                 source.leases(message)
             return
         if isinstance(message, PublishedNotice) and message.update:
-            self._updates[message.fragment, message.version] = message.update
+            kept = sum(fragment == message.fragment for fragment, _ in self._updates)
+            if kept < UPDATES_KEPT:  # a learner that stands still fetches what it missed, when it goes on
+                self._updates[message.fragment, message.version] = message.update
         self._apply_here(fx.FromSyncer(message))
         if isinstance(message, Start):
             for stream in list(self._sources):

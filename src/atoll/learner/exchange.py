@@ -36,14 +36,17 @@ from atoll.core.messages import (
     Reseed,
 )
 from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableError
+from atoll.learner.chaos import poison_from_environment
 from atoll.learner.inner import Captured, pack
 from atoll.learner.snapshot import Mover, Staged
-from atoll.learner.vault import AdoptKey, Published, Sending, Vault
+from atoll.learner.vault import U8, AdoptKey, Published, Sending, Vault
 from atoll.observe import Writer, events
 from atoll.wire import BulkClient
 
 RETRY_S = 0.5
 """Pause after a transfer that the wire gave up on, before the machine is told to try again."""
+PUSH_AGAIN = (Refusal.BUSY, Refusal.CHECKSUM)
+"""Refusals of something that the syncer asked for and still waits for: the bytes were damaged, or it had no room."""
 INNER_TRIES = 10
 """Attempts for one piece of inner state while the other side is busy: each waits on the syncer for some 20 s."""
 WORKERS = 2
@@ -59,6 +62,7 @@ class Exchange(ABC):
         self.changed = threading.Condition()
         self.vault: Vault | None = None
         self._mover: Mover | None = None
+        self._poison = poison_from_environment()
         self._bulk: BulkClient | None = None
         self._loop = asyncio.new_event_loop()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-codec")
@@ -88,7 +92,7 @@ class Exchange(ABC):
         header = sending.header
         started_ns = time.perf_counter_ns()
         try:
-            payload = await self._loop.run_in_executor(self._workers, self.vault.encode, sending)
+            payload = await self._loop.run_in_executor(self._workers, self._encoded, sending)
         except PayloadError as error:
             self._not_finite(header, error)
             return
@@ -96,12 +100,16 @@ class Exchange(ABC):
         sending.header = replace(header, size=int(payload.nbytes), checksum=checksum)
         await self._push(header.fragment, header.seq, time.perf_counter_ns() - started_ns)
 
+    def _encoded(self, sending: Sending) -> U8:
+        assert self.vault is not None
+        return self.vault.encode(sending) if self._poison is None else self._poison.encode(self.vault, sending)
+
     def _send_small(self, sending: Sending) -> None:
         """Encode and send a small contribution at once, on the loop: its kernel takes less than a thread switch."""
         assert self.vault is not None
         header = sending.header
         try:
-            payload = self.vault.encode(sending)
+            payload = self._encoded(sending)
         except PayloadError as error:
             self._not_finite(header, error)
             return
@@ -200,9 +208,8 @@ class Exchange(ABC):
             payload = values.view(np.uint8)
             checksum = xxhash.xxh3_64_intdigest(payload.data)
             header = self._whole_header(PushKind.SEED, fragment, NO_VERSION, int(payload.nbytes), checksum)
-            try:
-                reply = await self._bulk.push(header, payload)
-            except (RefusedError, UnreachableError):
+            reply = await self._push_whole(header, payload)
+            if reply is None:
                 return  # the syncer asks again, or asks somebody else
             if not reply.accepted:
                 if reply.code == Refusal.NOT_FINITE:
@@ -221,12 +228,26 @@ class Exchange(ABC):
             payload = np.ascontiguousarray(held.theta).view(np.uint8)
             checksum = xxhash.xxh3_64_intdigest(payload.data)
             header = self._whole_header(PushKind.HEAL, fragment, version, int(payload.nbytes), checksum)
-            try:
-                await self._bulk.push(header, payload)
-            except RefusedError:
-                continue  # the syncer asks somebody else
-            except UnreachableError:
+            if await self._push_whole(header, payload) is None:
                 return  # the link is gone: the next Hello says what this host holds
+
+    async def _push_whole(self, header: PushHeader, payload: np.ndarray[Any, np.dtype[np.uint8]]) -> PushReply | None:
+        """Push something that the syncer waits for. While the session lasts it asks nobody else, so a push that broke
+        is tried again; None once the session is over."""
+        assert self._bulk is not None
+        session = self._send
+        while self._send is not None and self._send is session:
+            reply = None
+            try:
+                reply = await self._bulk.push(header, payload)
+            except RefusedError as error:
+                reply = PushReply(False, error.code, error.detail)
+            except UnreachableError:
+                pass
+            if reply is not None and reply.code not in PUSH_AGAIN:
+                return reply
+            await asyncio.sleep(RETRY_S)
+        return None
 
     def _whole_header(self, kind: PushKind, fragment: int, version: int, size: int, checksum: int) -> PushHeader:
         return PushHeader(

@@ -53,6 +53,8 @@ DEPTH_MAX = 32
 """Containers inside each other. An optimizer's state is 4 deep; a cycle would have no end."""
 DIMENSIONS_MAX = 64
 """PyTorch's own limit."""
+COPIES_MAX = 4
+"""How often, on average, the data of a state may be copied while its tree is read. A tensor is copied at most once."""
 INLINE_BYTES_MAX = 2**20
 """`bytes` values and very long integers, which are written into the tree."""
 NAME_CHARS_MAX = 200
@@ -453,6 +455,8 @@ class _Giver:
         self._tensors = tensors
         self._copy = copy
         self._given: dict[str, torch.Tensor] = {}
+        self._typed: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
+        self._copies_left = COPIES_MAX * sum(tensor.nbytes for tensor in tensors.values())
         self._nodes = 0
 
     @property
@@ -499,9 +503,11 @@ class _Giver:
             return _DTYPES[content]
         if tag == "array":
             dtype, shape = node["as"]
-            return self._tensor(content).numpy().view(_NUMPY_DTYPES[dtype]).reshape(shape).copy()
+            flat = self._tensor(content)
+            self._count_copy(flat)
+            return flat.numpy().view(_NUMPY_DTYPES[dtype]).reshape(shape).copy()
         if tag == "tensor":
-            return self._shape(self._tensor(content), node)
+            return self._shape(content, node)
         raise ValueError(f"unknown kind {tag[:50]!r} in the tree")
 
     def _tensor(self, name: str) -> torch.Tensor:
@@ -509,12 +515,25 @@ class _Giver:
             self._given[name] = self._tensors[name].clone() if self._copy else self._tensors[name]
         return self._given[name]
 
-    def _shape(self, tensor: torch.Tensor, node: dict[str, Any]) -> torch.Tensor:
+    def _count_copy(self, tensor: torch.Tensor) -> None:
+        """A tree of a few bytes may name one large tensor a million times."""
+        self._copies_left -= tensor.nbytes
+        if self._copies_left < 0:
+            raise _damaged("a tree that names the same data again and again")
+
+    def _shape(self, name: str, node: dict[str, Any]) -> torch.Tensor:
+        tensor = self._tensor(name)
         if "as" in node:
             dtype, shape = node["as"]
-            tensor = _typed(tensor, _RAW_DTYPES[dtype], shape)
+            key = (name, dtype, tuple(shape))
+            if key not in self._typed:
+                self._count_copy(tensor)
+                self._typed[key] = _typed(tensor, _RAW_DTYPES[dtype], shape)
+            tensor = self._typed[key]
         if "order" in node:
             order = node["order"]
+            if len(order) != tensor.dim():
+                raise ValueError("an order of other dimensions")
             tensor = tensor.permute([order.index(dim) for dim in range(len(order))])
         return tensor
 

@@ -178,7 +178,7 @@ class Learner:
                     raise self._engine.failure
                 if time.monotonic() > deadline:
                     raise UnreachableError(self._why_not_joined())
-                if self._machine.adopt_ready:
+                if self._machine.boundary_wanted:
                     self._engine.apply(fx.Boundary())
                 else:
                     self._engine.changed.wait(WAIT_SLICE_S)
@@ -244,7 +244,7 @@ class Learner:
                 self.events.emit(events.Warned(self._machine.learner, text))
                 self._alone = True
                 break
-            if self._machine.adopt_ready:
+            if self._machine.boundary_wanted:
                 self._engine.apply(fx.Boundary())
             else:
                 self._engine.changed.wait(WAIT_SLICE_S)

@@ -101,10 +101,10 @@ class Vault:
     # ------------------------------------------------------------ published versions
 
     def prepare_whole(self, fragment: int, version: int, payload: U8, checksum: int = 0) -> Published:
-        theta = np.frombuffer(payload, np.float32)
-        if theta.size != self.layout.fragments[fragment].size:
-            raise PayloadError(f"fragment {fragment} came with {theta.size} parameters, expected another size")
-        return self._published(fragment, version, theta, checksum)
+        expected = 4 * self.layout.fragments[fragment].size
+        if payload.nbytes != expected:
+            raise PayloadError(f"fragment {fragment} came with {payload.nbytes} bytes, expected {expected}")
+        return self._published(fragment, version, np.frombuffer(payload, np.float32), checksum)
 
     def newest(self, fragment: int) -> Published | None:
         """The newest version on this host, adopted or not."""

@@ -36,6 +36,8 @@ class SyncerOptions:
     snapshots_keep: int = 3
     snapshot_options: str = ""
     """A JSON object of options for the file system behind `snapshots`, such as {"endpoint_url": "..."}."""
+    record: bool = False
+    """Record what every merge is made from (RUN/state/recording), so that `atoll replay` can make it again."""
     take_over: bool = False
     """Start although another syncer holds the run folder; that one is fenced out and ends."""
 

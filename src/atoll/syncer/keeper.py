@@ -30,6 +30,7 @@ from atoll.core.rounds import Contribution, ContributionId, HandedOver
 from atoll.errors import FencedSyncerError
 from atoll.observe import Writer, events
 from atoll.store import CommitStats, Handover, RunStore
+from atoll.syncer.recording import Recorder
 
 LEVELS = ("commit", "interval", "none")
 RETRY_S = 5.0
@@ -46,7 +47,9 @@ Arrays = Mapping[str, NDArray[np.float32]]
 class Keeper:
     """One per syncer; everything but the writes themselves runs on the event loop."""
 
-    def __init__(self, store: RunStore | None, level: str, interval_s: float, writer: Writer) -> None:
+    def __init__(
+        self, store: RunStore | None, level: str, interval_s: float, writer: Writer, *, record: bool = False
+    ) -> None:
         self.level = one_of("durability", level if store is not None else "none", LEVELS)
         self.degraded = ""
         """Why commits are not durable at the moment."""
@@ -60,6 +63,8 @@ class Keeper:
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="atoll-store")
+        recording = store.recording() if record and store is not None else None
+        self.recorder = Recorder(recording, self._threads, writer)
         self._held: deque[tuple[int, Callable[[], None]]] = deque()
         self._appended = 0
         self._loose = False
@@ -89,6 +94,7 @@ class Keeper:
         if self._store is not None and self.fenced is None:
             await self._catch_up()
         self._threads.shutdown(wait=True)
+        self.recorder.close()
         if self._store is not None:
             self._store.close()
 
@@ -175,6 +181,10 @@ class Keeper:
         if not now and not seed and (self.level != "commit" or (self.degraded and not self._trying)):
             self._dirty.add(fragment)
             return None
+        column = {**column, **self.recorder.mark(fragment, version)}
+        if self._syncing is not None:
+            # Facts first: a column must not know that somebody has left, say, before the tape does.
+            await asyncio.wait({self._syncing})
         try:
             stats = await self._loop.run_in_executor(
                 self._threads, self._store.commit, fragment, version, arrays, column
@@ -226,10 +236,11 @@ class Keeper:
             try:
                 fields = {name: value for name, value in about.items() if name != "processed"}
                 item = Contribution(**{**fields, "id": ContributionId(**about["id"])})
-            except (TypeError, KeyError) as error:
+                processed = int(about["processed"])
+            except (TypeError, KeyError, ValueError, OverflowError) as error:
                 problems.append(f"{name}: not a contribution ({error})")
                 continue
-            handed.append(HandedOver(item, int(about["processed"])))
+            handed.append(HandedOver(item, processed))
             payloads[item.id] = payload
         self._handed |= payloads.keys()
         return handed, payloads, problems

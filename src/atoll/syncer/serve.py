@@ -19,7 +19,7 @@ from atoll.core import effects as fx
 from atoll.core.durable import Recovery
 from atoll.errors import AtollError, ConfigError, LaunchError
 from atoll.observe import EventWriter, NullWriter, Writer, events
-from atoll.store import RunStore, SnapshotTarget, open_store
+from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
 from atoll.syncer import EXIT_FENCED, SyncerOptions
 from atoll.syncer.keeper import Keeper
 from atoll.syncer.recover import recover
@@ -50,7 +50,7 @@ async def _serve(options: SyncerOptions) -> int:
     started_ns = time.monotonic_ns()
     found = recover(store, target, options.durability)
     load_ns = time.monotonic_ns() - started_ns
-    keeper = Keeper(store, options.durability, options.durability_interval_s, writer)
+    keeper = Keeper(store, options.durability, options.durability_interval_s, writer, record=options.record)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
     epoch = _epoch(store, found[0] if found is not None else None)
     shell = SyncerShell(options.config, run_id, writer, epoch=epoch, keeper=keeper)
@@ -105,7 +105,8 @@ def _epoch(store: RunStore | None, recovery: Recovery | None) -> int:
 def _open_store(options: SyncerOptions) -> RunStore | None:
     if options.run_folder is None or options.durability == "none":
         return None
-    return open_store(options.run_folder / "state", take_over=options.take_over)
+    kept = TAPE_FILES_ALL if options.record else TAPE_FILES_KEPT
+    return open_store(options.run_folder / "state", take_over=options.take_over, tape_files_kept=kept)
 
 
 def _target(options: SyncerOptions) -> SnapshotTarget | None:

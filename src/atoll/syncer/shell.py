@@ -20,6 +20,7 @@ from atoll.core.config import SyncConfig
 from atoll.core.durable import Recovery
 from atoll.core.messages import (
     INLINE_BYTES_MAX,
+    NO_VERSION,
     Contribution,
     Hello,
     LearnerMessage,
@@ -181,7 +182,10 @@ class SyncerShell(BulkService):
     async def _commit_seed(self) -> None:
         assert self._state is not None
         checksums = await self._loop.run_in_executor(self._workers, self._state.commit_seed)
+        recorder = self.keeper.recorder
+        recorder.begin(self.machine.run, self.machine.config, self._state.layout)
         for fragment, checksum in enumerate(checksums):
+            await recorder.restate(fragment, self._state.fragments[fragment], "seed", 0)
             column = {**self.machine.column(fragment), "version": 0, "checksum": checksum}
             await self.keeper.commit(fragment, 0, self._state.durable(fragment), column, seed=True)
         layout = self._state.layout
@@ -191,18 +195,22 @@ class SyncerShell(BulkService):
 
     async def _merge(self, effect: fx.Merge) -> None:
         assert self._state is not None
-        state = self._state
+        state, recorder = self._state, self.keeper.recorder
         held = [self._held[identity] for identity in effect.contributions]
         async with self._locks[effect.fragment]:
+            arrays = state.fragments[effect.fragment]
+            await recorder.anchor(effect.fragment, arrays, "gap", effect.round - 1)
+            writing = asyncio.ensure_future(recorder.payloads(effect, held))
             started_ns = time.monotonic_ns()
             result = await self._loop.run_in_executor(self._workers, state.merge, effect.fragment, held, effect.weights)
             merge_ns = time.monotonic_ns() - started_ns
-            arrays = state.fragments[effect.fragment]
+            places = await writing
             assert not result.finite or arrays.version == effect.version, "the machine and the arrays disagree"
             self._copies.pop(effect.fragment, None)
             stored = None
             if result.finite:
                 self.keeper.note(effect, arrays.checksum)
+                await recorder.decision(effect, arrays.checksum, places)
                 column = self.machine.column_after_merge(effect.fragment, arrays.checksum)
                 named = state.durable(effect.fragment)
                 stored = await self.keeper.commit(effect.fragment, effect.version, named, column)
@@ -229,7 +237,8 @@ class SyncerShell(BulkService):
         for item, _ in items:
             if not self.machine.holds(item.id):  # merged while it was being written
                 self.keeper.drop_handed(item.id)
-        self.end_session(effect.session, "left")
+        # Its leaving is a fact on the tape, too: a syncer that forgot it would count the learner as lost.
+        self.keeper.say(lambda: self.end_session(effect.session, "left"))
 
     async def _store_fragment(self, fragment: int) -> None:
         """Write one fragment as it stands. Whoever has its lock has also heard the machine's word on its last merge."""
@@ -246,10 +255,13 @@ class SyncerShell(BulkService):
         async with self._locks[fragment]:
             if payload is None or effect.version <= state.fragments[fragment].version:
                 return  # it came twice, or a newer one came first
+            arrays, rounds = state.fragments[fragment], self.machine.book.rounds_started
+            await self._anchor(fragment, rounds)
             await self._loop.run_in_executor(
                 self._workers, state.heal, fragment, effect.version, effect.checksum, payload
             )
             self._copies.pop(fragment, None)
+            await self.keeper.recorder.restate(fragment, arrays, "heal", rounds)
             column = self.machine.column_after_heal(fragment, effect.version, effect.checksum)
             await self.keeper.commit(fragment, effect.version, state.durable(fragment), column)
         self.apply(fx.HealCommitted(fragment, effect.version, effect.checksum))
@@ -268,6 +280,10 @@ class SyncerShell(BulkService):
         assert self.machine.layout is not None
         self._state = ModelState(self.machine.layout, self.machine.config)
         self._state.restore(stored)
+        self.keeper.recorder.begin(self.machine.run, self.machine.config, self.machine.layout)
+        self.keeper.recorder.resume(recovery.columns)
+        if self.keeper.recorder.on:
+            self._start(self._anchor_restored())
         for item in recovery.handed:
             identity = item.contribution.id
             if self.machine.holds(identity):
@@ -277,6 +293,20 @@ class SyncerShell(BulkService):
         for effect in effects:
             self._perform(effect)
         self._schedule()
+
+    async def _anchor_restored(self) -> None:
+        """Record where this syncer begins. A fragment that is merged before its turn is anchored by its merge."""
+        assert self._state is not None
+        for fragment in range(len(self._state.fragments)):
+            async with self._locks[fragment]:
+                await self._anchor(fragment, self.machine.book.rounds_started)
+
+    async def _anchor(self, fragment: int, rounds: int) -> None:
+        """Record where this syncer begins a fragment. A fragment that is on no disk begins when a learner brings it."""
+        assert self._state is not None
+        arrays = self._state.fragments[fragment]
+        if arrays.version != NO_VERSION:
+            await self.keeper.recorder.anchor(fragment, arrays, "restart", rounds)
 
     async def copy_fragment(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]], dict[str, object]]:
         """A consistent copy of one fragment for a snapshot: version, arrays, column."""
@@ -332,7 +362,10 @@ class SyncerShell(BulkService):
         if header.kind is not PushKind.CONTRIBUTION or not len(payload) == header.size == expected:
             return PushReply(False, Refusal.SIZE, f"{len(payload)} bytes came, {expected} were expected; send it again")
         if xxhash.xxh3_64_intdigest(payload) != header.checksum:
-            return PushReply(False, Refusal.CHECKSUM, "the bytes are not the ones that were sent; send them again")
+            detail = "the bytes are not the ones that were sent; send them again"
+            names = (header.fragment, header.learner, header.generation, header.seq, header.tokens)
+            self._writer.emit(events.ContributionRefused(*names, str(Refusal.CHECKSUM), detail))
+            return PushReply(False, Refusal.CHECKSUM, detail)
         assert self._state is not None
         finite, held = self._state.inspect(header.fragment, np.frombuffer(payload, np.uint8))
         return self._take(header, finite, held)
@@ -365,6 +398,7 @@ class SyncerShell(BulkService):
             "versions": [track.version for track in self.machine.book.tracks],
             "durability": self.keeper.level,
             "degraded": self.keeper.degraded,
+            "recording": self.keeper.recorder.status(),
             "recovered_from": self.machine.recovered_from,
             "data": self.machine.leases.status(),
             **self.machine.stats(),

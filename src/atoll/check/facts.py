@@ -1,0 +1,232 @@
+"""What the checkers are told: plain facts about a run, in the order in which they happened.
+
+The simulator states them as it performs effects; for a run of real processes they are read from its events and tape.
+A fact says what was observed at one place, never what it means: that is the checkers' business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+Identity = tuple[str, int, int]
+"""learner, generation, seq: with the fragment it names one contribution for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A syncer has opened the run's state under this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A syncer begins from what an earlier one left: a version and checksum for every fragment it found."""
+
+    epoch: int
+    fragments: Mapping[int, tuple[int, int]]
+    exact: bool
+    """True if the disk did all that it promised: no write failed, no byte was lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A syncer has merged these contributions into a version. Version 0 is the seed."""
+
+    epoch: int
+    fragment: int
+    version: int
+    checksum: int
+    contributions: tuple[Identity, ...] = ()
+    tokens: tuple[int, ...] = ()
+    norms: tuple[float, ...] = ()
+    steps: tuple[int, ...] = ()
+    finite: bool = True
+    """Whether every value of the parameters is finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """This version is on disk."""
+
+    epoch: int
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """A learner has brought a lost version back, and it is the run's again."""
+
+    epoch: int
+    fragment: int
+    version: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Word of this version has left the syncer's process. `promised`: its level of durability holds at the moment."""
+
+    epoch: int
+    fragment: int
+    version: int
+    checksum: int
+    promised: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A learner's process has brought its parameters to this version; `checksum` is of what it holds (0: unknown)."""
+
+    learner: str
+    instance: str
+    fragment: int
+    version: int
+    checksum: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """The run told this process that the versions it holds are lost, so that it may adopt older ones."""
+
+    learner: str
+    instance: str
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """One fragment's line of the token ledger."""
+
+    fragment: int
+    processed: int
+    merged: int
+    pending: int
+    discarded: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What learners have really done, counted where it was done: `known` is the least that the ledger must know,
+    `total` the most that it can."""
+
+    known: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """Everything has been handed over and merged: what the ledger calls merged must be what is in the parameters.
+    `whole`: no record of a merge was ever lost on a disk."""
+
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calm:
+    """From here on nothing is wrong in the world; by `until_ns` the run must show progress."""
+
+    at_ns: int
+    until_ns: int
+    fragments: int
+    learners: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """A version was committed (fragment set), or a contribution of this learner was merged (learner set)."""
+
+    at_ns: int
+    fragment: int = -1
+    learner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """There is nothing more to come."""
+
+    at_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """How one process of a learner spent its time: `able_ns` is when it was up, joined and not deliberately held, and
+    `step_ns` what its steps took by themselves."""
+
+    learner: str
+    instance: str
+    steps: int
+    able_ns: int
+    step_ns: int
+    waits: bool = False
+    """A synchronous run: waiting for the merge is what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A push or session was refused or a contribution dropped; `told` says that an event names it."""
+
+    learner: str
+    code: str
+    told: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The merges on the tape, done again: the checksum that came out for a fragment, and the one on record."""
+
+    fragment: int
+    version: int
+    expected: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A contribution of this norm was refused because of it."""
+
+    fragment: int
+    norm: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class GuardReset:
+    """The syncer's guard against outliers of this fragment has begun anew, and said so."""
+
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of something there is, and the most that there may be."""
+
+    what: str
+    count: int
+    most: int
+
+
+Fact = (
+    Opened
+    | Restored
+    | Committed
+    | Durable
+    | Healed
+    | Told
+    | Adopted
+    | WentBack
+    | Books
+    | Processed
+    | Rested
+    | Calm
+    | Progressed
+    | Ended
+    | Lived
+    | Refused
+    | Replayed
+    | Outlier
+    | GuardReset
+    | Sizes
+)

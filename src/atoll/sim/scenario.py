@@ -1,0 +1,331 @@
+"""A whole run as data, drawn from one number: who takes part, how fast, over which links, with which settings, and what
+goes wrong when.
+
+`draw(seed)` is pure: the same seed gives the same scenario on every machine. A scenario can be written down as JSON and
+read again, which is how a failing one is kept, shrunk and made a test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from atoll.chaos import DIRECTIONS, KINDS, Fault
+from atoll.core.config import SECOND_NS, SyncConfig, one_of
+from atoll.errors import ConfigError
+from atoll.sim.ranges import flag, real, whole
+
+SCENARIO_FORMAT = 1
+SIM_KINDS: Mapping[str, tuple[str, bool]] = {
+    **{name: (kind.targets[0], kind.lasting) for name, kind in KINDS.items()},
+    "power": ("syncer", False),
+    "rot": ("syncer", False),
+    "disk_slow": ("syncer", True),
+    "takeover": ("syncer", False),
+    "lose": ("learner", True),
+    "break": ("learner", True),
+}
+"""Every kind of fault that this world knows -> (what it hits, whether it lasts). Besides those of `atoll.chaos`:
+power: the syncer's machine loses its power, and what was not synced is gone; rot: a slot on its disk becomes
+unreadable, and it restarts; disk_slow: writes take `amount` times as long; takeover: a second syncer opens the run
+while the first one still lives; lose: `amount` of all packets must be sent again; break: `amount` of all calls are
+broken off, before or after they did their work."""
+AMOUNTS: Mapping[str, tuple[float, float]] = {
+    **{name: kind.amount_allowed for name, kind in KINDS.items() if kind.amount is not None},
+    "disk_slow": (1.0, 1000.0),
+    "lose": (0.0, 1.0),
+    "break": (0.0, 1.0),
+}
+"""Least and greatest amount of the kinds that have one."""
+TARGET_CHARS_MAX = 200
+"""As for a plan of `atoll.chaos`."""
+DURABILITIES = ("commit", "interval", "none")
+LEARNERS_MAX = 1_000_000
+FAULTS_MAX = 10_000
+FAULTS_DRAWN_MAX = 12
+SECONDS_MAX = 366 * 86_400.0
+"""As for a plan of `atoll.chaos`: a year."""
+TOOK_NS_MAX = 86_400 * SECOND_NS
+"""Nothing that a process does takes longer than a day."""
+TOKENS_MAX = 10**9
+"""Of one step: a thousand times the largest batches."""
+BITS_PER_S_MIN, BITS_PER_S_MAX = 1.0, 1e15
+SCENARIO_BYTES_MAX = 64_000_000
+"""Room for hundreds of thousands of learners; those that `atoll sim` draws are 5 kB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimFault:
+    kind: str
+    target: str
+    at_s: float
+    lasts_s: float = 0.0
+    amount: float = 0.0
+    direction: str = "both"
+    variant: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in SIM_KINDS:
+            raise ConfigError(f"unknown fault {self.kind!r}; the simulator knows {', '.join(sorted(SIM_KINDS))}")
+        if not isinstance(self.target, str) or not 1 <= len(self.target) <= TARGET_CHARS_MAX:
+            raise ConfigError(f"fault {self.kind}: its target must be syncer or the name of a learner")
+        hits, lasts = SIM_KINDS[self.kind]
+        what = f"fault {self.kind} on {self.target}"
+        real(f"{what}: at_s", self.at_s, 0.0, SECONDS_MAX)
+        real(f"{what}: lasts_s", self.lasts_s, 0.0, SECONDS_MAX)
+        if bool(self.lasts_s) != lasts:
+            raise ConfigError(f"{what} {'lasts: give lasts_s' if lasts else 'is an instant: leave out lasts_s'}")
+        if self.kind in AMOUNTS:
+            real(f"{what}: amount", self.amount, *AMOUNTS[self.kind])
+        one_of(f"{what}: direction", self.direction, DIRECTIONS)
+        if self.kind == "poison":
+            one_of(f"{what}: variant", self.variant, KINDS["poison"].variants)
+        if self.target == "syncer" and hits != "syncer" and self.kind not in ("kill", "freeze"):
+            raise ConfigError(f"fault {self.kind} cannot hit the syncer; name a learner, such as learner-0")
+        if self.target != "syncer" and hits == "syncer":
+            raise ConfigError(f"fault {self.kind} hits the syncer, not {self.target!r}; use syncer as its target")
+
+    @classmethod
+    def of_plan(cls, fault: Fault, seconds: float) -> SimFault:
+        """A fault of a chaos plan; shares of the run become seconds."""
+        at_s = fault.at_s if fault.at_s >= 0 else fault.at_progress * seconds
+        until_s = fault.until_progress * seconds - at_s if fault.until_progress else fault.lasts_s
+        return cls(fault.kind, fault.target, at_s, max(0.0, until_s), fault.amount, fault.direction, fault.variant)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSpec:
+    step_ns: int = 200_000_000
+    tokens: int = 16
+    """Of one step."""
+    jitter: float = 0.0
+    """A step takes between 1 - jitter/2 and 1 + jitter/2 times `step_ns`."""
+    latency_ns: int = 1_000_000
+    link_jitter_ns: int = 0
+    up_bits_per_s: float = 0.0
+    down_bits_per_s: float = 0.0
+    loss: float = 0.0
+    encode_ns: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        whole("a learner's step_ns", self.step_ns, 1, TOOK_NS_MAX)
+        whole("a learner's tokens", self.tokens, 1, TOKENS_MAX)
+        real("a learner's jitter", self.jitter, 0.0, 1.0)
+        for name in ("latency_ns", "link_jitter_ns", "encode_ns"):
+            whole(f"a learner's {name}", getattr(self, name), 0, TOOK_NS_MAX)
+        for name in ("up_bits_per_s", "down_bits_per_s"):
+            if getattr(self, name) != 0.0:
+                real(f"a learner's {name}", getattr(self, name), BITS_PER_S_MIN, BITS_PER_S_MAX)
+        real("a learner's loss", self.loss, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    config: SyncConfig
+    learners: tuple[LearnerSpec, ...]
+    """learner-0, learner-1, ..."""
+    seconds: float = 60.0
+    """How long faults may begin; then the world is healed."""
+    faults: tuple[SimFault, ...] = ()
+    arrays: bool = True
+    """Real small arrays, or only references to payloads."""
+    inline: bool = True
+    """Payloads travel inside control messages (small fragments), or in calls of their own."""
+    inner: bool = False
+    """Restarted learners ask a peer for inner state."""
+    durability: str = "commit"
+    merge_ns: int = 2_000_000
+    sync_ns: int = 3_000_000
+    commit_ns: int = 10_000_000
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.learners) <= LEARNERS_MAX:
+            raise ConfigError(f"a scenario has 1 to {LEARNERS_MAX} learners, not {len(self.learners)}")
+        if len(self.faults) > FAULTS_MAX:
+            raise ConfigError(f"a scenario has at most {FAULTS_MAX} faults, not {len(self.faults)}")
+        whole("seed", self.seed, 0, 2**64 - 1)
+        real("seconds", self.seconds, 0.001, SECONDS_MAX)
+        if self.config.fragments < 1:
+            raise ConfigError("a scenario says how many fragments there are; give its config fragments of at least 1")
+        one_of("durability", self.durability, DURABILITIES)
+        for name in ("arrays", "inline", "inner"):
+            flag(name, getattr(self, name))
+        for name in ("merge_ns", "sync_ns", "commit_ns"):
+            whole(name, getattr(self, name), 0, TOOK_NS_MAX)
+        known = {f"learner-{index}" for index in range(len(self.learners))}
+        for fault in self.faults:
+            guest = fault.kind == "join"
+            if guest and fault.target in known:
+                raise ConfigError(f"{fault.target} takes part already; a learner that joins is called guest-0 or so")
+            if fault.target != "syncer" and not guest and fault.target not in known:
+                raise ConfigError(
+                    f"fault {fault.kind} hits {fault.target!r}, and the scenario has learner-0 to "
+                    f"learner-{len(self.learners) - 1}; correct its target"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"learner-{index}" for index in range(len(self.learners)))
+
+
+# ---------------------------------------------------------------- drawing
+
+
+def draw(seed: int) -> Scenario:
+    """The scenario of this seed."""
+    whole("seed", seed, 0, 2**64 - 1)
+    dice = Random(f"scenario/{seed}")
+    count = dice.choice([1, 2, 2, 3, 3, 3, 4, 4, 5, 6])
+    pace_ns = dice.choice([50, 100, 200, 400, 800]) * 1_000_000
+    learners = tuple(_draw_learner(dice, pace_ns) for _ in range(count))
+    seconds = min(120.0, max(20.0, pace_ns * dice.choice([200, 400]) / 1e9))
+    config = _draw_config(dice, count)
+    names = [f"learner-{index}" for index in range(count)]
+    return Scenario(
+        seed=seed,
+        config=config,
+        learners=learners,
+        seconds=seconds,
+        faults=draw_sim_faults(dice, names, seconds, dice.randint(0, FAULTS_DRAWN_MAX)),
+        arrays=dice.random() < 0.5,
+        inline=dice.random() < 0.5,
+        inner=dice.random() < 0.5,
+        durability=dice.choice(["commit"] * 8 + ["interval", "none"]),
+        merge_ns=dice.choice([1, 5, 50]) * 1_000_000,
+        sync_ns=dice.choice([1, 5, 50]) * 1_000_000,
+        commit_ns=dice.choice([2, 20, 200]) * 1_000_000,
+    )
+
+
+def _draw_learner(dice: Random, pace_ns: int) -> LearnerSpec:
+    slower = dice.choice([1.0, 1.0, 1.0, 1.3, 2.0, 5.0])
+    return LearnerSpec(
+        step_ns=int(pace_ns * slower),
+        tokens=dice.randint(1, 64),
+        jitter=dice.choice([0.0, 0.1, 0.5]),
+        latency_ns=dice.choice([100_000, 1_000_000, 20_000_000, 150_000_000]),
+        link_jitter_ns=dice.choice([0, 1_000_000, 50_000_000]),
+        up_bits_per_s=dice.choice([0.0, 0.0, 1e9, 1e7, 1e6]),
+        down_bits_per_s=dice.choice([0.0, 0.0, 1e9, 1e8, 1e7]),
+        loss=dice.choice([0.0, 0.0, 0.001, 0.05]),
+        encode_ns=dice.choice([100_000, 1_000_000, 30_000_000]),
+    )
+
+
+def _draw_config(dice: Random, learners: int) -> SyncConfig:
+    fragments = dice.choice([1, 2, 3, 4, 6])
+    synchronous = dice.random() < 0.15
+    expected = dice.randint(1, learners)
+    quorum = dice.choice(["1", "50%", "50%", "all", str(expected)])
+    return SyncConfig(
+        sync_every=dice.choice([2, 4, 6, 8, 12, 24]),
+        fragments=fragments,
+        overlap=0 if synchronous else dice.choice([1, 2, 2, 4]),
+        quorum="all" if synchronous and dice.random() < 0.7 else quorum,
+        learners_expected=expected,
+        grace_cap_steps=0.0 if synchronous else dice.choice([0.0, 1.0, 2.0]),
+        weights=dice.choice(["tokens2_per_step", "tokens", "uniform"]),
+        age_discount=dice.choice([1.0, 1.0, 0.5]),
+        merge=dice.choice(["rda", "mean"]),
+        codec_up=dice.choice(["int4", "int4", "int8", "bf16", "fp32"]),
+        codec_down=dice.choice(["int4", "int4", "int8", "bf16", "fp32"]),
+        adopt=dice.choice(["rebase", "rebase", "overwrite", "mix:0.5"]),
+        carry_versions_max=dice.choice([0, 1, 4, 4]),
+        ring_versions=dice.choice([1, 2, 8, 8]),
+        quorum_timeout_ns=dice.choice([5, 20, 60]) * SECOND_NS,
+        lease_ns=dice.choice([5, 15]) * SECOND_NS,
+        lost_after_ns=dice.choice([10, 60]) * SECOND_NS,
+    )
+
+
+def draw_sim_faults(dice: Random, names: list[str], seconds: float, count: int) -> tuple[SimFault, ...]:
+    """Harsher than a storm on real processes: faults overlap at will, and everybody may be down at once."""
+    kinds = [kind for kind in sorted(SIM_KINDS) if kind != "join"] + ["kill", "kill", "kill", "cut"]
+    faults = []
+    for number in range(count):
+        kind = dice.choice(kinds + ["join"] * (number < 3))
+        target = dice.choice(names)
+        if kind == "join":
+            target = f"guest-{number}"
+        elif SIM_KINDS[kind][0] == "syncer" or (kind in ("kill", "freeze") and dice.random() < 0.4):
+            target = "syncer"
+        lasts_s = round(dice.choice([1, 3, 10, 25, 45]) * dice.uniform(0.5, 1.5), 3) if SIM_KINDS[kind][1] else 0.0
+        faults.append(
+            SimFault(
+                kind,
+                target,
+                round(dice.uniform(0.0, seconds), 3),
+                lasts_s,
+                _draw_amount(dice, kind),
+                dice.choice(["both", "up", "down"]) if kind in ("partition", "delay", "limit", "corrupt") else "both",
+                dice.choice(["nan", "huge", "flip"]) if kind == "poison" else "",
+            )
+        )
+    return tuple(sorted(faults, key=lambda fault: (fault.at_s, fault.kind, fault.target)))
+
+
+def _draw_amount(dice: Random, kind: str) -> float:
+    choices = {
+        "slow": [2.0, 4.0, 10.0],
+        "delay": [20.0, 300.0, 2000.0],
+        "limit": [500.0, 5000.0, 50000.0],
+        "corrupt": [1.0, 10.0, 30.0],
+        "disk_slow": [5.0, 50.0],
+        "lose": [0.01, 0.1, 0.3],
+        "break": [0.1, 0.5, 0.9],
+    }
+    return dice.choice(choices[kind]) if kind in choices else 0.0
+
+
+# ---------------------------------------------------------------- writing and reading
+
+
+def to_json(scenario: Scenario) -> str:
+    values = asdict(scenario)
+    values["config"] = scenario.config.to_dict()
+    return json.dumps({"format": SCENARIO_FORMAT, **values}, indent=1)
+
+
+def load(path: Path) -> Scenario:
+    """Read a scenario that `atoll sim` wrote. ConfigError says what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(SCENARIO_BYTES_MAX + 1)
+        if len(text) > SCENARIO_BYTES_MAX:
+            raise ValueError(f"it has more than {SCENARIO_BYTES_MAX} bytes")
+        values = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a scenario: {error}; give a file that `atoll sim` has written") from None
+    return from_values(values, str(path))
+
+
+def from_values(values: Any, where: str) -> Scenario:
+    if not isinstance(values, dict) or values.pop("format", None) != SCENARIO_FORMAT:
+        raise ConfigError(
+            f"{where} is not a scenario of format {SCENARIO_FORMAT}; draw one with `atoll sim run --save`"
+        )
+    known = {entry.name for entry in fields(Scenario)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ConfigError(f"{where}: unknown entry {unknown[0]!r}; a scenario has {', '.join(sorted(known))}")
+    try:
+        return Scenario(
+            **{
+                **values,
+                "config": SyncConfig.from_dict(values["config"]),
+                "learners": tuple(LearnerSpec(**entry) for entry in values["learners"]),
+                "faults": tuple(SimFault(**entry) for entry in values.get("faults", ())),
+            }
+        )
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{where}: {error}; compare it with what `atoll sim run --save` writes") from None
+
+
+def with_faults(scenario: Scenario, faults: tuple[SimFault, ...]) -> Scenario:
+    return replace(scenario, faults=faults)
