@@ -13,7 +13,20 @@ import pytest
 
 from atoll.cli import main
 
-COMMANDS = ["demo", "train", "run", "resume", "join", "leave", "export", "syncer", "status", "report", "version"]
+COMMANDS = [
+    "demo",
+    "train",
+    "run",
+    "resume",
+    "join",
+    "leave",
+    "export",
+    "syncer",
+    "status",
+    "report",
+    "chaos",
+    "version",
+]
 DURABILITY = "--durability --durability-interval --snapshots --snapshot-every --keep --snapshot-options"
 OPTIONS = (
     "--learners --steps --batch --seq --model --corpus --sync-every --fragments --overlap --quorum --grace-cap "
@@ -58,6 +71,30 @@ def test_every_command_explains_itself(atoll: Atoll, command: str) -> None:
     result = atoll(command, "--help")
     assert result.code == 0
     assert "Usage" in result.stdout
+
+
+def test_a_wrong_plan_is_one_clear_message(atoll: Atoll, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = tmp_path / "storm.toml"
+    for text, words in (
+        ("fault = 3", "[[fault]]"),
+        ("lasts = 3", "unknown key 'lasts'"),
+        ('[[fault]]\nkind = "kill"\ntarget = "learner-9"\nat = 1', "learner-9"),
+        ('[[fault]]\nkind = "flood"\ntarget = "syncer"\nat = 1', "flood"),
+        ('[[fault]]\nkind = "kill"\ntarget = "syncer"\nat = "2h"', "outside this run"),
+        ("seed = 1\nfaults = 0", "no faults"),
+        ("seed = ", "not a TOML file"),
+    ):
+        plan.write_text(text)
+        said = atoll("chaos", "storm", "--plan", str(plan))
+        assert said.code == 2 and words in said.stderr and said.stderr.count("\n") == 1, said.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["storm.toml"]
+
+
+def test_a_storm_explains_its_options(atoll: Atoll) -> None:
+    text = atoll("chaos", "storm", "--help").stdout
+    options = "--minutes --plan --seed --faults --learners --model --step-ms --out --twin --json"
+    assert [option for option in options.split() if option not in text] == []
 
 
 def test_train_has_the_promised_options(atoll: Atoll) -> None:
@@ -110,6 +147,19 @@ def test_version_is_printed(atoll: Atoll) -> None:
         (["export", ".", "--to", "model.safetensors", "--dtype", "int4"], ["dtype", "float32", "bfloat16"]),
         (["export", "."], ["--to"]),
         (["report", "no-such-folder"], ["no-such-folder"]),
+        (["train", "--chaos", "hurricane"], ["chaos", "storm", ".toml"]),
+        (["train", "--chaos", "no-such-plan.toml"], ["no-such-plan.toml", "cannot be read"]),
+        (["train", "--chaos", "storm", "--learners", "1"], ["at least 2 learners"]),
+        (["train", "--step-ms", "-1"], ["step_ms"]),
+        (["run", "--chaos", "demo", "--", "true"], ["--chaos storm"]),
+        (["run", "--chaos", "storm", "--storm-minutes", "0", "--", "true"], ["storm_minutes"]),
+        (["chaos", "storm", "--plan", "no-such-plan.toml"], ["no-such-plan.toml", "cannot be read"]),
+        (["chaos", "storm", "--minutes", "0"], ["minutes"]),
+        (["chaos", "storm", "--seed", "seven"], ["--seed"]),
+        (["chaos", "storm", "--learners", "1"], ["at least 2"]),
+        (["chaos", "storm", "--model", "gigantic"], ["model", "tiny"]),
+        (["chaos", "storm", "--twin", "no-such-folder"], ["no-such-folder", "holds no run"]),
+        (["chaos", "tsunami"], ["tsunami"]),
         (["no-such-command"], ["no-such-command"]),
     ],
 )

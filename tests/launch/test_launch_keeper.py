@@ -146,7 +146,7 @@ def test_a_fault_may_hit_the_syncer(tmp_path: Path) -> None:
         [command(folder, "learner-0", waits)],
         syncer=command(folder, "syncer", "serve()"),
         syncer_restarts=QUICK,
-        faults=[Fault("kill", "syncer", 0.5)],
+        faults=[Fault("kill", "syncer", at_progress=0.5)],
         tokens_budget=100,
     )
     supervised = supervisor(folder, faulty)

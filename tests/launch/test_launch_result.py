@@ -95,7 +95,7 @@ def test_a_synchronised_run_takes_the_last_word_of_the_syncer(tmp_path: Path) ->
     check(result)
     assert (result["tokens"], result["commits"], result["contributions_late"]) == (128, 5, 1)
     assert result["tokens_discarded"] == {"learner_lost": 8}
-    assert result["faults"] == [{"fault": "kill", "target": "learner-0", "t_s": 1.5}]
+    assert result["faults"] == [{"fault": "kill", "target": "learner-0", "t_s": 1.5, "detail": ""}]
     assert result["dp_bytes_equivalent"] > 0
 
 

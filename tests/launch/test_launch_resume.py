@@ -226,5 +226,5 @@ def test_a_fault_that_has_happened_does_not_happen_again(tmp_path: Path, monkeyp
     monkeypatch.setattr("atoll.launch.resume.resume_train", lambda config, attempt, **_: seen.append(attempt))
     resume_run(folder.path)
     plan = train_module._plan(config, seen[0])
-    assert [(f.name, f.target) for f in plan.faults] == [("slow", "learner-1"), ("kill", "syncer")]
+    assert [(f.kind, f.target) for f in plan.faults] == [("slow", "learner-1"), ("kill", "syncer")]
     assert [(fault.fault, fault.target) for fault in seen[0].faults] == [("kill", "learner-2")]

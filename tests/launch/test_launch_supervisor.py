@@ -143,7 +143,10 @@ def test_faults_hit_the_learners_at_their_moment(tmp_path: Path) -> None:
     slowed += "while not slow.exists(): time.sleep(0.02)\nassert float(slow.read_text()) == 4.0\n"
     slowed += "while not (run / 'again').exists(): time.sleep(0.02)\nstepped(50)\n"
     slowed += "while slow.exists(): time.sleep(0.02)\n"
-    faults = [Fault("kill", "learner-1", 0.3), Fault("slow", "learner-0", 0.4, until_progress=0.9, factor=4.0)]
+    faults = [
+        Fault("kill", "learner-1", at_progress=0.3),
+        Fault("slow", "learner-0", at_progress=0.4, until_progress=0.9, amount=4.0),
+    ]
     plan = LaunchPlan(
         [command(folder, "learner-0", slowed), command(folder, "learner-1", killed)],
         restarts=QUICK,

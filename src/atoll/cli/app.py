@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import demo, folder, parts, run_script, train
+from atoll.cli import chaos, demo, folder, parts, replay, run_script, sim, train
 from atoll.errors import AtollError
 
 EXIT_BAD_INPUT = 2
@@ -32,6 +32,9 @@ app.command("export")(folder.export)
 app.command("syncer")(parts.syncer)
 app.command("status")(parts.status)
 app.command("report")(parts.report)
+app.add_typer(chaos.chaos, name="chaos")
+app.command("replay")(replay.replay)
+app.add_typer(sim.sim, name="sim")
 
 
 @app.command("version")

@@ -31,7 +31,7 @@ def demo(
     for line in (
         f"{learners} learners train one small GPT on the source of Python's standard library, around a syncer.",
         f"At {killed.at_progress:.0%} of the run {killed.target} is killed with SIGKILL and comes back; from "
-        f"{slowed.at_progress:.0%} to {slowed.until_progress:.0%} {slowed.target} is {slowed.factor:g}x slower.",
+        f"{slowed.at_progress:.0%} to {slowed.until_progress:.0%} {slowed.target} is {slowed.amount:g}x slower.",
         *(
             f"At {fault.at_progress:.0%} the {fault.target} itself is killed, and goes on from its last commit."
             for fault in more

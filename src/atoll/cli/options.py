@@ -15,6 +15,7 @@ from atoll.core.config import CODECS, MERGES, WEIGHTS
 
 _SYNC = "Synchronisation"
 _KEEPING = "Durability"
+_CHAOS = "Chaos"
 
 SyncEvery = Annotated[
     int | None,
@@ -90,6 +91,30 @@ SnapshotOptions = Annotated[
         help='JSON object for the snapshots\' file system, such as {"endpoint_url": "https://..."}. It is kept in the '
         "run folder: put credentials into the environment instead.",
         rich_help_panel=_KEEPING,
+    ),
+]
+Record = Annotated[
+    bool | None,
+    typer.Option(
+        "--record/--no-record",
+        help="Record what every merge is made from, so that `atoll replay` can make it again (default off).",
+        rich_help_panel=_KEEPING,
+    ),
+]
+
+Chaos = Annotated[
+    str | None,
+    typer.Option(
+        help="Faults on purpose: none, demo (kill one learner, slow another), storm (all kinds over the run), or a "
+        "TOML file of faults (default none).",
+        rich_help_panel=_CHAOS,
+    ),
+]
+ChaosSeed = Annotated[int | None, typer.Option(help="Seed of what a storm draws (default 0).", rich_help_panel=_CHAOS)]
+StormMinutes = Annotated[
+    float | None,
+    typer.Option(
+        help="Length of the storm where no budget of steps and time tells it (default 10).", rich_help_panel=_CHAOS
     ),
 ]
 

@@ -48,6 +48,7 @@ def syncer(
     snapshot_every: o.SnapshotEvery = None,
     keep: o.Keep = None,
     snapshot_options: o.SnapshotOptions = None,
+    record: o.Record = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take the run over from a syncer that still holds its state.")
     ] = False,
@@ -67,6 +68,8 @@ def syncer(
     kept = durability_config({name: own[name] for name in durability_names() if name in own})
     if run_folder is None and ("durability" in own and kept.durability != "none"):
         raise ConfigError(f"durability {kept.durability} needs a place on disk; give --run-folder")
+    if run_folder is None and kept.record:
+        raise ConfigError("a recording needs a place on disk; give --run-folder, or --no-record")
     settings = sync_config(sync, learners=own.get("learners", 1), tokens_budget=own.get("tokens_budget", 0))
     if run_folder is not None:
         try:
@@ -90,6 +93,7 @@ def syncer(
         snapshot_every_s=kept.snapshot_every,
         snapshots_keep=kept.keep,
         snapshot_options=kept.snapshot_options,
+        record=kept.record,
         take_over=take_over,
     )
     raise typer.Exit(run_syncer(chosen))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -42,6 +43,10 @@ def run_script(
     snapshot_every: o.SnapshotEvery = None,
     keep: o.Keep = None,
     snapshot_options: o.SnapshotOptions = None,
+    record: o.Record = None,
+    chaos: o.Chaos = None,
+    chaos_seed: o.ChaosSeed = None,
+    storm_minutes: o.StormMinutes = None,
     threads: o.Threads = None,
     out: o.Out = None,
     config: o.ConfigFile = None,
@@ -68,8 +73,17 @@ def run_script(
 
 def finish_script(outcome: Outcome, folder: Path, *, console: Console) -> None:
     """Say how a run of the user's own script ended, and leave with the status that goes with it."""
-    from atoll.cli.train import exit_interrupted
+    from atoll.cli.train import exit_interrupted, print_skipped
 
+    if outcome.faults:
+        counts = Counter(fault.fault for fault in outcome.faults)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+        console.print(f"the script came through {len(outcome.faults)} faults: {kinds}", markup=False, soft_wrap=True)
+        for fault in outcome.faults:
+            detail = f": {fault.detail}" if fault.detail else ""
+            text = f"  at {fault.t_s:6.1f} s  {fault.fault} on {fault.target}{detail}"
+            console.print(text, style="dim", markup=False, soft_wrap=True)
+    print_skipped(outcome, console=console)
     if outcome.interrupted:
         exit_interrupted(outcome, folder=folder, console=console)
     if outcome.given_up:

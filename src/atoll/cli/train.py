@@ -57,9 +57,13 @@ def train(
     snapshot_every: o.SnapshotEvery = None,
     keep: o.Keep = None,
     snapshot_options: o.SnapshotOptions = None,
-    chaos: Annotated[
-        str | None, typer.Option(help="none, or demo: kill one learner, slow another (default none).")
+    record: o.Record = None,
+    step_ms: Annotated[
+        float | None, typer.Option(help="A step takes at least this many ms; the rest is slept (default 0: none).")
     ] = None,
+    chaos: o.Chaos = None,
+    chaos_seed: o.ChaosSeed = None,
+    storm_minutes: o.StormMinutes = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and data order (default 0).")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (default auto).")] = None,
     threads: o.Threads = None,
@@ -99,8 +103,16 @@ def finish_train(finished: Finished, *, console: Console, json_wanted: bool) -> 
         exit_interrupted(finished.outcome, folder=finished.folder, console=console)
     write_report(finished.folder)
     print_summary(finished.folder, console)
+    print_skipped(finished.outcome, console=console)
     if json_wanted:
         print_json(finished.result)
+
+
+def print_skipped(outcome: Outcome, *, console: Console) -> None:
+    """Faults of a chaos plan that could not be put in: a run that was spared some has not survived them."""
+    for fault in outcome.skipped:
+        text = f"left out of the plan: {fault.fault} on {fault.target} ({fault.reason})"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
 def exit_interrupted(outcome: Outcome, *, folder: Path, console: Console) -> NoReturn:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from atoll.chaos.plan import CHAOS_PLANS, chaos_plan
+from atoll.chaos.plan import Fault
 from atoll.core.config import SyncConfig, one_of
 from atoll.core.policy import fragments_for, quorum_count
 from atoll.errors import ConfigError
+from atoll.launch.chaos_plans import absolute_plan, check_chaos, expected_s, faults_by_share, faults_in_time, plan_path
 from atoll.launch.durability import DurabilityConfig, describe_durability, durability_config, durability_names
 from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options
 from atoll.zoo import count_parameters, model_config
+from atoll.zoo.settings import STEP_MS_MAX
 
 METHODS = ("decoupled", "diloco", "dp", "single")
 OPTIMIZERS = ("adamw", "muon", "sgd")
@@ -72,8 +74,16 @@ class TrainConfig:
     """CPU threads per learner; 0: the machine's cores divided by the learners, at least 1."""
     eval_every: int = 0
     """Steps between evaluations of the published model during the run; 0: an eighth of the steps."""
+    step_ms: float = 0.0
+    """A step takes at least this many milliseconds; the rest is slept. 0: as fast as it can. Learners that share cores
+    keep their speed with it when one of them is down."""
     chaos: str = "none"
-    """none, or demo: kill one learner and slow another while the run goes on."""
+    """none; demo: kill one learner and slow another; storm: faults of all kinds over the run; a TOML file of faults; or
+    calm: none, but the links go through the proxy of a storm."""
+    chaos_seed: int = 0
+    """Seed of what a storm draws."""
+    storm_minutes: float = 10.0
+    """How long a run is taken to be for the moments in a file of faults, where step_ms does not tell."""
     seed: int = 0
     """Seed of parameters, data order and sampling."""
     out: str = ""
@@ -86,33 +96,39 @@ class TrainConfig:
     def __post_init__(self) -> None:
         one_of("method", self.method, METHODS)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
-        one_of("chaos", self.chaos, CHAOS_PLANS)
+        check_chaos(self.chaos, self.storm_minutes)
         if self.device not in DEVICES and not self.device.startswith("cuda:"):
             one_of("device", self.device, DEVICES)
         _whole("learners", self.learners, 1, LEARNERS_LOCAL_MAX)
         for name in ("steps", "batch", "seq"):
             _whole(name, getattr(self, name), 1, COUNT_MAX)
-        for name in ("threads", "eval_every", "seed"):
+        for name in ("threads", "eval_every", "seed", "chaos_seed"):
             _whole(name, getattr(self, name), 0, COUNT_MAX)
+        if not 0.0 <= self.step_ms <= STEP_MS_MAX:
+            raise ConfigError(f"step_ms must be from 0 (as fast as it can) to {STEP_MS_MAX}; not {self.step_ms!r}")
         if not math.isfinite(self.lr) or not 0.0 <= self.lr <= 10.0:
             raise ConfigError(f"lr must be a number from 0 (the model's own) to 10; not {self.lr!r}")
         model_config(self.model)
-        faults = chaos_plan(self.chaos, self.learners)
+        faults = self.faults()
         if self.chaos != "none" and not self.synchronises:
             raise ConfigError(
-                f"chaos {self.chaos} kills a learner, and method {self.method} does not survive that; "
-                f"use --chaos none, or --method decoupled or diloco"
+                f"chaos {self.chaos} is for runs with a syncer: method {self.method} does not survive the loss of a "
+                f"learner; use --chaos none, or --method decoupled or diloco"
             )
-        if self.durability.durability == "none" and any(fault.target == "syncer" for fault in faults):
-            raise ConfigError(
-                f"chaos {self.chaos} kills the syncer, and with durability none its state would be lost; use "
-                f"--durability commit or interval, or --chaos none"
-            )
+        _check_durable(self.chaos, faults, self.durability)
 
     @property
     def synchronises(self) -> bool:
         """True for the methods that run a syncer."""
         return self.method in ("decoupled", "diloco")
+
+    def faults(self) -> tuple[Fault, ...]:
+        """What will go wrong: moments are shares of the tokens, or seconds where a file of faults says so."""
+        seconds = expected_s(steps=self.steps, step_ms=self.step_ms)
+        if plan_path(self.chaos) is not None:
+            seconds = seconds if self.step_ms else self.storm_minutes * 60.0
+            return faults_in_time(self.chaos, learners=self.learners, seconds=seconds, seed=self.chaos_seed)
+        return faults_by_share(self.chaos, learners=self.learners, seconds=seconds, seed=self.chaos_seed)
 
     @property
     def tokens_budget(self) -> int:
@@ -151,6 +167,12 @@ class RunConfig:
     """Processes (M) that run the command."""
     threads: int = 0
     """CPU threads per learner (OMP_NUM_THREADS); 0: the machine's cores divided by the learners, at least 1."""
+    chaos: str = "none"
+    """none; storm: faults of all kinds; a TOML file of faults; or calm: none, but through the proxy of a storm."""
+    chaos_seed: int = 0
+    """Seed of what a storm draws."""
+    storm_minutes: float = 10.0
+    """How long the storm lasts, from the first step on: nobody knows how long the script will train."""
     out: str = ""
     """Run folder; empty: a new folder under runs/."""
     sync: SyncConfig = field(default_factory=SyncConfig)
@@ -161,6 +183,16 @@ class RunConfig:
     def __post_init__(self) -> None:
         _whole("learners", self.learners, 1, LEARNERS_LOCAL_MAX)
         _whole("threads", self.threads, 0, COUNT_MAX)
+        _whole("chaos_seed", self.chaos_seed, 0, COUNT_MAX)
+        check_chaos(self.chaos, self.storm_minutes)
+        if self.chaos == "demo":
+            raise ConfigError("chaos demo goes by a token budget, which a script does not have; use --chaos storm")
+        _check_durable(self.chaos, self.faults(), self.durability)
+
+    def faults(self) -> tuple[Fault, ...]:
+        """What will go wrong, in seconds since the first step."""
+        seconds = self.storm_minutes * 60.0
+        return faults_in_time(self.chaos, learners=self.learners, seconds=seconds, seed=self.chaos_seed)
 
     @property
     def threads_per_learner(self) -> int:
@@ -177,7 +209,7 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
 
     Raises ConfigError for unknown names, wrong types and values that cannot work.
     """
-    own, sync, durability = _split(values, TrainConfig, where=where)
+    own, sync, durability = _split(absolute_plan(values), TrainConfig, where=where)
     method = one_of("method", own.get("method", "decoupled"), METHODS)
     notes: list[str] = []
     plain = TrainConfig(**own)
@@ -199,8 +231,8 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
 
 def run_config(values: Mapping[str, Any], *, where: str = "the settings") -> RunConfig:
     """The settings of `atoll run`. The user's script decides how long it trains: there is no token budget."""
-    own, sync, durability = _split(values, RunConfig, where=where)
-    plain = RunConfig(**own)
+    own, sync, durability = _split(absolute_plan(values), RunConfig, where=where)
+    plain = RunConfig(**own, durability=durability)
     return RunConfig(**own, sync=sync_config(sync, learners=plain.learners), durability=durability)
 
 
@@ -258,6 +290,14 @@ def resolved(config: TrainConfig | RunConfig) -> dict[str, Any]:
     """The options and, apart, what was derived from them: the content of RUN/config.json."""
     derived = {name: getattr(config.sync, name) for name in DERIVED}
     return {**config.options(), "derived": {**derived, "threads": config.threads_per_learner}}
+
+
+def _check_durable(chaos: str, faults: Sequence[Fault], durability: DurabilityConfig) -> None:
+    if durability.durability == "none" and any(fault.target == "syncer" for fault in faults):
+        raise ConfigError(
+            f"chaos {chaos} kills the syncer or fills its disk, and with durability none its state would be lost; use "
+            f"--durability commit or interval, or --chaos none"
+        )
 
 
 def _whole(name: str, value: int, low: int, high: int) -> None:

@@ -42,9 +42,16 @@ class DurabilityConfig:
     snapshot_options: str = ""
     """JSON object of options for the URL's file system, such as an endpoint. It is kept in the run folder, so that
     credentials belong in the environment."""
+    record: bool = False
+    """Record what every merge is made from, for `atoll replay`: about as many bytes as the learners send."""
 
     def __post_init__(self) -> None:
         one_of("durability", self.durability, LEVELS)
+        if self.record and self.durability == "none":
+            raise ConfigError(
+                "record needs the syncer's state on disk, and durability none keeps none; use --durability commit or "
+                "interval, or --no-record"
+            )
         for name in _DURATIONS:
             value = getattr(self, name)
             if not (math.isfinite(value) and DURATION_S_MIN <= value <= DURATION_S_MAX):
@@ -107,6 +114,8 @@ def describe_durability(config: DurabilityConfig) -> str:
         "interval": f"state goes to disk every {duration_text(config.durability_interval)}",
         "none": "state is in memory only, so a dead syncer loses its momentum and ledger",
     }[config.durability]
+    if config.record:
+        level += ", and what merges are made from is recorded (atoll replay)"
     if not config.snapshots:
         return f"durability {config.durability}: {level}"
     every = duration_text(config.snapshot_every)

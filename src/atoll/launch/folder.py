@@ -7,7 +7,8 @@ RUN/state           what the syncer needs to go on (atoll resume)  RUN/learners/
 RUN/model.safetensors, RUN/sample.txt, RUN/result.json, RUN/report.html   the outcome
 
 Besides: launcher.lock and join.lock (held, not only there, while they are in use), processes-PID.json (one per
-`atoll join`), slow-ID (a fault) and leave-ID (that learner was asked to leave).
+`atoll join`), plan.toml (the faults of a chaos plan), slow-ID, poison-ID and disk-full (faults that last as long as the
+file is there) and leave-ID (that learner was asked to leave).
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from atoll.launch.options import to_toml
 DEFAULT_PARENT = Path("runs")
 SUFFIX_MAX = 10_000
 """Default folders of one day and method; the bound only ends a loop on a file system that lies."""
+SMALL_FILE_BYTES_MAX = 64 << 10
+"""syncer.json holds a hundred bytes."""
 MARKERS = ("config.json", "processes.json", "syncer.json", "events", "result.json")
 """What tells that a folder already holds a run."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -52,12 +55,22 @@ class RunFolder:
         self.model_file = path / "model.safetensors"
         self.sample_file = path / "sample.txt"
         self.result_file = path / "result.json"
+        self.plan_file = path / "plan.toml"
 
     def log_file(self, role: str, id: str) -> Path:
         return self.logs / f"{role}-{id}.log"
 
     def slow_file(self, learner: str) -> Path:
         return self.path / f"slow-{learner}"
+
+    def poison_file(self, learner: str) -> Path:
+        """While it exists, that learner's contributions are bad (a fault)."""
+        return self.path / f"poison-{learner}"
+
+    @property
+    def disk_full_file(self) -> Path:
+        """While it exists, the syncer's disk is full (a fault)."""
+        return self.path / "disk-full"
 
     def leave_file(self, learner: str) -> Path:
         """Holds the pid of a process that `atoll leave` has told to go: its end is no failure and not the run's end."""
@@ -130,9 +143,11 @@ def syncer_of(path: Path) -> tuple[str, str]:
     """Address and token of the syncer of a local run."""
     folder = RunFolder(path)
     try:
+        if folder.syncer_file.stat().st_size > SMALL_FILE_BYTES_MAX:
+            raise ValueError(f"{folder.syncer_file.name} is too large")
         address = str(json.loads(folder.syncer_file.read_text())["address"])
         token = folder.token_file.read_text() if folder.token_file.exists() else ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise LaunchError(f"{path} holds no running syncer ({error}); give HOST:PORT or another run folder") from error
     return address, token
 
@@ -157,6 +172,19 @@ def create_run_folder(out: str, *, name: str) -> RunFolder:
             f"the run folder {where} cannot be written ({error.strerror}); give one that you may write to with --out"
         ) from error
     return folder
+
+
+def create_parent(out: str, *, name: str) -> Path:
+    """Make `out`, or a new folder runs/<date>-<name>-<n>, for several runs that belong together."""
+    try:
+        path = Path(out).expanduser() if out else _new_default(name)
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        where = out or str(DEFAULT_PARENT)
+        raise LaunchError(
+            f"the folder {where} cannot be written ({error.strerror}); give one that you may write to with --out"
+        ) from error
+    return path.resolve()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -102,7 +102,7 @@ class SyncerKeeper:
             # The syncer renames this file into place, so it is whole.
             announced = json.loads(self._folder.syncer_file.read_text())
             return str(announced["address"]) if announced["pid"] == pid else ""
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
 
     def _died(self, child: Child, code: int, now_s: float) -> None:

@@ -4,10 +4,10 @@ It knows nothing of models or training: what to start is given as commands, so t
 `atoll join` and the tests differ only in those. One thread, one loop; every wait has a bound; a signal sets a flag that
 the loop looks at.
 
-A learner that dies is restarted after a pause that doubles each time. Two deaths in a row before it ever joined mean
-that its program is broken, and the run ends with the last lines of its log. A learner that did join and then keeps
-dying is given up, and the others go on without it. One that was asked to leave (`atoll leave`, SIGTERM) is gone for
-good, and the others go on. What happens to a dead syncer is in `keeper`.
+A learner that dies is restarted after a pause that doubles each time, until it has trained well for a while. Two
+deaths in a row before it ever joined mean that its program is broken, and the run ends with the last lines of its log.
+A learner that did join and then keeps dying is given up, and the others go on without it. One that was asked to leave
+(`atoll leave`, SIGTERM) is gone for good, and the others go on. What happens to a dead syncer is in `keeper`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ from pathlib import Path
 
 from atoll.chaos import ChaosExecutor
 from atoll.errors import LaunchError
+from atoll.launch.chaos_control import ChaosControl, ProxyLinks, asked_to_leave, exposed
 from atoll.launch.folder import RunFolder
 from atoll.launch.keeper import SyncerKeeper
 from atoll.launch.plan import LEFT, LaunchPlan, Outcome, View
 from atoll.launch.process import Child, Command, describe_exit, note
 from atoll.launch.running import joined_processes, listed, training_pid
+from atoll.launch.slot import Slot
 from atoll.launch.watch import RunWatch
 from atoll.observe import Writer
 from atoll.observe.events import ProcessExited, ProcessStarted, Warned
@@ -40,25 +42,6 @@ LEARNER_STOP_S_MAX = 25.0
 """A learner that is told to end hands over what it has within 20 s of its own."""
 SYNCER_STOP_S_MAX = 60.0
 """It has rounds to close and a model to write."""
-
-
-class _Slot:
-    """One learner's place in the run, through all its restarts."""
-
-    def __init__(self, command: Command) -> None:
-        self.command = command
-        self.child: Child | None = None
-        self.restarts = 0
-        self.early_deaths = 0
-        self.restart_at_s: float | None = None
-        self.ever_joined = False
-        self.finished = False
-        self.left = False
-        self.given_up = False
-
-    @property
-    def over(self) -> bool:
-        return self.finished or self.left or self.given_up
 
 
 class Supervisor:
@@ -81,30 +64,30 @@ class Supervisor:
         self._say = say
         self._say_raw = say_raw
         self._began_ns = time.time_ns()
-        self._slots = {command.id: _Slot(command) for command in plan.learners}
+        self._slots = {command.id: Slot(command) for command in plan.learners}
         self._keeper: SyncerKeeper | None = None
         if plan.syncer is not None:
             self._keeper = SyncerKeeper(
-                folder, plan.syncer, policy=plan.syncer_restarts, spawn=self._spawn, writer=writer, say=say
+                folder,
+                exposed(plan.syncer, folder, plan.chaos),
+                policy=plan.syncer_restarts,
+                spawn=self._spawn,
+                writer=writer,
+                say=say,
             )
         self._syncer_code = 0
         self._watch = RunWatch(folder.path, tokens_budget=plan.tokens_budget)
-        self._chaos = ChaosExecutor(plan.faults, self, emit=writer.emit)
+        self._links = ProxyLinks(plan.chaos.seed) if plan.chaos is not None and plan.chaos.proxied else None
+        self._chaos = ChaosExecutor(
+            plan.faults,
+            ChaosControl(self._slots, lambda: self._keeper, folder=folder, start=self._start, options=plan.chaos),
+            emit=writer.emit,
+            links=self._links,
+            duty_cycle=plan.chaos is not None and plan.chaos.duty_cycle,
+        )
         self._signals: list[int] = []
         self._followed_bytes = _size(self._follow_file) if plan.follow else 0
         self._first_finish_s: float | None = None
-
-    # -- what the chaos executor asks
-
-    def pid_of(self, target: str) -> int | None:
-        if target == "syncer":
-            keeper = self._keeper
-            return keeper.child.pid if keeper is not None and keeper.child is not None and keeper.serving else None
-        slot = self._slots.get(target)
-        return slot.child.pid if slot is not None and slot.child is not None else None
-
-    def slow_file(self, learner: str) -> Path:
-        return self._folder.slow_file(learner)
 
     # -- the run
 
@@ -114,6 +97,8 @@ class Supervisor:
             try:
                 if self._keeper is not None:
                     self._keeper.start(hurry=lambda: bool(self._signals))
+                if self._links is not None:
+                    self._links.start(lambda: self._keeper.address if self._keeper is not None else "")
                 for slot in self._slots.values():
                     if not self._signals:
                         self._start(slot)
@@ -122,9 +107,13 @@ class Supervisor:
                 while not self._signals and not self._tick():
                     time.sleep(TICK_S)
             finally:
-                self._stop()
-                if self._view is not None:
-                    self._view.stop()
+                try:
+                    self._stop()
+                finally:
+                    if self._links is not None:
+                        self._links.close()
+                    if self._view is not None:
+                        self._view.stop()
         return self._outcome()
 
     def _outcome(self) -> Outcome:
@@ -138,12 +127,13 @@ class Supervisor:
             reason=reason,
             restarts=sum(slot.restarts for slot in slots.values()),
             given_up=tuple(id for id, slot in slots.items() if slot.given_up),
-            silent=tuple(id for id, slot in slots.items() if not slot.ever_joined),
+            silent=tuple(id for id, slot in slots.items() if not slot.ever_joined and not slot.guest),
             faults=tuple(self._chaos.injected),
             syncer_code=self._syncer_code,
             syncer_restarts=self._keeper.restarts if self._keeper is not None else 0,
-            left=tuple(id for id, slot in slots.items() if slot.left),
+            left=tuple(id for id, slot in slots.items() if slot.left and not slot.guest),
             learners=len(slots),
+            skipped=tuple(self._chaos.skipped),
         )
 
     def _tick(self) -> bool:
@@ -155,13 +145,15 @@ class Supervisor:
             if self._keeper.stopped:
                 self._signals.append(signal.SIGTERM)  # whoever ended the syncer meant the run
                 return True
-        for slot in self._slots.values():
+        for slot in list(self._slots.values()):
             self._look_at(slot)
+            if slot.resting and slot.child is None and self._first_finish_s is not None:
+                slot.left, slot.resting = True, False  # the run is over before it was to come back
             if slot.restart_at_s is not None and self._first_finish_s is not None:
                 self._give_up(slot, f"{slot.command.id} was to be restarted, but the run is ending")
             elif slot.restart_at_s is not None and now_s >= slot.restart_at_s:
                 self._restart(slot)
-        self._chaos.tick(self._watch.progress, time.time_ns())
+        self._chaos.tick(self._watch.progress, time.time_ns(), begun=self._watch.tokens > 0)
         if self._view is not None:
             self._view.refresh()
         self._follow()
@@ -187,13 +179,19 @@ class Supervisor:
 
     # -- starting
 
-    def _start(self, slot: _Slot) -> None:
+    def _start(self, slot: Slot) -> None:
         slot.restart_at_s = None
-        join = {"ATOLL_SYNCER": self._keeper.address} if self._keeper is not None else {}
-        slot.child = self._spawn(replace(slot.command, environment={**slot.command.environment, **join}))
+        command = exposed(slot.command, self._folder, self._plan.chaos)
+        join = {"ATOLL_SYNCER": self._address_for(slot.command.id)} if self._keeper is not None else {}
+        slot.child = self._spawn(replace(command, environment={**command.environment, **join}))
 
-    def _restart(self, slot: _Slot) -> None:
+    def _address_for(self, learner: str) -> str:
+        assert self._keeper is not None
+        return self._links.address(learner) if self._links is not None else self._keeper.address
+
+    def _restart(self, slot: Slot) -> None:
         slot.restarts += 1
+        slot.row += 1
         note(self._folder.log_file(slot.command.role, slot.command.id), f"--- restart {slot.restarts} ---")
         self._start(slot)
         self._say(f"{slot.command.id} is back (restart {slot.restarts})")
@@ -216,7 +214,7 @@ class Supervisor:
 
     # -- deaths
 
-    def _look_at(self, slot: _Slot) -> None:
+    def _look_at(self, slot: Slot) -> None:
         if slot.child is None or (code := slot.child.poll()) is None:
             return
         child, slot.child = slot.child, None
@@ -226,6 +224,9 @@ class Supervisor:
         joined = self._watch.joined_since(child.id, child.started_ns)
         slot.ever_joined = slot.ever_joined or joined
         if how := self._gone_for_good(child):
+            if slot.resting and self._first_finish_s is None:
+                self._say(f"{child.id} {how} ({describe_exit(code)}), and will come back")
+                return
             slot.left = True
             self._say(f"{child.id} {how} ({describe_exit(code)}); the others go on")
             return
@@ -233,9 +234,10 @@ class Supervisor:
             slot.finished = True
             self._first_finish_s = self._first_finish_s or time.monotonic()
             return
-        slot.early_deaths = 0 if joined else slot.early_deaths + 1
         policy = self._plan.restarts
-        broken = slot.early_deaths >= policy.early_deaths_max and not slot.ever_joined and not self._plan.over()
+        slot.died(policy, joined=joined, lived_s=(time.time_ns() - child.started_ns) / 1e9)
+        never = slot.early_deaths >= policy.early_deaths_max and not slot.ever_joined
+        broken = never and not slot.guest and not self._plan.over()
         if broken or policy.restarts_max == 0:
             when = f"{slot.early_deaths} times before it joined" if broken else "and cannot be replaced"
             raise LaunchError(
@@ -256,7 +258,7 @@ class Supervisor:
                 return "left as it was asked to"
         return self._watch.gone_for_good(child.id, child.started_ns)
 
-    def _plan_restart(self, slot: _Slot, what: str) -> None:
+    def _plan_restart(self, slot: Slot, what: str) -> None:
         policy = self._plan.restarts
         if self._plan.over():
             slot.finished = True
@@ -264,15 +266,13 @@ class Supervisor:
         elif self._first_finish_s is not None:
             # The first learner to finish ends the run for all: a newcomer would find nothing to do.
             self._give_up(slot, f"{what}; the run is ending, so it is not restarted")
-        elif slot.restarts >= policy.restarts_max or slot.early_deaths >= policy.early_deaths_max:
+        elif slot.spent(policy):
             text = f"{what}; given up after {slot.restarts} restarts, see {self._folder.logs}; the others go on"
             self._give_up(slot, text)
         else:
-            doubled_s = policy.delay_s * 2.0 ** min(slot.restarts, 30)
-            early = slot.early_deaths > 0
-            delay_s = policy.early_delay_s if early else min(policy.delay_s_max, doubled_s)
+            delay_s = slot.pause_s(policy)
             slot.restart_at_s = time.monotonic() + delay_s
-            others = "before it joined" if early else "the others go on"
+            others = "before it joined" if slot.early_deaths else "the others go on"
             self._say(f"{what}; {others}; restarting it in {delay_s:g} s")
 
     def _give_up_stragglers(self, now_s: float) -> None:
@@ -288,7 +288,7 @@ class Supervisor:
             if now_s >= first_s + allowed_s and not slot.given_up:
                 self._give_up(slot, f"{slot.command.id} did not end within {allowed_s:g} s of the first; it is stopped")
 
-    def _give_up(self, slot: _Slot, text: str) -> None:
+    def _give_up(self, slot: Slot, text: str) -> None:
         slot.given_up = True
         slot.restart_at_s = None
         self._writer.emit(Warned("launcher", text))
@@ -314,6 +314,8 @@ class Supervisor:
     def _end(self, children: Sequence[Child], timeout_s: float) -> list[int]:
         """SIGTERM to all, a bounded wait, SIGKILL to the rest. A second Ctrl-C cuts the wait short."""
         for child in children:
+            if asked_to_leave(self._folder, child):
+                continue
             child.terminate(training_pid(self._folder, child.id, child.pid) if child.role == "learner" else None)
         deadline_s = time.monotonic() + timeout_s
         codes = []

@@ -59,10 +59,13 @@ def check_types(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     types = {f.name: str(f.type) for f in fields(cls)}
     checked: dict[str, Any] = {}
     for name, value in values.items():
-        wanted = {"int": int, "float": (int, float), "str": str}[types[name]]
-        if isinstance(value, bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
+        wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}[types[name]]
+        if isinstance(value, bool) != (wanted is bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
             raise ConfigError(f"setting {name} must be {types[name]}, not {value!r}")
-        checked[name] = float(value) if types[name] == "float" else value
+        try:
+            checked[name] = float(value) if types[name] == "float" else value
+        except OverflowError:
+            raise ConfigError(f"setting {name} is too large; use a number in its range") from None
     return checked
 
 
@@ -73,6 +76,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path} is too large for a settings file; give a TOML file of settings to --config")
         text = path.read_text(encoding="utf-8")
         values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        repr(values)  # TOML takes hexadecimal numbers of any length, which no message could show: a ValueError here
     except OSError as error:
         raise ConfigError(f"cannot read the settings file {path} ({error.strerror}); check the path") from error
     except (ValueError, RecursionError) as error:
@@ -84,10 +88,10 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def to_toml(values: Mapping[str, str | int | float], *, comment: str) -> str:
-    """Flat TOML. JSON's string form is valid TOML, and so are Python's numbers."""
+    """Flat TOML. JSON's strings and truth values are valid TOML, and so are Python's numbers."""
     lines = [f"# {comment}"]
     lines += [
-        f"{name} = {json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)}"
+        f"{name} = {json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)}"
         for name, value in values.items()
     ]
     return "\n".join(lines) + "\n"

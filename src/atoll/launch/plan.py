@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.chaos import Fault, InjectedFault
+from atoll.chaos.real import SkippedFault
 from atoll.launch.process import Command
 
 LEFT = "every learner left"
@@ -30,7 +31,9 @@ class RestartPolicy:
     """Pause before the first restart; it doubles with each further one."""
     delay_s_max: float = 30.0
     restarts_max: int = 10
-    """Per learner. 0: the death of one ends the run (data-parallel)."""
+    """Per learner, in a row. 0: the death of one ends the run (data-parallel)."""
+    calm_s: float = 60.0
+    """A learner that joined and lived this long was a good one: its pause and its count begin anew."""
     early_deaths_max: int = 2
     """Deaths in a row before joining that mean the program is broken."""
     early_delay_s: float = 0.5
@@ -55,6 +58,20 @@ class SyncerPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class ChaosOptions:
+    """What the supervisor needs to carry out a plan of faults."""
+
+    proxied: bool = False
+    """Each learner reaches the syncer through a port of its own of a proxy in the launcher."""
+    seed: int = 0
+    """Of the bits that the proxy flips."""
+    duty_cycle: bool = False
+    """The learners do not heed a slow file (a user's own script): slow ones are stopped and continued."""
+    guest: Callable[[str], Command] | None = None
+    """The command of a learner that joins under the given id; None: the run takes no guests."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """The commands of a run and how it is kept going."""
 
@@ -67,6 +84,8 @@ class LaunchPlan:
     faults: Sequence[Fault] = ()
     tokens_budget: int = 0
     """Tokens that make the whole run, for the moments of the faults; 0: unknown."""
+    chaos: ChaosOptions | None = None
+    """How faults are carried out; None where there are none."""
     straggle_s_max: float = 0.0
     """How long the other learners may take to end after the first has finished; 0: as long as they like."""
     follow: str = ""
@@ -97,6 +116,8 @@ class Outcome:
     """Learners that were asked to leave, and did."""
     learners: int = 0
     """How many there were."""
+    skipped: tuple[SkippedFault, ...] = ()
+    """Faults of the chaos plan that could not be put in, and why."""
 
     @property
     def interrupted(self) -> bool:

@@ -102,6 +102,7 @@ def build_result(
         "dp_bytes_equivalent": equivalent,
         **_synchronisation(config, measured, equivalent=equivalent, folder=folder),
         "faults": [asdict(fault) for fault in (*attempt.faults, *outcome.faults)],
+        "faults_skipped": [asdict(fault) for fault in outcome.skipped],
         "restarts": measured.restarts,
         "syncer_restarts": measured.syncer_restarts,
         "resumed": attempt.number,
@@ -129,6 +130,8 @@ def script_result(
         "syncer_restarts": measured.syncer_restarts,
         "resumed": attempt.number,
         "given_up": list(outcome.given_up),
+        "faults": [asdict(fault) for fault in (*attempt.faults, *outcome.faults)],
+        "faults_skipped": [asdict(fault) for fault in outcome.skipped],
         "run_folder": str(attempt.folder.path),
     }
 

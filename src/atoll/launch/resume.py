@@ -125,7 +125,7 @@ def _faults_so_far(folder: RunFolder) -> tuple[InjectedFault, ...]:
 
 def _clear(folder: RunFolder) -> None:
     """Faults and requests of the processes that are gone must not reach their successors."""
-    for pattern in ("slow-*", "leave-*"):
+    for pattern in ("slow-*", "poison-*", "disk-full", "leave-*"):
         for path in folder.path.glob(pattern):
             path.unlink(missing_ok=True)
 

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll.errors import ConfigError, LaunchError
-from atoll.launch.commands import learner_commands, new_token, syncer_command
+from atoll.launch.chaos_plans import plan_text
+from atoll.launch.commands import guest_command, learner_commands, new_token, syncer_command
 from atoll.launch.config import RunConfig, resolved
-from atoll.launch.folder import create_run_folder, write_json
+from atoll.launch.folder import create_run_folder, write_json, write_text
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import Finished, LaunchPlan, Outcome
+from atoll.launch.plan import ChaosOptions, Finished, LaunchPlan, Outcome
+from atoll.launch.process import Command
 from atoll.launch.result import measure, script_result
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter
@@ -55,8 +57,13 @@ def run_attempt(
     plan = LaunchPlan(
         [one for one in learners if one.id not in attempt.taken],
         syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
+        faults=attempt.still_to_come(config.faults()),
+        chaos=_chaos_options(config, command, attempt),
         follow="learner-0",
     )
+    if plan.faults:
+        text = plan_text(config.faults(), seed=config.chaos_seed, seconds=config.storm_minutes * 60.0)
+        write_text(folder.plan_file, text)
     with EventWriter(attempt.events_file) as writer:
         writer.emit(_run_started(config, command))
         try:
@@ -72,6 +79,23 @@ def run_attempt(
     result = script_result(config, command, attempt, measured=measured, outcome=outcome)
     write_json(folder.result_file, result)
     return Finished(folder.path, outcome, result)
+
+
+def _chaos_options(config: RunConfig, command: Sequence[str], attempt: Attempt) -> ChaosOptions | None:
+    if config.chaos == "none":
+        return None
+
+    def guest(id: str) -> Command:
+        return guest_command(
+            attempt.folder,
+            command,
+            id=id,
+            learners=config.learners,
+            threads=config.threads_per_learner,
+            environment={"ATOLL_TOKEN": attempt.token},
+        )
+
+    return ChaosOptions(proxied=True, seed=config.chaos_seed, duty_cycle=True, guest=guest)
 
 
 def _run_started(config: RunConfig, command: Sequence[str]) -> RunStarted:

@@ -95,7 +95,7 @@ def _read(path: Path) -> list[Listed]:
             return []
         entries = json.loads(path.read_text())
         return [Listed(str(e["role"]), str(e["id"]), int(e["pid"]), str(e.get("started", ""))) for e in entries]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return []
 
 

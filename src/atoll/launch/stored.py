@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.chaos import InjectedFault
+from atoll.chaos import Fault, InjectedFault
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.config import RunConfig, TrainConfig, run_config, train_config
 from atoll.launch.folder import RunFolder
@@ -31,6 +32,19 @@ class Attempt:
     """Learners that run already, because an `atoll join` has outlived the launcher."""
     faults: tuple[InjectedFault, ...] = ()
     """What the chaos plan has done in earlier attempts."""
+
+    def still_to_come(self, plan: Sequence[Fault]) -> list[Fault]:
+        """What is left of a chaos plan: a fault happens once in a run, however often it is resumed. Seconds of the plan
+        are counted from the first step, so those that are over are taken off."""
+        happened = Counter((one.fault, one.target) for one in self.faults)
+        over_s = max((one.t_s for one in self.faults), default=0.0)
+        left = []
+        for fault in plan:
+            if happened[fault.kind, fault.target] > 0:
+                happened[fault.kind, fault.target] -= 1
+            else:
+                left.append(replace(fault, at_s=max(0.0, fault.at_s - over_s)) if fault.at_s >= 0.0 else fault)
+        return left
 
     @property
     def events_file(self) -> Path:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.chaos import chaos_plan
 from atoll.errors import LaunchError
+from atoll.launch.chaos_plans import expected_s, plan_text
 from atoll.launch.commands import (
     data_parallel_environments,
+    guest_command,
     learner_commands,
     new_token,
     syncer_command,
@@ -19,8 +20,8 @@ from atoll.launch.commands import (
 from atoll.launch.config import TrainConfig, resolved
 from atoll.launch.folder import RunFolder, create_run_folder, write_json, write_text
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import Finished, LaunchPlan, RestartPolicy, View
-from atoll.launch.process import tail_of
+from atoll.launch.plan import ChaosOptions, Finished, LaunchPlan, RestartPolicy, View
+from atoll.launch.process import Command, tail_of
 from atoll.launch.result import build_result, measure
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter
@@ -126,14 +127,36 @@ def _plan(config: TrainConfig, attempt: Attempt) -> LaunchPlan:
     if not config.synchronises:
         # Neither survives the loss of a process: there is nobody who holds its state.
         return LaunchPlan(data_parallel_environments(learners), restarts=RestartPolicy(restarts_max=0))
-    happened = {(fault.fault, fault.target) for fault in attempt.faults}
+    faults = config.faults()
+    if faults:
+        seconds = expected_s(steps=config.steps, step_ms=config.step_ms)
+        write_text(folder.plan_file, plan_text(faults, seed=config.chaos_seed, seconds=seconds))
     return LaunchPlan(
         [command for command in learners if command.id not in attempt.taken],
         syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
-        faults=[f for f in chaos_plan(config.chaos, config.learners) if (f.name, f.target) not in happened],
+        faults=attempt.still_to_come(faults),
+        chaos=_chaos_options(config, attempt),
         tokens_budget=config.tokens_budget,
         straggle_s_max=STRAGGLE_S_MAX,
     )
+
+
+def _chaos_options(config: TrainConfig, attempt: Attempt) -> ChaosOptions | None:
+    """The demo only kills and slows; everything else needs the proxy, and processes that faults can reach."""
+    if config.chaos in ("none", "demo"):
+        return None
+
+    def guest(id: str) -> Command:
+        return guest_command(
+            attempt.folder,
+            worker_argv(attempt.folder),
+            id=id,
+            learners=config.learners,
+            threads=config.threads_per_learner,
+            environment={"ATOLL_TOKEN": attempt.token},
+        )
+
+    return ChaosOptions(proxied=True, seed=config.chaos_seed, guest=guest)
 
 
 def _worker_config(config: TrainConfig) -> WorkerConfig:
@@ -151,6 +174,7 @@ def _worker_config(config: TrainConfig) -> WorkerConfig:
         eval_every=config.eval_every_steps,
         device=config.device,
         threads=config.threads_per_learner,
+        step_ms=config.step_ms,
     )
 
 

@@ -1,4 +1,5 @@
-"""Time in the training loop: where it went (StepMeter), and the fault that makes a learner slow (SlowDown)."""
+"""Time in the training loop: where it went (StepMeter), how long a step takes at least, and the fault that makes a
+learner slow (SlowDown)."""
 
 from __future__ import annotations
 
@@ -82,22 +83,26 @@ class SlowDown:
 
     It sleeps, rather than compute more, so that the other learners on the same cores keep their speed. Without a path,
     or without the file, it does nothing; a file that cannot be read counts as absent.
+
+    `step_s_min` is the least that a step takes, fault or not. Learners that share cores would otherwise be faster while
+    one of them is down, and a comparison of runs would not show what the loss of one costs.
     """
 
-    def __init__(self, path: str | Path | None) -> None:
+    def __init__(self, path: str | Path | None, *, step_s_min: float = 0.0) -> None:
         self._path = Path(path) if path else None
+        self._step_s_min = step_s_min
         self._factor = 1.0
         self._look_at = 0.0
 
     def after_step(self, compute_s: float) -> float:
-        """Sleep (factor - 1) times what the step took. Gives the seconds slept."""
-        if self._path is None:
-            return 0.0
+        """Sleep until the step has taken its time: what it really took, or the least, times the factor. Gives the
+        seconds slept."""
         now = time.monotonic()
-        if now >= self._look_at:
+        if self._path is not None and now >= self._look_at:
             self._look_at = now + SLOW_CHECK_S
             self._factor = self._read(self._path)
-        pause_s = min((self._factor - 1.0) * compute_s, SLOW_SLEEP_S_MAX)
+        wanted_s = self._factor * max(compute_s, self._step_s_min)
+        pause_s = min(wanted_s - compute_s, SLOW_SLEEP_S_MAX)
         if pause_s > 0:
             time.sleep(pause_s)
         return max(pause_s, 0.0)

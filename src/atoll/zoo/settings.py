@@ -14,6 +14,8 @@ from atoll.errors import ConfigError
 from atoll.zoo.presets import model_config
 
 METHODS = ("decoupled", "diloco", "dp", "single")
+STEP_MS_MAX = 60_000
+"""A minute a step: the longest that a slow learner sleeps at once, too."""
 _NUMBERS_MIN = {
     "learners": 1,
     "steps": 1,
@@ -67,6 +69,8 @@ class WorkerConfig:
     """cpu, cuda (learner r takes GPU r modulo their number), cuda:N, or auto (cuda where there is one)."""
     threads: int = 0
     """Threads of torch in each process. 0: torch's own choice, which is too many when learners share cores."""
+    step_ms: float = 0.0
+    """A step takes at least this long: what is left of it is slept. 0: as fast as it can."""
 
     def __post_init__(self) -> None:
         for name, low in _NUMBERS_MIN.items():
@@ -75,6 +79,8 @@ class WorkerConfig:
                 raise ConfigError(f"{name} must be a whole number from {low}; not {value!r}")
         if isinstance(self.lr, bool) or not isinstance(self.lr, int | float) or not 0 <= self.lr < math.inf:
             raise ConfigError(f"lr must be a number from 0 (0: the preset's); not {self.lr!r}")
+        if isinstance(self.step_ms, bool) or not 0 <= self.step_ms <= STEP_MS_MAX:
+            raise ConfigError(f"step_ms must be a number of milliseconds from 0 to {STEP_MS_MAX}; not {self.step_ms!r}")
         one_of("method", self.method, METHODS)
         one_of("optimizer", self.optimizer, ("adamw", "muon", "sgd"))
         one_of("schedule", self.schedule, ("cosine", "wsd", "constant"))

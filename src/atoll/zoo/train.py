@@ -85,7 +85,8 @@ class Workbench:
         held_out = held_out_batches(corpus, batch=config.batch, seq=config.seq, batches_max=config.eval_batches)
         model = build_model(config.model, config.seed).to(device)
         optimizer = make_optimizer(model, config.optimizer, config.peak_lr)
-        return cls(config, seat, device, model, optimizer, corpus, held_out, SlowDown(seat.slow_file))
+        slow = SlowDown(seat.slow_file, step_s_min=config.step_ms / 1000.0)
+        return cls(config, seat, device, model, optimizer, corpus, held_out, slow)
 
     def batches(self) -> Batches:
         """This process's data: a shard of its own (dp), or all of it (single)."""

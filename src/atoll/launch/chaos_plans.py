@@ -1,0 +1,86 @@
+"""From the setting `chaos` to faults: a plan by name, or a TOML file of faults.
+
+A run with a token budget takes the moments of a storm as shares of its tokens, because nobody knows how fast it will
+be. Seconds count where a file of faults gives them, and where there is no budget.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from atoll.chaos.plan import CHAOS_PLANS, STORM_MINUTES_MAX, Fault, StormPlan, chaos_plan, dump_plan, load_plan
+from atoll.errors import ConfigError
+
+CALM = "calm"
+"""No faults, but every link goes through the proxy, as in a storm: what a storm is compared with."""
+PLAN_SUFFIX = ".toml"
+STEP_MS_GUESS = 150.0
+"""What a step takes where nothing is known: the model `tiny`, four learners on two cores. It only decides how many
+faults there are and how long they last."""
+STORM_S_MIN = 60.0
+"""A shorter run gets the faults of a minute: else there would be none."""
+
+
+def plan_path(chaos: str) -> Path | None:
+    """The file that the setting names; None for a plan that has a name."""
+    return Path(chaos) if chaos.endswith(PLAN_SUFFIX) else None
+
+
+def absolute_plan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings with the path of a plan from the root, so that the run can be resumed from anywhere."""
+    chaos = values.get("chaos")
+    if isinstance(chaos, str) and (path := plan_path(chaos)) is not None:
+        return {**values, "chaos": str(path.expanduser().resolve())}
+    return dict(values)
+
+
+def check_chaos(chaos: str, storm_minutes: float) -> None:
+    """Refuse what is neither a name nor a file of faults."""
+    if plan_path(chaos) is None and chaos not in (*CHAOS_PLANS, CALM):
+        names = ", ".join((*CHAOS_PLANS, CALM))
+        raise ConfigError(f"chaos must be one of {names}, or a {PLAN_SUFFIX} file of faults; not {chaos!r}")
+    if not (math.isfinite(storm_minutes) and 0.0 < storm_minutes <= STORM_MINUTES_MAX):
+        raise ConfigError(f"storm_minutes must be above 0 and at most {STORM_MINUTES_MAX:g}; not {storm_minutes!r}")
+
+
+def expected_s(*, steps: int, step_ms: float) -> float:
+    """How long a run will take."""
+    return steps * (step_ms or STEP_MS_GUESS) / 1000.0
+
+
+def faults_in_time(chaos: str, *, learners: int, seconds: float, seed: int) -> tuple[Fault, ...]:
+    """The faults of a run of `seconds`, at seconds since its first step."""
+    path = plan_path(chaos)
+    if path is not None:
+        return load_plan(path, learners=learners, seconds=seconds).faults
+    return () if chaos == CALM else chaos_plan(chaos, learners, seed=seed, minutes=seconds / 60.0)
+
+
+def faults_by_share(chaos: str, *, learners: int, seconds: float, seed: int) -> tuple[Fault, ...]:
+    """The faults of a run with a token budget, at shares of it. `seconds` is a guess of its length."""
+    if chaos != "storm":
+        return () if chaos == CALM else chaos_plan(chaos, learners)
+    seconds = min(max(seconds, STORM_S_MIN), STORM_MINUTES_MAX * 60.0)
+    return tuple(
+        _by_share(fault, seconds) for fault in faults_in_time(chaos, learners=learners, seconds=seconds, seed=seed)
+    )
+
+
+def _by_share(fault: Fault, seconds: float) -> Fault:
+    until = min(1.0, fault.end_s / seconds) if fault.lasts_s else 0.0
+    return replace(fault, at_s=-1.0, lasts_s=0.0, at_progress=fault.at_s / seconds, until_progress=until)
+
+
+def plan_text(faults: tuple[Fault, ...], *, seed: int, seconds: float) -> str:
+    """The plan as TOML, for the run folder; shares of the tokens become shares of the time that was expected."""
+    listed = [_in_time(fault, seconds) if fault.at_progress >= 0.0 else fault for fault in faults]
+    return dump_plan(StormPlan(tuple(listed), seed))
+
+
+def _in_time(fault: Fault, seconds: float) -> Fault:
+    lasts_s = fault.lasts_s or max(0.0, fault.until_progress - fault.at_progress) * seconds
+    return replace(fault, at_s=fault.at_progress * seconds, at_progress=-1.0, lasts_s=lasts_s, until_progress=0.0)
