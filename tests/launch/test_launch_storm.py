@@ -328,7 +328,7 @@ class RecordedRun:
         for offset, (name, events) in enumerate(files.items()):
             lines = [encode(1000 * (offset + 1) + number, event) for number, event in enumerate(events)]
             (self.folder / "events" / f"{name}.jsonl").write_bytes(b"".join(lines))
-        return [str(violation) for violation in check_run(self.folder, self.facts)]
+        return [str(violation) for violation in check_run(self.folder, self.facts).violations]
 
 
 def test_a_good_run_has_no_violation(tmp_path: Path) -> None:

@@ -30,6 +30,10 @@ def print_scorecard(card: dict[str, Any], console: Console, *, folder: Path) -> 
     more = len(card["violations"]) - VIOLATIONS_PRINTED_MAX
     if more > 0:
         console.print(f"and {more} more, in scorecard.json", style="red")
+    console.print(f"replay of every merge from the recording: {card['replay']}", markup=False, soft_wrap=True)
+    if not card["liveness_judged"]:
+        text = "the run ended too soon after its last fault to say whether everybody was merged again (I5)"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
     console.print(_how_to_read(card), style="dim", markup=False)
     console.print(f"folder: {folder} (scorecard.json, plan.toml, both runs)", markup=False, soft_wrap=True)
 

@@ -299,6 +299,7 @@ class LearnerMachine:
             fields = {"learner": self.learner, "fragment": progress.index, "version": version, "step": self.step}
             out.append(Note("LearnerAdopted", {**fields, "merged": bool(merged)}))
         progress.reseed = ""
+        assert version >= progress.base, f"I1: fragment {progress.index} went from {progress.base} to {version}"
         known = progress.base_checksum if version == progress.base else 0
         progress.base_checksum = progress.checksums.get(version, known)
         progress.base, progress.based = version, True

@@ -49,10 +49,12 @@ class Account:
     def merge(self, fragment: int, tokens: int) -> None:
         self.held[fragment] -= tokens
         self.merged[fragment] += tokens
+        assert self.held[fragment] >= 0, "I3: more tokens were merged than were held"
 
     def release(self, fragment: int, tokens: int) -> None:
         """A held contribution was dropped: its tokens are the learner's again (or are lost with it)."""
         self.held[fragment] -= tokens
+        assert self.held[fragment] >= 0, "I3: more tokens were dropped than were held"
 
     def rest(self, fragment: int) -> int:
         """Processed tokens that are neither merged, held by the syncer nor discarded: still with the learner."""

@@ -73,4 +73,6 @@ class Relays:
         return [relay for relay in self.open.values() if now_ns - relay.moved_ns >= RELAY_SILENCE_NS]
 
     def next_wake_ns(self) -> int | None:
+        if not self.open:
+            return None
         return min((relay.moved_ns + RELAY_SILENCE_NS for relay in self.open.values()), default=None)

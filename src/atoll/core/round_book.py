@@ -61,13 +61,19 @@ class RoundBook:
         self._launched_for: tuple[int | None, int, int] = (None, -1, -1)
         self._changed_ns = 0
         """When the clock, a round or the membership last changed."""
+        self._quorum_for = (-1, -1)
+        self._quorum = 0
         self._upcoming_for: tuple[int, int] = (-1, -1)
         self._upcoming: dict[int, tuple[int, ...]] = {}
 
     # ------------------------------------------------------------ the clock
 
     def quorum(self) -> int:
-        return quorum_count(self._config, len(self._membership.active()), self._membership.joined_max)
+        known = (self._membership.stamp, self._membership.joined_max)
+        if known != self._quorum_for:
+            self._quorum_for = known
+            self._quorum = quorum_count(self._config, len(self._membership.active()), self._membership.joined_max)
+        return self._quorum
 
     def clock(self) -> int | None:
         """s, or None while fewer than a quorum are active."""
@@ -317,6 +323,7 @@ class RoundBook:
             member = self._membership.members.get(item.id.learner)
             if member is not None and member.generation == item.id.generation:
                 kept = member.merged[done.fragment][-MERGED_KEPT + 1 :]
+                assert all(seq != item.id.seq for seq, _ in kept), f"I2: {item.id} was merged twice"
                 member.merged[done.fragment] = [*kept, (item.id.seq, track.version)]
             out.append(Forget(item.id))
         out.append(

@@ -132,8 +132,9 @@ class SyncerMachine(SyncerCare):
 
     def next_wake_ns(self) -> int | None:
         """When to send the next Tick, if nothing else happens before."""
-        healing = self.healing.next_wake_ns() if self.healing is not None else None
-        wakes = [w for w in (self.book.next_wake_ns(), self.relays.next_wake_ns(), healing) if w is not None]
+        wakes = [w for w in (self.book.next_wake_ns(), self.relays.next_wake_ns()) if w is not None]
+        if self.healing is not None and (healing_ns := self.healing.next_wake_ns()) is not None:
+            wakes.append(healing_ns)
         if self._lease_wake_at != self.membership.stamp:
             self._lease_wake_at = self.membership.stamp
             self._lease_wake_ns = self._next_lease_ns()

@@ -97,7 +97,8 @@ def build_scorecard(config: TrainConfig, storm: Path, twin: Path, *, seed: int, 
     stamped, calm = list(read_events(storm)), list(read_events(twin))
     result, twin_result = _result(storm), _result(twin)
     pace, twin_pace = measure_pace(stamped, config.learners), measure_pace(calm, config.learners)
-    violations = check_run(storm, run_facts(config))
+    checked = check_run(storm, run_facts(config))
+    violations = checked.violations
     kinds = Counter(event.fault for _, _, event in stamped if isinstance(event, ev.FaultInjected))
     skipped = [asdict(event) for _, _, event in stamped if isinstance(event, ev.FaultSkipped)]
     return {
@@ -113,6 +114,8 @@ def build_scorecard(config: TrainConfig, storm: Path, twin: Path, *, seed: int, 
         "goodput_twin": twin_result["goodput"],
         "ledger_exact": not any(violation.invariant == LEDGER for violation in violations),
         "violations": [str(violation) for violation in violations[:VIOLATIONS_MAX]],
+        "liveness_judged": checked.liveness_judged,
+        "replay": checked.replay,
         "recovery_s": recovery_times(stamped),
         "learners": config.learners,
         "minutes": minutes,

@@ -90,6 +90,7 @@ class StormConfig:
             "steps": self.steps,
             "chaos": chaos,
             "chaos_seed": self.seed,
+            "record": True,  # so that every merge can be done again afterwards (I9); both runs pay for it
             "out": out,
         }
         return train_config(values)[0]

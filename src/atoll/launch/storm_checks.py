@@ -15,6 +15,7 @@ from pathlib import Path
 from atoll.check import Violation, all_checkers, facts
 from atoll.check.checker import Checkers
 from atoll.core.messages import Refusal
+from atoll.errors import AtollError
 from atoll.observe import events as ev
 from atoll.observe import read_events
 from atoll.store.tape_record import FILE_BYTES_MAX, read_records, tape_files
@@ -69,7 +70,18 @@ class _Epoch:
     commits: list[ev.Committed] = field(default_factory=list)
 
 
-def check_run(folder: Path, run: RunFacts) -> list[Violation]:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What the checks of a run came to."""
+
+    violations: list[Violation]
+    liveness_judged: bool
+    """False if the run ended too soon after its last fault to say whether it recovered."""
+    replay: str
+    """identical, different, or why it could not be followed."""
+
+
+def check_run(folder: Path, run: RunFacts) -> Checked:
     """Every violation of an invariant that the folder of a finished run shows."""
     stamped = list(read_events(folder))
     checkers = all_checkers(outlier_factor=run.outlier_factor, sync_every=run.sync_every)
@@ -78,9 +90,36 @@ def check_run(folder: Path, run: RunFacts) -> list[Violation]:
         checkers.feed(fact)
     for fact in _of_ledger(stamped, run):
         checkers.feed(fact)
-    for fact in _of_calm(stamped, run):
+    calm = list(_of_calm(stamped, run))
+    for fact in calm:
         checkers.feed(fact)
-    return [*checkers.violations, *_model(folder)]
+    replayed, said = _replayed(folder)
+    for fact in replayed:
+        checkers.feed(fact)
+    return Checked([*checkers.violations, *_model(folder)], _judged(calm), said)
+
+
+def _judged(calm: Sequence[facts.Fact]) -> bool:
+    quiet = [fact for fact in calm if isinstance(fact, facts.Calm)]
+    ended = [fact for fact in calm if isinstance(fact, facts.Ended)]
+    return bool(quiet and ended) and ended[0].at_ns >= quiet[0].until_ns
+
+
+def _replayed(folder: Path) -> tuple[list[facts.Fact], str]:
+    """Every merge done again from the recording."""
+    from atoll.syncer.replay import replay
+
+    try:
+        report = replay(folder)
+    except AtollError as error:
+        return [], f"not possible: {error}"
+    if report.mismatch is not None:
+        wrong = report.mismatch
+        return [facts.Replayed(wrong.fragment, wrong.version, wrong.expected, wrong.found)], "different"
+    ends = [facts.Replayed(e.fragment, e.version, e.checksum, e.found_checksum) for e in report.ends if e.checksum]
+    if report.identical:
+        return [*ends], f"identical ({report.merges} merges)"
+    return [], f"followed as far as it was recorded ({report.merges} merges)"
 
 
 # ---------------------------------------------------------------- versions
