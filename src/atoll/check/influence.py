@@ -6,7 +6,7 @@ from collections import defaultdict
 from atoll.check.checker import Checker
 from atoll.check.facts import Committed, GuardReset, Outlier, Restored
 
-MEDIANS_KEPT = 32
+MEDIANS_KEPT = 8
 """Medians that a merged contribution may have been judged by: it may wait for some versions before it is merged, while
 others are refused."""
 

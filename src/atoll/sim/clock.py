@@ -6,6 +6,10 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
+AT_ONCE_MAX = 1_000_000
+"""Things that may happen at one moment: a million learners that hear the same news. More is somebody who goes round in
+circles, and would do so for ever."""
+
 
 class Clock:
     def __init__(self) -> None:
@@ -31,8 +35,14 @@ class Clock:
         """Let things happen until this moment; False if somebody stopped it before."""
         self._stopped = False
         planned, pop = self._planned, heapq.heappop
+        moment_ns, at_once = self.now_ns, 0
         while planned and planned[0][0] <= until_ns:
             self.now_ns, _, action, arguments = pop(planned)
+            if self.now_ns == moment_ns:
+                at_once += 1
+                assert at_once <= AT_ONCE_MAX, f"the world does not come to rest at {moment_ns} ns"
+            else:
+                moment_ns, at_once = self.now_ns, 0
             action(*arguments)
             if self._stopped:
                 return False

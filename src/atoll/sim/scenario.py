@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -142,7 +142,6 @@ class Scenario:
     merge_ns: int = 2_000_000
     sync_ns: int = 3_000_000
     commit_ns: int = 10_000_000
-    extras: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.learners) <= LEARNERS_MAX:

@@ -326,6 +326,9 @@ class SyncerHost:
             self.apply(fx.MergeFinished(effect.fragment, finite=False))
             return
         items = self.machine.book.merging(effect.fragment)
+        oldest = max(effect.version - 1 - item.base_version for item in items)
+        carried = self.machine.config.carry_versions_max
+        self.world.state(facts.Sizes("versions is the age of a merged contribution", oldest, carried))
         fact = facts.Committed(
             self.epoch,
             effect.fragment,

@@ -1,0 +1,103 @@
+"""A learner that a chaos plan has poisoned: what it sends, and that nothing is wrong without the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.codec import get_codec
+from atoll.core.config import CODECS, SyncConfig
+from atoll.core.layout import build_layout
+from atoll.core.messages import PushHeader, PushKind, TensorSpec
+from atoll.learner.chaos import HUGE, Poison, poison_from_environment
+from atoll.learner.vault import F32, Sending, Vault
+
+SIZE = 600
+
+
+class Snapshot:
+    def __init__(self, values: F32) -> None:
+        self._values = values
+
+    def values(self) -> F32:
+        return self._values
+
+
+def made(codec: str) -> tuple[Vault, Sending, F32]:
+    layout = build_layout((TensorSpec("weight", (SIZE,), "float32"),), 1)
+    vault = Vault(layout, SyncConfig(codec_up=codec))
+    size = layout.fragments[0].size
+    dice = np.random.default_rng(0)
+    base = dice.normal(size=size).astype(np.float32)
+    delta = dice.normal(size=size).astype(np.float32)
+    header = PushHeader(
+        kind=PushKind.CONTRIBUTION,
+        learner="learner-0",
+        generation=1,
+        fragment=0,
+        round=1,
+        attempt=0,
+        seq=0,
+        base_version=0,
+        steps=1,
+        tokens=1,
+        codec=codec,
+        size=0,
+        checksum=0,
+    )
+    return vault, Sending(header, Snapshot(base + delta), base, feedback=False), delta
+
+
+def sent(tmp_path: Path, codec: str, variant: str) -> tuple[np.ndarray, F32]:
+    vault, sending, delta = made(codec)
+    if variant:
+        (tmp_path / "poison").write_text(variant + "\n")
+    payload = Poison(tmp_path / "poison").encode(vault, sending)
+    assert sending.payload is payload
+    assert np.array_equal(sending.progress(), sending.snapshot.values() - sending.origin)
+    return payload, delta
+
+
+def inspect(codec: str, payload: np.ndarray, size: int) -> tuple[bool, float]:
+    finite, norms = get_codec(codec).inspect(payload, size, np.array([0, -(-size // 256)]))
+    return finite, float(np.sqrt((norms**2).sum()))
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_nan_is_in_the_bytes_for_the_syncer_to_find(tmp_path: Path, codec: str) -> None:
+    payload, delta = sent(tmp_path, codec, "nan")
+    finite, _ = inspect(codec, payload, delta.size)
+    assert not finite
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_huge_contribution_is_a_thousand_times_as_large(tmp_path: Path, codec: str) -> None:
+    payload, delta = sent(tmp_path, codec, "huge")
+    finite, norm = inspect(codec, payload, delta.size)
+    assert finite
+    assert norm == pytest.approx(HUGE * float(np.linalg.norm(delta)), rel=0.05)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_flipped_contribution_points_the_other_way(tmp_path: Path, codec: str) -> None:
+    payload, delta = sent(tmp_path, codec, "flip")
+    decoded = get_codec(codec).decode(payload, delta.size)
+    cosine = float(decoded @ delta / np.linalg.norm(decoded) / np.linalg.norm(delta))
+    assert cosine < -0.95
+    assert float(np.linalg.norm(decoded)) == pytest.approx(float(np.linalg.norm(delta)), rel=0.05)
+
+
+@pytest.mark.parametrize("text", ["", "cyanide"])
+def test_without_a_known_variant_nothing_is_changed(tmp_path: Path, text: str) -> None:
+    payload, _ = sent(tmp_path, "int4", text)
+    vault, sending, _ = made("int4")
+    assert np.array_equal(payload, vault.encode(sending))
+
+
+def test_only_the_environment_of_chaos_arms_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("ATOLL_POISON_FILE", raising=False)
+    assert poison_from_environment() is None
+    monkeypatch.setenv("ATOLL_POISON_FILE", str(tmp_path / "poison"))
+    assert poison_from_environment() is not None

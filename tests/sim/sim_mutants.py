@@ -1,0 +1,374 @@
+"""Defects put in on purpose, to prove that the fuzzer finds such things.
+
+Each one is a small change of a machine or of its host that a person could make by mistake. It is applied by patching,
+for the length of one test, and stays in no product code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pytest import MonkeyPatch
+
+from atoll.check import Violation
+from atoll.core import durable, learner_machine, ledger, membership, round_book, syncer_machine
+from atoll.core import effects as fx
+from atoll.core.messages import FetchKind
+from atoll.sim import arrays, references, syncer_host
+from atoll.sim.run import run_scenario
+from atoll.sim.scenario import draw
+from atoll.sim.tape import SimTape
+
+Apply = Callable[[MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    name: str
+    breaks: str
+    """What is wrong, in one line."""
+    apply: Apply
+    within: int
+    """Caught within this many seeds from 0: about twice the first seed that caught it when this was written, and
+    at most 120, but for what depends on norms, which takes long runs with a huge contribution late in them."""
+    seeds: tuple[int, ...]
+    """A few seeds that catch it quickly: the short form of the same proof. The first one does, the others are there for
+    when the protocol changes and the first one leads elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Caught:
+    seed: int
+    violation: Violation
+    tried: int
+
+
+def hunt(mutant: Mutant, seeds: Iterable[int]) -> Caught | None:
+    """Run these seeds with the defect in until one of them shows it."""
+    with MonkeyPatch.context() as patch:
+        mutant.apply(patch)
+        for tried, seed in enumerate(seeds, 1):
+            report = run_scenario(draw(seed))
+            if report.violations:
+                return Caught(seed, report.violations[0], tried)
+    return None
+
+
+# ---------------------------------------------------------------- who may contribute, and how often
+
+
+def _generation_reused(patch: MonkeyPatch) -> None:
+    admit = membership.Membership.admit
+
+    def same(
+        self: Any, learner: str, instance: str, session: int, now_ns: int, fragments: int, claimed: int = 0
+    ) -> Any:
+        old = self.members.get(learner)
+        member, fenced = admit(self, learner, instance, session, now_ns, fragments, claimed)
+        if fenced is not None and old is not None:
+            member.generation = old.generation
+        return member, fenced
+
+    patch.setattr(membership.Membership, "admit", same)
+
+
+def _duplicates_taken(patch: MonkeyPatch) -> None:
+    accept = syncer_machine.SyncerMachine._accept
+
+    def forgetful(self: Any, event: Any, now_ns: int, out: Any) -> None:
+        seen = self.membership.members[event.header.learner].seq_seen
+        before = list(seen)
+        accept(self, event, now_ns, out)
+        seen[:] = before
+
+    patch.setattr(syncer_machine.SyncerMachine, "_accept", forgetful)
+
+
+def _late_counted_twice(patch: MonkeyPatch) -> None:
+    offer = round_book.RoundBook.offer
+
+    def twice(self: Any, item: Any, now_ns: int, out: Any) -> None:
+        if item.late:
+            self._ledger.hold(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
+        offer(self, item, now_ns, out)
+
+    patch.setattr(round_book.RoundBook, "offer", twice)
+
+
+def _held_merged_again(patch: MonkeyPatch) -> None:
+    launch = round_book.RoundBook._launch
+
+    def keeps(self: Any, track: Any, clock: int, now_ns: int, out: Any) -> None:
+        held = dict(track.held)
+        launch(self, track, clock, now_ns, out)
+        track.held.update(held)
+
+    patch.setattr(round_book.RoundBook, "_launch", keeps)
+
+
+# ---------------------------------------------------------------- what goes into a version
+
+
+def _finite_unchecked(patch: MonkeyPatch) -> None:
+    merge = arrays.ArraySyncer.merge
+
+    def blind(self: Any, fragment: int, version: int, payloads: Any, weights: Any) -> Any:
+        made = merge(self, fragment, version, payloads, weights)
+        if made.finite:
+            return made
+        state = self.state.fragments[fragment]
+        state.theta[0], state.version = np.nan, version
+        return replace(made, finite=True, checksum=1, theta_finite=False)
+
+    def sends(self: Any, fragment: int, seq: int, poison: str) -> Any:
+        encoded = encode(self, fragment, seq, "" if poison == "nan" else poison)
+        if poison == "nan" and encoded is not None:
+            encoded[0][:] = 0xFF  # NaN in every codec: as values, or as scales
+        return encoded
+
+    encode = arrays.ArrayLearner.encode
+    patch.setattr(arrays.ArrayLearner, "encode", sends)
+    patch.setattr(arrays.ArraySyncer, "inspect", lambda self, fragment, payload: (True, 0.0))
+    patch.setattr(arrays.ArraySyncer, "merge", blind)
+
+
+def _norms_unchecked(patch: MonkeyPatch) -> None:
+    patch.setattr(syncer_machine, "norm_limit", lambda config, norms, steps: math.inf)
+
+
+def _guard_never_resets(patch: MonkeyPatch) -> None:
+    patch.setattr(syncer_machine.SyncerMachine, "_judge_guard", lambda self, track, learner, out: None)
+
+
+def _aborted_forgotten(patch: MonkeyPatch) -> None:
+    abort = round_book.RoundBook._abort
+
+    def forgets(self: Any, track: Any, opened: Any, reason: str, out: Any) -> None:
+        abort(self, track, replace(opened, contributions={}), reason, out)
+
+    patch.setattr(round_book.RoundBook, "_abort", forgets)
+
+
+def _tape_notes_other_weights(patch: MonkeyPatch) -> None:
+    merge = SimTape.merge
+
+    def noted(self: Any, epoch: int, effect: Any, checksum: int, payloads: Any) -> None:
+        merge(self, epoch, replace(effect, weights=(1.0,) * len(effect.weights)), checksum, payloads)
+
+    patch.setattr(SimTape, "merge", noted)
+
+
+# ---------------------------------------------------------------- quorum and presence
+
+
+def _quorum_counts_the_gone(patch: MonkeyPatch) -> None:
+    count = round_book.quorum_count
+    patch.setattr(round_book, "quorum_count", lambda config, active, most: count(config, max(active, most), most))
+
+
+def _learner_waits_for_the_syncer(patch: MonkeyPatch) -> None:
+    waits = learner_machine.LearnerMachine.must_wait.fget
+    assert waits is not None
+    patch.setattr(
+        learner_machine.LearnerMachine,
+        "must_wait",
+        property(lambda self: waits(self) or (self.joined and not self.linked and not self.stopped)),
+    )
+
+
+# ---------------------------------------------------------------- crashes and what must survive them
+
+
+def _published_before_commit(patch: MonkeyPatch) -> None:
+    def committed(self: Any, effect: Any, fact: Any, column: Any, stored: Any) -> None:
+        if not self._is_newest():
+            return
+        self.world.state(fact)
+        wait_ns = self._disk_ns(self.world.timing.commit_ns)
+        write = lambda: self._write(effect.fragment, effect.version, fact.checksum, column, stored=stored)  # noqa: E731
+        self.later(wait_ns, write)
+        self._publish(effect, fact.checksum)
+
+    patch.setattr(syncer_host.SyncerHost, "_committed", committed)
+
+
+def _fates_untold(patch: MonkeyPatch) -> None:
+    patch.setattr(syncer_machine.SyncerMachine, "_tell_fates", lambda self, member, hello, out: None)
+
+
+def _generations_forgotten(patch: MonkeyPatch) -> None:
+    restore = durable.restore_members
+
+    def forgets(rows: Any, columns: Any, fragments: int, now_ns: int) -> Any:
+        found = restore(rows, columns, fragments, now_ns)
+        for member in found.members.values():
+            member.generation, member.instance = 1, ""
+        return found
+
+    patch.setattr(durable, "restore_members", forgets)
+
+
+def _merged_forgotten(patch: MonkeyPatch) -> None:
+    restore = durable.restore_column
+
+    def forgets(book: Any, members: Any, books: Any, fragment: int, column: Any, live: Any) -> None:
+        restore(book, members, books, fragment, column, live)
+        for member in members.members.values():
+            member.merged[fragment], member.seq_seen[fragment] = [], -1
+
+    patch.setattr(durable, "restore_column", forgets)
+
+
+def _fenced_syncer_writes(patch: MonkeyPatch) -> None:
+    patch.setattr(syncer_host.SyncerHost, "_is_newest", lambda self: not self.fenced)
+
+
+def _heal_believes_anybody(patch: MonkeyPatch) -> None:
+    """A learner is asked for a version and gives whatever it holds under that number, whole or not."""
+    held = {kind: kind.held for kind in (references.ReferenceLearner, arrays.ArrayLearner)}
+
+    def garbled(self: Any, fragment: int, version: int) -> Any:
+        found = held[type(self)](self, fragment, version)
+        if found is None:
+            return None
+        payload, checksum = found
+        return payload, checksum ^ 1
+
+    for kind in held:
+        patch.setattr(kind, "held", garbled)
+    patch.setattr(
+        syncer_machine.SyncerMachine,
+        "_check_heal",
+        lambda self, header: (
+            None
+            if self.healing is not None and self.healing.asked(header.fragment, header.learner) is not None
+            else syncer_machine.PushReply(False, syncer_machine.Refusal.NOT_READY, "not asked for")
+        ),
+    )
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+def _folded_twice(patch: MonkeyPatch) -> None:
+    fold = ledger.Ledger._fold
+
+    def twice(self: Any, learner: str, generation: int) -> None:
+        account = self._accounts.get((learner, generation))
+        fold(self, learner, generation)
+        if account is not None and (learner, generation) not in self._accounts:
+            self._folded.processed += account.processed
+            for fragment, merged in enumerate(account.merged):
+                self._folded.merged[fragment] += merged
+
+    patch.setattr(ledger.Ledger, "_fold", twice)
+
+
+def _drop_not_released(patch: MonkeyPatch) -> None:
+    patch.setattr(ledger.Ledger, "release", lambda self, learner, generation, fragment, tokens: None)
+
+
+# ---------------------------------------------------------------- following versions
+
+
+def _updates_skipped(patch: MonkeyPatch) -> None:
+    """The newest update is fetched and applied to whatever version is here."""
+
+    def newest(self: Any, progress: Any, out: Any) -> None:
+        mine: list[Any] = []
+        fetch(self, progress, mine)
+        for effect in mine:
+            if isinstance(effect, fx.Fetch) and effect.kind is FetchKind.UPDATE:
+                progress.fetching = progress.announced
+                effect = replace(effect, version=progress.announced, checksum=0)
+            out.append(effect)
+
+    def careless(self: Any, fragment: int, version: int, payload: Any, checksum: int) -> int:
+        before = self.vault.newest(fragment)
+        made = self.vault.prepare_update(fragment, before, payload, 0)
+        self._prepared[fragment] = replace(made, version=version)
+        return made.checksum
+
+    fetch = learner_machine.LearnerMachine._fetch_next
+    patch.setattr(learner_machine.LearnerMachine, "_fetch_next", newest)
+    patch.setattr(arrays.ArrayLearner, "prepare_update", careless)
+
+
+def _version_counted_twice(patch: MonkeyPatch) -> None:
+    finished = round_book.RoundBook.merge_finished
+
+    def twice(self: Any, done: Any, now_ns: int, out: Any) -> None:
+        finished(self, done, now_ns, out)
+        track = self.tracks[done.fragment]
+        if done.finite and track.version % 5 == 0:
+            track.version += 1
+
+    patch.setattr(round_book.RoundBook, "merge_finished", twice)
+
+
+# ---------------------------------------------------------------- loud, and bounded
+
+
+def _refusals_silent(patch: MonkeyPatch) -> None:
+    refuse = syncer_machine.SyncerMachine._refuse_push
+
+    def silent(self: Any, event: Any, refusal: Any, out: Any) -> None:
+        mine: list[Any] = []
+        refuse(self, event, refusal, mine)
+        out += [e for e in mine if not (isinstance(e, fx.Note) and e.kind == "ContributionRefused")]
+
+    patch.setattr(syncer_machine.SyncerMachine, "_refuse_push", silent)
+
+
+def _payloads_kept(patch: MonkeyPatch) -> None:
+    perform = syncer_host.SyncerHost._perform
+
+    def keeps(self: Any, effect: Any) -> None:
+        if not isinstance(effect, fx.Forget):
+            perform(self, effect)
+
+    patch.setattr(syncer_host.SyncerHost, "_perform", keeps)
+
+
+MUTANTS: tuple[Mutant, ...] = tuple(
+    Mutant(apply.__name__[1:], breaks, apply, within, seeds)
+    for apply, breaks, within, seeds in (
+        (_generation_reused, "a new process of a learner gets the generation of the one before", 10, (5, 25, 13, 0)),
+        (_duplicates_taken, "the numbers of received contributions are forgotten", 10, (5, 34, 95)),
+        (_late_counted_twice, "a late contribution is booked twice", 10, (22, 32, 9, 31, 0)),
+        (_held_merged_again, "what waited for a round waits on after it has entered one", 10, (55, 25, 0)),
+        (
+            _finite_unchecked,
+            "NaN is neither refused when it is sent, nor when it comes, nor when it is merged",
+            120,
+            (79, 87, 118),
+        ),
+        (_norms_unchecked, "there is no limit for the norm of a contribution", 360, (179, 834, 887)),
+        (
+            _guard_never_resets,
+            "the norm guard refuses everybody for ever after something huge came in first",
+            120,
+            (103,),
+        ),
+        (_aborted_forgotten, "what an aborted round had collected is forgotten", 20, (38, 25, 8)),
+        (_tape_notes_other_weights, "the tape notes other weights than the merge used", 20, (10, 23, 0)),
+        (_quorum_counts_the_gone, "the quorum is a share of everybody who was ever there", 110, (117, 52)),
+        (_learner_waits_for_the_syncer, "a learner without a link stops training", 20, (50, 12, 13, 9)),
+        (_published_before_commit, "a version is published while it is being written", 10, (5, 55, 50, 0)),
+        (_fates_untold, "a learner that comes back hears nothing of its contributions", 10, (2, 24, 41, 34)),
+        (_generations_forgotten, "a restarted syncer gives everybody generation 1", 10, (1, 13, 22)),
+        (_merged_forgotten, "a restarted syncer does not know what it has merged", 50, (22,)),
+        (_fenced_syncer_writes, "a syncer writes on after another one has taken over", 10, (25, 41, 18, 35)),
+        (_heal_believes_anybody, "a healed fragment's checksum is not compared", 10, (2, 25, 50, 18)),
+        (_folded_twice, "the line of a generation that is over is added twice", 10, (5, 55, 1, 0)),
+        (_drop_not_released, "a dropped contribution stays pending in the ledger", 10, (22, 9, 24, 0)),
+        (_updates_skipped, "the newest update is applied to whatever version is there", 10, (0, 3, 23)),
+        (_version_counted_twice, "every fifth commit counts as two versions", 10, (1, 50, 0)),
+        (_refusals_silent, "a refusal leaves no event", 10, (7, 95, 18, 0)),
+        (_payloads_kept, "payloads are kept after their merge", 10, (5, 55, 1, 0)),
+    )
+)
