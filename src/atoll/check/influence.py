@@ -65,5 +65,6 @@ class BoundedInfluence(Checker):
         self._medians[fact.fragment] = [math.inf]
 
     def on_restored(self, fact: Restored) -> None:
-        for fragment in fact.fragments:
+        for fragment in fact.fragments:  # what the restarted syncer knows of norms is on its disk, not here
+            self._norms[fragment] = []
             self._medians[fragment] = [math.inf]

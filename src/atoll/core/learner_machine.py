@@ -186,7 +186,8 @@ class LearnerMachine:
 
     @property
     def adopt_ready(self) -> bool:
-        return any(p.prepared for p in self.fragments)
+        incomplete = any(p.reseed and not p.prepared for p in self.fragments)
+        return any(p.prepared and not (p.reseed and incomplete) for p in self.fragments)
 
     @property
     def boundary_wanted(self) -> bool:
@@ -196,7 +197,7 @@ class LearnerMachine:
             return True
         if not self.joined:
             return self._started and all(p.base != NO_VERSION for p in self.fragments)
-        if any(p.outstanding and p.merged_in(p.base) for p in self.fragments):
+        if any(p.outstanding and not p.reseed and p.merged_in(p.base) for p in self.fragments):
             return True  # news of a merge that came after its version was adopted
         asked = [p for p in self.fragments if p.request is not None and p.snapshot is None]
         return any(p.may_contribute and p.local.steps > 0 for p in asked) and self._uplink_free
@@ -426,7 +427,7 @@ class LearnerMachine:
     def _push_broken(self, event: PushBroken, out: list[LearnerEffect]) -> None:
         known = 0 <= event.fragment < len(self.fragments)
         sent = self.fragments[event.fragment].find(event.seq) if known else None
-        if sent is not None and self._started:
+        if sent is not None and sent.merged_version == NO_VERSION and self._started:
             out.append(PushAgain(event.fragment, event.seq))
 
     def _dropped(self, progress: FragmentProgress, sent: Sent, reason: str, out: list[LearnerEffect]) -> None:

@@ -30,7 +30,7 @@ HANDED_KEPT = 256
 """Merged contributions of learners that have left, remembered per fragment: their files are deleted at once, so this
 covers what a crash may leave of the last few versions."""
 
-STANDSTILL_NS = 5 * SECOND_NS
+STANDSTILL_NS = 15 * SECOND_NS
 STANDSTILL_STEPS = 4
 """A synchronous run in which nothing moves for this long is asked for its next fragment: several steps of the slowest
 learner, so that a long step is not mistaken for it."""
@@ -59,6 +59,9 @@ class RoundBook:
         self._moved = 0
         """Grows whenever a round begins or ends: what follows from the clock is worked out anew only then."""
         self._launched_for: tuple[int | None, int, int] = (None, -1, -1)
+        self._disturbed_by = -1
+        self._disturbed: set[int] = set()
+        """Fragments that were not merged since the membership last changed."""
         self._changed_ns = 0
         """When the clock, a round or the membership last changed."""
         self._quorum_for = (-1, -1)
@@ -122,10 +125,14 @@ class RoundBook:
 
     def _standstill_ns(self) -> int:
         """From when on a synchronous run counts as standing still: nothing is in flight, and the clock has not moved
-        for several of the slowest learner's steps. After a restart, a learner may wait for a fragment at an earlier
-        step than the one at which the syncer wants to ask for it; asking then lets everybody go on."""
+        for several of the slowest learner's steps. After somebody came or went, or a restart, a learner may wait for a
+        fragment at an earlier step than the one at which the syncer wants to ask for it; asking then lets everybody go
+        on. A fragment that has been merged since is not in doubt: long pauses of an undisturbed run change nothing."""
+        if self._membership.stamp != self._disturbed_by:
+            self._disturbed_by = self._membership.stamp
+            self._disturbed = set(range(len(self.tracks)))
         paces = self._membership.active_paces()
-        if not self._config.synchronous or self.in_flight or not self.clock() or not paces:
+        if not self._config.synchronous or not self._disturbed or self.in_flight or not self.clock() or not paces:
             return NEVER_NS
         return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * paces[-1]))
 
@@ -285,6 +292,8 @@ class RoundBook:
         out.append(Forget(item.id))
         detail = f"contribution {item.id.seq} of fragment {item.id.fragment} was dropped: {reason}"
         out.append(_refused(item, reason, detail))
+        if reason == Discard.UNCERTAIN:
+            return  # only while healing: when the run goes on its learner hears it, with the version
         member = self._membership.members.get(item.id.learner)
         if member is not None and member.generation == item.id.generation and member.connected:
             out.append(ToLearner(member.session, Fate(item.id.fragment, item.id.seq, -1, reason)))
@@ -312,6 +321,7 @@ class RoundBook:
             return
         track.handed = self.handed(done.fragment, items, track.version + 1)
         track.version += 1
+        self._disturbed.discard(track.index)
         track.checksum = done.checksum
         self.commits += 1
         self.contributions_merged += len(items)

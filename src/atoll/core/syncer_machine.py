@@ -76,6 +76,9 @@ learner that goes wrong alone is never in that place while another one is there.
 DEAF_STEPS = 4
 """A learner adopts at step boundaries: one that takes this many of them past a published version does not hear."""
 
+THIN_LINK_NS = 3200
+"""What one parameter (fp32) takes at 10 Mbit/s: a learner that fetches everything whole adopts nothing for so long."""
+
 
 class SyncerMachine(SyncerCare):
     def __init__(self, config: SyncConfig, run: str, epoch: int = 1) -> None:
@@ -276,6 +279,7 @@ class SyncerMachine(SyncerCare):
             identity = ContributionId(member.learner, member.generation, item.fragment, item.seq)
             version = dict(member.merged[item.fragment]).get(item.seq, self._merged_on_tape(identity))
             if version is not None:
+                member.seq_seen[item.fragment] = max(member.seq_seen[item.fragment], item.seq)
                 out.append(ToLearner(member.session, Fate(item.fragment, item.seq, version, "")))
             elif self.book.holds(identity):
                 continue
@@ -602,7 +606,8 @@ class SyncerMachine(SyncerCare):
             member.behind_ns, member.behind_steps = now_ns if behind else 0, member.steps
             return False
         waited_ns, steps = now_ns - member.behind_ns, member.steps - member.behind_steps
-        return waited_ns >= self.config.lost_after_ns and steps >= DEAF_STEPS
+        thin_ns = THIN_LINK_NS * self.layout.parameters if self.layout is not None else 0
+        return waited_ns >= self.config.lost_after_ns + thin_ns and steps >= DEAF_STEPS
 
     def _on_lease(self, member: Member) -> bool:
         """Silence matters for learners that rounds wait for, and for the one that gives the first parameters."""

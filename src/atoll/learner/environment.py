@@ -24,6 +24,8 @@ class Place:
     token: str
     tls_ca: str
     run_folder: Path | None
+    clear_host: str = ""
+    """ATOLL_CLEAR_HOST: see ClientOptions. Only a storm between network namespaces sets it."""
 
     def writer(self) -> Writer:
         """Events go to a file of this process's own, so that a restarted learner never writes into the old one's."""
@@ -55,4 +57,5 @@ def find_place(
         token=token if token is not None else os.environ.get("ATOLL_TOKEN", ""),
         tls_ca=tls_ca if tls_ca is not None else os.environ.get("ATOLL_TLS_CA", ""),
         run_folder=Path(folder) if folder else None,
+        clear_host=os.environ.get("ATOLL_CLEAR_HOST", ""),
     )

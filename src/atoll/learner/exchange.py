@@ -69,6 +69,7 @@ class Exchange(ABC):
         self._send: Callable[[LearnerMessage], None] | None = None
         self._seeds: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
         self._seeding = False
+        self._seed_wanted = False
         self._pushing: set[tuple[int, int]] = set()
         self._updates: dict[tuple[int, int], bytes] = {}
         """Small updates that came inside their Published notice and are not prepared yet."""
@@ -193,11 +194,14 @@ class Exchange(ABC):
         """Give the run its first parameters: the published ones if this learner holds any, else the model's own.
         The training thread is waiting to join in the second case, so the model does not move."""
         assert self.vault is not None and self._bulk is not None
+        self._seed_wanted = True
         if self._seeding:
-            return
+            return  # asked again, by a syncer that has forgotten what came: it begins anew
         self._seeding = True
         try:
-            await self._push_seeds()
+            while self._seed_wanted:
+                self._seed_wanted = False
+                await self._push_seeds()
         finally:
             self._seeding = False
 
@@ -209,7 +213,7 @@ class Exchange(ABC):
             checksum = xxhash.xxh3_64_intdigest(payload.data)
             header = self._whole_header(PushKind.SEED, fragment, NO_VERSION, int(payload.nbytes), checksum)
             reply = await self._push_whole(header, payload)
-            if reply is None:
+            if reply is None or self._seed_wanted:
                 return  # the syncer asks again, or asks somebody else
             if not reply.accepted:
                 if reply.code == Refusal.NOT_FINITE:

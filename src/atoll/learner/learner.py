@@ -87,7 +87,13 @@ class Learner:
         itself)."""
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
         tensors = describe(model, merge_modes or {})
-        options = ClientOptions(address=place.address, token=place.token, tls_ca=place.tls_ca, stripes=stripes)
+        options = ClientOptions(
+            address=place.address,
+            token=place.token,
+            tls_ca=place.tls_ca,
+            stripes=stripes,
+            clear_host=place.clear_host,
+        )
         kernels.set_threads(kernel_threads)
         self._place = place
         self._optimizer = optimizer

@@ -97,6 +97,7 @@ class LearnerHost:
         self._sent: set[tuple[int, int]] = set()
         self._pushing: set[tuple[int, int]] = set()
         self._seeding = False
+        self._seed_wanted = False
 
     # ------------------------------------------------------------ life
 
@@ -463,6 +464,7 @@ class LearnerHost:
         """Give the run its first parameters, one fragment after the other."""
         assert self.payloads is not None
         if self._seeding:
+            self._seed_wanted = True
             return
         if fragment >= len(self.machine.fragments):
             self._seeding = False
@@ -487,7 +489,10 @@ class LearnerHost:
 
     def _seed_pushed(self, fragment: int, reply: PushReply | None) -> None:
         self._seeding = False
-        if reply is not None and reply.accepted:
+        if self._seed_wanted:
+            self._seed_wanted = False
+            self._push_seed()  # asked again, by a syncer that has forgotten what came
+        elif reply is not None and reply.accepted:
             self._push_seed(fragment + 1)  # else the syncer asks again, or asks somebody else
 
     def _give_heal(self, versions: list[tuple[int, int]]) -> None:

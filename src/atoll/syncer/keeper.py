@@ -183,8 +183,11 @@ class Keeper:
             return None
         column = {**column, **self.recorder.mark(fragment, version)}
         if self._syncing is not None:
-            # Facts first: a column must not know that somebody has left, say, before the tape does.
-            await asyncio.wait({self._syncing})
+            # Facts first: a column must not know that somebody has left, say, before the tape does. Only those that
+            # were remembered before it was made: under a steady stream of facts the tape is never at rest.
+            told = self._loop.create_future()
+            self.say(lambda: told.set_result(None))
+            await asyncio.wait({told, self._syncing}, return_when=asyncio.FIRST_COMPLETED)
         try:
             stats = await self._loop.run_in_executor(
                 self._threads, self._store.commit, fragment, version, arrays, column

@@ -6,6 +6,9 @@ import ipaddress
 
 from atoll.errors import ConfigError
 
+TEST_NETWORK = ipaddress.ip_network("198.18.0.0/15")
+"""Set aside for tests of networks (RFC 2544): no route of the internet leads there."""
+
 
 def split_address(address: str) -> tuple[str, int]:
     """ "127.0.0.1:7077" -> ("127.0.0.1", 7077); "[::1]:7077" -> ("::1", 7077)."""
@@ -29,5 +32,13 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_in_test_network(host: str) -> bool:
+    """True for addresses that only a test of networks uses, such as a storm's links between namespaces of a machine."""
+    try:
+        return ipaddress.ip_address(host) in TEST_NETWORK
     except ValueError:
         return False

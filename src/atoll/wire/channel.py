@@ -10,7 +10,7 @@ from typing import Any
 
 from atoll.core.messages import Refusal
 from atoll.errors import AtollError, ConfigError, FencedError, RefusedError, UnreachableError
-from atoll.wire.address import is_loopback, split_address
+from atoll.wire.address import TEST_NETWORK, is_in_test_network, is_loopback, split_address
 from atoll.wire.limits import (
     BACKOFF_FACTOR,
     BACKOFF_JITTER,
@@ -37,6 +37,9 @@ class ClientOptions:
     """Path of a PEM file with the certificates to trust, or "system" for those of the machine. Empty: no TLS."""
     stripes: int = STRIPES_DEFAULT
     """Connections over which one large payload is spread."""
+    clear_host: str = ""
+    """The one host besides loopback that may get the token without TLS: the launcher's end of a link between network
+    namespaces of one machine (`atoll chaos storm --namespaces`). Only an address of the test network is taken."""
 
     def __post_init__(self) -> None:
         host, port = split_address(self.address)
@@ -45,7 +48,12 @@ class ClientOptions:
         check_token(self.token)
         if not 1 <= self.stripes <= STRIPES_MAX:
             raise ConfigError(f"stripes must be from 1 to {STRIPES_MAX}; not {self.stripes}")
-        if self.token and not self.tls_ca and not is_loopback(host):
+        if self.clear_host and not is_in_test_network(self.clear_host):
+            raise ConfigError(
+                f"{self.clear_host!r} cannot get the run token in clear: only addresses in {TEST_NETWORK} can, which "
+                f"`atoll chaos storm --namespaces` gives to links inside one machine; unset ATOLL_CLEAR_HOST"
+            )
+        if self.token and not self.tls_ca and not is_loopback(host) and host != self.clear_host:
             raise ConfigError(
                 f"the run token would be sent in clear to {self.address}; give the syncer's certificate (or the one "
                 f"that signed it) with --tls-ca, or reach the syncer through a tunnel on 127.0.0.1"

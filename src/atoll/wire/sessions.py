@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import Any
 
-from atoll.core.messages import PROTOCOL_OLDEST, Hello, Refusal, Refused, SyncerMessage, Welcome
+from atoll.core.messages import PROTOCOL_OLDEST, Hello, Progress, Refusal, Refused, SyncerMessage, Welcome
 from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire.convert import encode_syncer_message, parse_learner_message
 from atoll.wire.limits import FLUSH_S, HELLO_S, SESSION_SILENCE_S
@@ -154,12 +154,13 @@ class Sessions:
 
     async def _read(self, session: Session, context: Any) -> str:
         """Hand messages over until the stream ends; returns why it did."""
+        silence_s: float | None = None  # one that joins or seeds has nothing to say before its first report
         while True:
             try:
-                async with asyncio.timeout(SESSION_SILENCE_S):
+                async with asyncio.timeout(silence_s):
                     data = await context.read()
             except TimeoutError:
-                return f"nothing was heard for {SESSION_SILENCE_S:g} s"
+                return self._start_again(session, f"nothing was heard for {SESSION_SILENCE_S:g} s")
             if data is EOF:
                 return "the learner closed its stream"
             try:
@@ -169,6 +170,8 @@ class Sessions:
                 if since(message) > session.protocol:
                     name = type(message).__name__
                     raise RemoteProtocolError(f"a {name} in a session of protocol {session.protocol}")
+                if isinstance(message, Progress):
+                    silence_s = SESSION_SILENCE_S
                 self._service.receive(session.number, message)
             except RemoteProtocolError as error:
                 session.send(Refused(Refusal.BAD_REQUEST, f"{error}; this learner speaks the protocol wrongly"))
@@ -177,7 +180,13 @@ class Sessions:
                 session.send(Refused(error.code, error.detail))
                 return str(error)
             except PayloadError as error:
-                return str(error)  # not the learner's fault: it reconnects, and its Hello says everything again
+                return self._start_again(session, str(error))
+
+    def _start_again(self, session: Session, reason: str) -> str:
+        """Nobody's fault: the learner reconnects, and its Hello says everything again. It must not take this for the
+        orderly end that lets a leaving learner go."""
+        session.send(Refused(Refusal.BUSY, f"{reason}; say hello again"))
+        return reason
 
 
 def _reason(session: Session, reader: asyncio.Task[str], writer: asyncio.Task[None]) -> str:

@@ -50,7 +50,7 @@ def server_arguments() -> Arguments:
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", BULK_KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_ACCEPTED_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_ACCEPTED_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
