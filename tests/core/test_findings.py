@@ -16,6 +16,7 @@ from atoll.core.messages import (
     PushKind,
     Refusal,
     Request,
+    Reseed,
     Start,
     Welcome,
 )
@@ -263,3 +264,61 @@ def test_a_dead_learner_with_a_file_may_come_back() -> None:
     world.check_ledger()
     processed = sum(learner.machine.tokens for learner in world.learners.values())
     assert world.syncer.ledger.totals().processed <= processed
+
+
+# ---------------------------------------------------------------- what an independent review found after the seeds
+
+
+def test_half_a_reseed_does_not_keep_a_standing_learner_busy() -> None:
+    """Its boundary has nothing to do before the other fragments have come, and must not be asked for."""
+    world = World(config(fragments=2, overlap=0, quorum="all"), 2)
+    world.join_all()
+    world.everyone_steps(3)
+    machine = world.learners["l0@l0-1"].machine
+    machine.handle(fx.FromSyncer(Reseed("poisoned")), 0)
+    first = machine.fragments[0]
+    machine.handle(fx.Fetched(0, first.fetching, first.fetching, 1), 0)
+    assert first.prepared and not machine.boundary_wanted
+    second = machine.fragments[1]
+    machine.handle(fx.Fetched(1, second.fetching, second.fetching, 1), 0)
+    assert machine.boundary_wanted
+
+
+def test_what_a_leaver_handed_over_is_not_given_again_after_a_heal() -> None:
+    """Its files were on disk, the word that it left was not, and the version that holds it came from a learner."""
+    world = running(learners=3, steps=10, fragments=1, sync_every=8, quorum="1", learners_expected=3)
+    one, two, leaver = world.learners.values()
+    world.step(leaver)
+    row = dict(world.disk_rows["member/l2"])
+    world.close(leaver)
+    world.disk_rows["member/l2"] = row
+    world.disk_works, world.files_stay = False, True
+    for _ in range(8):
+        for learner in (one, two):
+            world.step(learner)
+        world.advance(SECOND_NS // 1000)
+        for learner in (one, two):
+            world.boundary(learner)
+    inside = {identity.seq for identity in world.merged_ids if identity.learner == "l2"}
+    assert inside
+    world.crash_syncer()
+    world.disk_works = True
+    leaver.left = False
+    leaver.machine.leave_again()
+    world.restart_syncer(reconnect=False)
+    for learner in (leaver, one, two):
+        world.connect(learner)
+    world.advance(HEAL_WAIT_NS + SECOND_NS)
+    world.boundary(leaver)
+    progress = leaver.machine.fragments[0]
+    assert progress.local.steps == 0 and all(sent.uncertain for sent in progress.outstanding)
+
+
+def test_a_contribution_that_the_tape_knows_is_not_pushed_again() -> None:
+    """Told of its merge by the tape after a restart, and its push, put off while healing, comes back as broken."""
+    world = running()
+    machine = world.learners["l0@l0-1"].machine
+    progress = next(p for p in machine.fragments if p.outstanding)
+    sent = progress.outstanding[0]
+    sent.pushed, sent.merged_version = False, progress.base + 1
+    assert machine.handle(fx.PushBroken(progress.index, sent.seq), 0) == []
