@@ -90,6 +90,7 @@ def test_a_damaged_progress_is_not_believed(run: Run, monkeypatch: pytest.Monkey
     run.finish()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_random_flips_do_no_harm(run: Run, direction: str) -> None:
     run.go_on()

@@ -1,7 +1,7 @@
 """Learners in network namespaces of their own, joined to the host by real links with rates. Needs root on Linux.
 
 What the proxy cannot show happens here: the kernel's own retransmissions, and connections whose packets vanish. A
-learner reaches the syncer at the host's end of its link, so the syncer has to listen on all addresses (0.0.0.0).
+learner reaches the syncer at the host's end of its link: there a proxy listens in front of it, or the syncer itself.
 
     with NamespaceNet() as net:
         host = net.add("learner-0")                                    # "198.18.3.1"
@@ -208,7 +208,10 @@ def _alive(pid: int) -> bool:
 
 def _run(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False)
+        # In a session of its own: a Ctrl-C is for the run, which then takes its links down with commands such as this.
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=COMMAND_S_MAX, check=False, start_new_session=True
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{' '.join(command)} failed: {error}; use the proxy instead of namespaces") from None
     if done.returncode != 0:

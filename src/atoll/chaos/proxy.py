@@ -76,12 +76,13 @@ class ChaosProxy:
         if not ready.wait(CALL_TIMEOUT_S):
             raise LaunchError("the proxy's thread did not start; look for an exception above")
 
-    def add(self, learner: str) -> tuple[str, int]:
-        """The address that this learner uses for the syncer; made when it has none yet."""
+    def add(self, learner: str, *, host: str = "") -> tuple[str, int]:
+        """The address that this learner uses for the syncer; made when it has none yet. `host`: where to listen for
+        this one, if not where the others are."""
 
         async def add() -> tuple[str, int]:
             if learner not in self._ports:
-                self._ports[learner] = _Port(self._host, f"{self._seed}/{learner}", self._upstream)
+                self._ports[learner] = _Port(host or self._host, f"{self._seed}/{learner}", self._upstream)
             return self._ports[learner].address
 
         return self._call(add())

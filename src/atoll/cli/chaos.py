@@ -37,6 +37,10 @@ def storm(
     step_ms: Annotated[float, typer.Option(help="A step takes at least this many ms; the rest is slept.")] = 300.0,
     out: Annotated[str, typer.Option(help="Folder of both runs (default a new one under runs/).")] = "",
     twin: Annotated[str, typer.Option(help="Folder of an earlier twin with the same settings, to use again.")] = "",
+    namespaces: Annotated[
+        bool, typer.Option("--namespaces", help="Each learner in a network namespace of its own; needs root.")
+    ] = False,
+    rate_mbit: Annotated[float, typer.Option(help="With --namespaces: rate of each learner's link, in Mbit/s.")] = 0.0,
     json: o.Json = False,
 ) -> None:
     """Train under faults of all kinds, check every promise, and compare with the same training without faults.
@@ -60,6 +64,8 @@ def storm(
         step_ms=step_ms,
         out=out,
         twin=twin,
+        namespaces=namespaces,
+        rate_mbit=rate_mbit,
     )
     console = human(json_wanted=json)
     end = run_storm(

@@ -21,6 +21,8 @@ PLAN_SUFFIX = ".toml"
 STEP_MS_GUESS = 150.0
 """What a step takes where nothing is known: the model `tiny`, four learners on two cores. It only decides how many
 faults there are and how long they last."""
+RATE_MBIT_MIN, RATE_MBIT_MAX = 0.1, 100_000.0
+"""From a poor radio link to more than a pair of virtual interfaces carries."""
 STORM_S_MIN = 60.0
 """A shorter run gets the faults of a minute: else there would be none."""
 
@@ -45,6 +47,18 @@ def check_chaos(chaos: str, storm_minutes: float) -> None:
         raise ConfigError(f"chaos must be one of {names}, or a {PLAN_SUFFIX} file of faults; not {chaos!r}")
     if not (math.isfinite(storm_minutes) and 0.0 < storm_minutes <= STORM_MINUTES_MAX):
         raise ConfigError(f"storm_minutes must be above 0 and at most {STORM_MINUTES_MAX:g}; not {storm_minutes!r}")
+
+
+def check_links(chaos: str, *, namespaces: bool, rate_mbit: float) -> None:
+    """Refuse links of a kind that the run would not have."""
+    if namespaces and chaos in ("none", "demo"):
+        raise ConfigError(f"namespaces are for runs whose links are touched, not for chaos {chaos}; use storm or calm")
+    if rate_mbit and not namespaces:
+        raise ConfigError("rate_mbit is the rate of links between network namespaces; give --namespaces as well")
+    if rate_mbit and not RATE_MBIT_MIN <= rate_mbit <= RATE_MBIT_MAX:
+        raise ConfigError(
+            f"rate_mbit must be 0 (no limit) or from {RATE_MBIT_MIN:g} to {RATE_MBIT_MAX:g}; not {rate_mbit!r}"
+        )
 
 
 def expected_s(*, steps: int, step_ms: float) -> float:

@@ -16,7 +16,15 @@ from atoll.chaos.plan import Fault
 from atoll.core.config import SyncConfig, one_of
 from atoll.core.policy import fragments_for, quorum_count
 from atoll.errors import ConfigError
-from atoll.launch.chaos_plans import absolute_plan, check_chaos, expected_s, faults_by_share, faults_in_time, plan_path
+from atoll.launch.chaos_plans import (
+    absolute_plan,
+    check_chaos,
+    check_links,
+    expected_s,
+    faults_by_share,
+    faults_in_time,
+    plan_path,
+)
 from atoll.launch.durability import DurabilityConfig, describe_durability, durability_config, durability_names
 from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options
 from atoll.zoo import count_parameters, model_config
@@ -84,6 +92,10 @@ class TrainConfig:
     """Seed of what a storm draws."""
     storm_minutes: float = 10.0
     """How long a run is taken to be for the moments in a file of faults, where step_ms does not tell."""
+    namespaces: bool = False
+    """Learners run in network namespaces of their own, where partition and limit are the kernel's (needs root)."""
+    rate_mbit: float = 0.0
+    """What the link of each such learner carries in each direction, in Mbit/s; 0: as much as it can."""
     seed: int = 0
     """Seed of parameters, data order and sampling."""
     out: str = ""
@@ -116,6 +128,7 @@ class TrainConfig:
                 f"learner; use --chaos none, or --method decoupled or diloco"
             )
         _check_durable(self.chaos, faults, self.durability)
+        check_links(self.chaos, namespaces=self.namespaces, rate_mbit=self.rate_mbit)
 
     @property
     def synchronises(self) -> bool:

@@ -23,9 +23,10 @@ from pathlib import Path
 
 from atoll.chaos import ChaosExecutor
 from atoll.errors import LaunchError
-from atoll.launch.chaos_control import ChaosControl, ProxyLinks, asked_to_leave, exposed
+from atoll.launch.chaos_control import ChaosControl, asked_to_leave, exposed
 from atoll.launch.folder import RunFolder
 from atoll.launch.keeper import SyncerKeeper
+from atoll.launch.namespace_links import links_for
 from atoll.launch.plan import LEFT, LaunchPlan, Outcome, View
 from atoll.launch.process import Child, Command, describe_exit, note
 from atoll.launch.running import joined_processes, listed, training_pid
@@ -77,7 +78,7 @@ class Supervisor:
             )
         self._syncer_code = 0
         self._watch = RunWatch(folder.path, tokens_budget=plan.tokens_budget)
-        self._links = ProxyLinks(plan.chaos.seed) if plan.chaos is not None and plan.chaos.proxied else None
+        self._links = links_for(plan.chaos)
         self._chaos = ChaosExecutor(
             plan.faults,
             ChaosControl(self._slots, lambda: self._keeper, folder=folder, start=self._start, options=plan.chaos),
@@ -183,7 +184,8 @@ class Supervisor:
         slot.restart_at_s = None
         command = exposed(slot.command, self._folder, self._plan.chaos)
         join = {"ATOLL_SYNCER": self._address_for(slot.command.id)} if self._keeper is not None else {}
-        slot.child = self._spawn(replace(command, environment={**command.environment, **join}))
+        command = replace(command, environment={**command.environment, **join})
+        slot.child = self._spawn(self._links.place(command) if self._links is not None else command)
 
     def _address_for(self, learner: str) -> str:
         assert self._keeper is not None

@@ -65,6 +65,10 @@ class ChaosOptions:
     """Each learner reaches the syncer through a port of its own of a proxy in the launcher."""
     seed: int = 0
     """Of the bits that the proxy flips."""
+    namespaces: bool = False
+    """Each learner has a network namespace of its own, and reaches the proxy over a link of the kernel's."""
+    rate_mbit: float = 0.0
+    """What such a link carries in each direction, in Mbit/s; 0: as much as it can."""
     duty_cycle: bool = False
     """The learners do not heed a slow file (a user's own script): slow ones are stopped and continued."""
     guest: Callable[[str], Command] | None = None

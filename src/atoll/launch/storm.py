@@ -22,6 +22,7 @@ from atoll.errors import ConfigError, LaunchError
 from atoll.launch.chaos_plans import CALM
 from atoll.launch.config import TrainConfig, train_config
 from atoll.launch.folder import create_parent, write_json, write_text
+from atoll.launch.namespace_links import check_namespaces
 from atoll.launch.plan import Finished, View
 from atoll.launch.scorecard import build_scorecard
 from atoll.launch.stored import read_run
@@ -57,6 +58,10 @@ class StormConfig:
     """Folder of both runs; empty: a new one under runs/."""
     twin: str = ""
     """Folder of a twin that was run before; empty: one is run first."""
+    namespaces: bool = False
+    """Each learner of both runs is in a network namespace of its own, with a real link to the host (needs root)."""
+    rate_mbit: float = 0.0
+    """What each of these links carries in each direction, in Mbit/s; 0: as much as it can."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.minutes) and MINUTES_MIN <= self.minutes <= MINUTES_MAX):
@@ -92,6 +97,8 @@ class StormConfig:
             "chaos_seed": self.seed,
             "record": True,  # so that every merge can be done again afterwards (I9); both runs pay for it
             "out": out,
+            "namespaces": self.namespaces,
+            "rate_mbit": self.rate_mbit,
         }
         return train_config(values)[0]
 
@@ -114,6 +121,8 @@ def run_storm(
     """Run the twin and the storm, and compare them. Bad settings raise before anything is started."""
     plan = _plan(config)
     config.train(chaos=CALM, out="")
+    if config.namespaces:
+        check_namespaces()
     twin = _check_twin(config) if config.twin else None
     folder = create_parent(config.out, name="storm")
     if twin is None:
@@ -158,8 +167,8 @@ def _check_twin(config: StormConfig) -> Path:
     if other or found["chaos"] != CALM:
         names = ", ".join(f"{name} {found.get(name)} instead of {wanted[name]}" for name in other) or "faults"
         raise LaunchError(
-            f"the run in {path} is no twin of this storm ({names}); give the same --minutes, --learners, --model and "
-            f"--step-ms, or leave --twin away"
+            f"the run in {path} is no twin of this storm ({names}); give the same --minutes, --learners, --model, "
+            f"--step-ms, --namespaces and --rate-mbit, or leave --twin away"
         )
     try:
         json.loads(stored.folder.result_file.read_text())

@@ -156,7 +156,13 @@ def _chaos_options(config: TrainConfig, attempt: Attempt) -> ChaosOptions | None
             environment={"ATOLL_TOKEN": attempt.token},
         )
 
-    return ChaosOptions(proxied=True, seed=config.chaos_seed, guest=guest)
+    return ChaosOptions(
+        proxied=True,
+        seed=config.chaos_seed,
+        namespaces=config.namespaces,
+        rate_mbit=config.rate_mbit,
+        guest=guest,
+    )
 
 
 def _worker_config(config: TrainConfig) -> WorkerConfig:
