@@ -85,7 +85,14 @@ def _duplicates_taken(patch: MonkeyPatch) -> None:
         accept(self, event, now_ns, out)
         seen[:] = before
 
+    def stubborn(self: Any, event: Any, out: Any) -> None:
+        # The other line of defence: a learner that knows of the merge does not push again.
+        sent = self.fragments[event.fragment].find(event.seq)
+        if sent is not None and self._started:
+            out.append(fx.PushAgain(event.fragment, event.seq))
+
     patch.setattr(syncer_machine.SyncerMachine, "_accept", forgetful)
+    patch.setattr(learner_machine.LearnerMachine, "_push_broken", stubborn)
 
 
 def _late_counted_twice(patch: MonkeyPatch) -> None:
