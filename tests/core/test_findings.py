@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from world import World
+from world import World, config
 
 from atoll.core import effects as fx
-from atoll.core.config import SECOND_NS, SyncConfig
+from atoll.core.config import SECOND_NS
 from atoll.core.healing import HEAL_WAIT_NS, Claim, Healing
 from atoll.core.messages import (
     Discard,
@@ -20,20 +20,6 @@ from atoll.core.messages import (
     Start,
     Welcome,
 )
-
-
-def config(**changes: object) -> SyncConfig:
-    settings = {
-        "sync_every": 4,
-        "fragments": 4,
-        "overlap": 2,
-        "quorum": "50%",
-        "learners_expected": 2,
-        "grace_cap_steps": 0.0,
-        "outer_lr": 1.0,
-        "outer_momentum": 0.0,
-    }
-    return SyncConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
 
 def running(learners: int = 2, steps: int = 20, **changes: object) -> World:

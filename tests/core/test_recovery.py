@@ -7,27 +7,13 @@ import random
 from dataclasses import replace
 
 import pytest
-from world import FakeLearner, World
+from world import FakeLearner, World, config
 
 from atoll.core import effects as fx
-from atoll.core.config import SECOND_NS, SyncConfig
+from atoll.core.config import SECOND_NS
 from atoll.core.healing import HEAL_WAIT_NS
 from atoll.core.messages import DataReport, Lease
 from atoll.core.relays import RELAY_SILENCE_NS
-
-
-def config(**changes: object) -> SyncConfig:
-    settings = {
-        "sync_every": 4,
-        "fragments": 4,
-        "overlap": 2,
-        "quorum": "50%",
-        "learners_expected": 2,
-        "grace_cap_steps": 0.0,
-        "outer_lr": 1.0,
-        "outer_momentum": 0.0,
-    }
-    return SyncConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
 
 def running(learners: int = 3, steps: int = 20, **changes: object) -> World:

@@ -31,6 +31,21 @@ TENSORS = tuple(TensorSpec(f"w{i}", (256,), "float32") for i in range(4))
 STEP_NS = 1_000_000
 
 
+def config(**changes: object) -> SyncConfig:
+    """Small numbers, and an outer step that adds up by hand."""
+    settings = {
+        "sync_every": 4,
+        "fragments": 4,
+        "overlap": 2,
+        "quorum": "50%",
+        "learners_expected": 2,
+        "grace_cap_steps": 0.0,
+        "outer_lr": 1.0,
+        "outer_momentum": 0.0,
+    }
+    return SyncConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+
 @dataclass
 class FakeLearner:
     machine: LearnerMachine

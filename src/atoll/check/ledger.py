@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-from collections import defaultdict
-
-from atoll.check.checker import Checker
-from atoll.check.facts import Books, Committed, Healed, Processed, Rested, Restored
-from atoll.check.lineage import Lineage
+from atoll.check.facts import Books, Processed, Rested
+from atoll.check.lineage import FollowsLines
 
 
-class LedgerAddsUp(Checker):
+class LedgerAddsUp(FollowsLines):
     """I3. The identity holds at every look; what is processed lies between what learners reported and what they did;
     and at rest the merged tokens are those of the contributions inside the parameters."""
 
@@ -16,7 +13,6 @@ class LedgerAddsUp(Checker):
 
     def __init__(self) -> None:
         super().__init__()
-        self._lineages: defaultdict[int, Lineage] = defaultdict(Lineage)
         self._lines: dict[int, Books] = {}
 
     def on_books(self, fact: Books) -> None:
@@ -38,20 +34,8 @@ class LedgerAddsUp(Checker):
 
     def on_rested(self, fact: Rested) -> None:
         for fragment, line in sorted(self._lines.items()):
-            inside = sum(version.tokens for version in self._lineages[fragment].line())
+            inside = sum(version.tokens for version in self.lineages[fragment].line())
             if fact.whole and line.merged != inside:
                 self.complain(f"fragment {fragment}: {inside} tokens are in the parameters, merged says {line.merged}")
             if line.pending:
                 self.complain(f"fragment {fragment}: {line.pending} tokens are pending with nobody left to merge them")
-
-    def on_committed(self, fact: Committed) -> None:
-        if fact.version == 0:
-            self._lineages[fact.fragment].head = None
-        self._lineages[fact.fragment].follow(fact)
-
-    def on_restored(self, fact: Restored) -> None:
-        for fragment, (version, checksum) in fact.fragments.items():
-            self._lineages[fragment].move(version, checksum)
-
-    def on_healed(self, fact: Healed) -> None:
-        self._lineages[fact.fragment].move(fact.version, fact.checksum)

@@ -7,9 +7,11 @@ number and checksum, and the run's line is found by following predecessors from 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 
-from atoll.check.facts import Committed, Identity
+from atoll.check.checker import Checker
+from atoll.check.facts import Committed, Healed, Identity, Restored
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,27 @@ class Lineage:
             versions.append(version)
             version = version.before
         return versions
+
+
+class FollowsLines(Checker):
+    """A checker that needs to know the run's line of versions of every fragment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lineages: defaultdict[int, Lineage] = defaultdict(Lineage)
+
+    def on_committed(self, fact: Committed) -> None:
+        if fact.version == 0:
+            self.lineages[fact.fragment].head = None
+        self.lineages[fact.fragment].follow(fact)
+
+    def on_restored(self, fact: Restored) -> None:
+        for fragment, (version, checksum) in fact.fragments.items():
+            self.moved(fragment, version, checksum, "version {} came from disk and was never made")
+
+    def on_healed(self, fact: Healed) -> None:
+        self.moved(fact.fragment, fact.version, fact.checksum, "a learner brought back version {}, never made so")
+
+    def moved(self, fragment: int, version: int, checksum: int, wrong: str) -> bool:
+        """The run's line ends there now; False if that version was never made, and `wrong` says so."""
+        return self.lineages[fragment].move(version, checksum)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from atoll.sim.run import RunReport
 
 EXIT_VIOLATION = 1
+EXIT_INTERRUPTED = 130
+"""The shell's status for Ctrl-C."""
 SAY_EVERY_S = 2.0
 
 sim = typer.Typer(
@@ -46,11 +48,15 @@ def fuzz_command(
             _print_failure(console, outcome.seed, explain(outcome.seed))
         else:
             console.print(f"seed {outcome.seed}: {outcome.violations[0]}", markup=False, soft_wrap=True)
+    if report.interrupted:
+        console.print(f"stopped after {report.seeds:,} of {seeds:,} seeds", style="yellow")
     _print_totals(console, report)
     if json:
         print_json(report.to_dict())
     if report.failures:
         raise typer.Exit(EXIT_VIOLATION)
+    if report.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 @sim.command("run")

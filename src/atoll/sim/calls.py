@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.messages import FetchRequest, PushHeader, PushReply, Refusal
 from atoll.sim.link import DOWN, UP, Stream
+from atoll.wire.limits import BULK_DEADLINE_S_MIN
 
 if TYPE_CHECKING:
     from atoll.sim.learner_host import LearnerHost
     from atoll.sim.payloads import Payload
     from atoll.sim.syncer_host import SyncerHost
 
-DEADLINE_NS = 30_000_000_000
-"""As `wire.limits.BULK_DEADLINE_S_MIN`."""
+DEADLINE_NS = int(BULK_DEADLINE_S_MIN * 1e9)
 HEADER_BYTES = 200
 
 

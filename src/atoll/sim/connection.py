@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.core.messages import Contribution, Hello, Published
 from atoll.sim.link import DOWN, UP, Stream
+from atoll.wire.control import SYNCER_ENDED
 
 if TYPE_CHECKING:
     from atoll.sim.learner_host import LearnerHost
@@ -106,8 +107,6 @@ class Connection:
             self._link.carry(DOWN, 40, self._stream, self._ended_at_learner)
 
     def _ended_at_learner(self) -> None:
-        from atoll.sim.learner_host import SYNCER_ENDED
-
         if not self.reset:
             self.learner_side_down(SYNCER_ENDED)
 

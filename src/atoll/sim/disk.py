@@ -40,8 +40,6 @@ class Disk:
     slots: dict[int, list[Slot]] = field(default_factory=dict)
     """The newest first, at most two."""
     handed: dict[ContributionId, tuple[HandedOver, Any]] = field(default_factory=dict)
-    notes: list[tuple[int, Any]] = field(default_factory=list)
-    """The merges on the tape, with the epoch that wrote them: what replay follows."""
     broken: str = ""
     """Why every write fails at the moment."""
     slow: float = 1.0

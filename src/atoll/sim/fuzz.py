@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -46,6 +47,8 @@ class FuzzReport:
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     failures: list[Outcome] = field(default_factory=list)
+    interrupted: bool = False
+    """Ctrl-C ended it before all seeds were done."""
 
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
@@ -106,12 +109,15 @@ def fuzz(
         raise ConfigError(f"--minutes must be 0 (no limit) or more, not {minutes}")
     report = FuzzReport()
     began_s = time.monotonic()
-    for outcome in _outcomes(range(first, first + seeds), jobs or os.cpu_count() or 1):
-        report.add(outcome)
-        report.seconds = time.monotonic() - began_s
-        progress(report)
-        if minutes and report.seconds > 60 * minutes:
-            break
+    try:
+        for outcome in _outcomes(range(first, first + seeds), jobs or os.cpu_count() or 1):
+            report.add(outcome)
+            report.seconds = time.monotonic() - began_s
+            progress(report)
+            if minutes and report.seconds > 60 * minutes:
+                break
+    except KeyboardInterrupt:
+        report.interrupted = True
     return report
 
 
@@ -120,7 +126,9 @@ def _outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
         yield from map(run_seed, seeds)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    # Ctrl-C reaches every process of the terminal; it is the parent's to deal with.
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=signal.signal, initargs=ignore) as pool:
         try:
             yield from pool.map(run_seed, seeds, chunksize=CHUNK)
         finally:

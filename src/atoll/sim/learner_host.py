@@ -37,6 +37,9 @@ from atoll.sim.calls import Call
 from atoll.sim.connection import Connection
 from atoll.sim.link import Link
 from atoll.sim.payloads import LearnerPayloads, Payload
+from atoll.sim.process import Process
+from atoll.wire.control import REFUSED_FOR_NOW, SYNCER_ENDED
+from atoll.wire.limits import BACKOFF_S_MAX, BACKOFF_S_MIN, CONNECT_S
 
 if TYPE_CHECKING:
     from atoll.sim.scenario import LearnerSpec
@@ -44,24 +47,22 @@ if TYPE_CHECKING:
 
 MS = 1_000_000
 SECOND = 1_000_000_000
-SYNCER_ENDED = "the syncer ended the session"
-REFUSED_FOR_NOW = (Refusal.BUSY, Refusal.STALE_EPOCH)
 HEARTBEAT_NS = 2 * SECOND
 RETRY_NS = SECOND // 2
-BACKOFF_NS = (SECOND // 10, 5 * SECOND)
-CONNECT_NS = 10 * SECOND
+BACKOFF_NS = (int(BACKOFF_S_MIN * SECOND), int(BACKOFF_S_MAX * SECOND))
+CONNECT_NS = int(CONNECT_S * SECOND)
 JOIN_TIMEOUT_NS = 120 * SECOND
 CLOSE_TIMEOUT_NS = 15 * SECOND
 LET_GO_NS = 5 * SECOND
 INNER_WAIT_NS = 20 * SECOND
 SYNC_WAIT_NS = 600 * SECOND
 SLICE_NS = SECOND // 2
-"""All as in `learner` and `wire.limits`."""
+"""All as in `learner`, whose modules need torch."""
 
 
-class LearnerHost:
+class LearnerHost(Process):
     def __init__(self, world: World, name: str, instance: str, spec: LearnerSpec, link: Link) -> None:
-        self.world = world
+        super().__init__(world)
         self.name = name
         self.instance = instance
         self.spec = spec
@@ -69,8 +70,6 @@ class LearnerHost:
         self.dice = Random(f"{world.scenario.seed}/{instance}")
         self.machine = LearnerMachine(name, instance, world.tensors)
         self.payloads: LearnerPayloads | None = None
-        self.dead = False
-        self.frozen = False
         self.ended = ""
         """Why the process has ended by itself."""
         self.connection: Connection | None = None
@@ -83,7 +82,6 @@ class LearnerHost:
         self.able_ns = 0
         self.able_since_ns = -1
         self.slowed = False
-        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self._backoff_ns = BACKOFF_NS[0]
         self._connecting = False
         self._stepping = False
@@ -112,8 +110,7 @@ class LearnerHost:
     def die(self) -> None:
         """SIGKILL."""
         self.count_able()
-        self.dead = True
-        self._backlog.clear()
+        super().die()
         if self.connection is not None:
             self.connection.process_died(learner=True)
 
@@ -127,26 +124,12 @@ class LearnerHost:
 
     def freeze(self) -> None:
         self.count_able()
-        self.frozen = True
+        super().freeze()
 
     def thaw(self) -> None:
         self.frozen = False
         self.count_able(True)
-        backlog, self._backlog = self._backlog, []
-        for action, arguments in backlog:
-            self.call(action, *arguments)
-
-    def call(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Something reaches this process: now, after it has thawed, or never."""
-        if self.dead:
-            return
-        if self.frozen:
-            self._backlog.append((action, arguments))
-        else:
-            action(*arguments)
-
-    def later(self, delay_ns: int, action: Callable[..., None], *arguments: Any) -> None:
-        self.world.clock.after(delay_ns, self.call, action, *arguments)
+        super().thaw()
 
     def count_able(self, again: bool = False) -> None:
         """Keep count of the time in which this process was able to train."""

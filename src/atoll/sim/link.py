@@ -59,6 +59,7 @@ class Link:
         self._kept: list[list[tuple[int, Stream, Callable[..., None], tuple[Any, ...]]]] = [[], []]
         self.messages = 0
         self.bytes = [0, 0]
+        """What was carried, up and down."""
 
     def set(self, weather: Weather) -> None:
         """Change the weather; what was kept back flows on."""

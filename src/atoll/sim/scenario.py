@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -324,7 +324,3 @@ def from_values(values: Any, where: str) -> Scenario:
         )
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise ConfigError(f"{where}: {error}; compare it with what `atoll sim run --save` writes") from None
-
-
-def with_faults(scenario: Scenario, faults: tuple[SimFault, ...]) -> Scenario:
-    return replace(scenario, faults=faults)

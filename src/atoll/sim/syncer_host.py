@@ -35,14 +35,15 @@ from atoll.core.messages import (
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.sim.payloads import Payload, SyncerPayloads
+from atoll.sim.process import Process
+from atoll.syncer.keeper import LOOK_S, RETRY_S
 
 if TYPE_CHECKING:
     from atoll.sim.connection import Connection
     from atoll.sim.world import World
 
-RETRY_NS = 5_000_000_000
-"""As in `syncer.keeper`: pause between two attempts to write after a failure."""
-LOOK_NS = 1_000_000_000
+RETRY_NS = int(RETRY_S * 1e9)
+LOOK_NS = int(LOOK_S * 1e9)
 SESSION_GRACE_NS = 5_000_000
 """A session ends after what was queued for it has gone out."""
 
@@ -54,17 +55,13 @@ class Timing:
     merge_ns: int = 2_000_000
     sync_ns: int = 3_000_000
     commit_ns: int = 10_000_000
-    inspect_ns: int = 200_000
 
 
-class SyncerHost:
+class SyncerHost(Process):
     def __init__(self, world: World, name: str) -> None:
-        self.world = world
+        super().__init__(world)
         self.name = name
-        self.dead = False
-        self.frozen = False
         self.serving = False
-        self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.disk = world.disk
         self.level = world.scenario.durability
         opened = self.disk.open(world.dice_disk)
@@ -129,30 +126,8 @@ class SyncerHost:
             self._perform(effect)
 
     def die(self) -> None:
-        self.dead = True
+        super().die()
         self.serving = False
-        self._backlog.clear()
-
-    def freeze(self) -> None:
-        self.frozen = True
-
-    def thaw(self) -> None:
-        self.frozen = False
-        backlog, self._backlog = self._backlog, []
-        for action, arguments in backlog:
-            self.call(action, *arguments)
-
-    def call(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Something reaches this process: now, after it has thawed, or never."""
-        if self.dead:
-            return
-        if self.frozen:
-            self._backlog.append((action, arguments))
-        else:
-            action(*arguments)
-
-    def later(self, delay_ns: int, action: Callable[..., None], *arguments: Any) -> None:
-        self.world.clock.after(delay_ns, self.call, action, *arguments)
 
     # ------------------------------------------------------------ machine in, effects out
 

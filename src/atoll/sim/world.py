@@ -23,6 +23,7 @@ from atoll.sim.scenario import LearnerSpec, Scenario, SimFault
 from atoll.sim.syncer_host import SyncerHost, Timing
 from atoll.sim.tape import SimTape
 from atoll.sim.words import describe_event
+from atoll.wire.limits import CONTROL_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIME_MS
 
 SECOND = 1_000_000_000
 RESTART_NS = 3 * SECOND
@@ -30,8 +31,8 @@ RESTART_NS = 3 * SECOND
 SYNCER_RESTART_NS = SECOND
 START_NS = SECOND // 2
 """A process needs time to start."""
-KEEPALIVE_NS = 15 * SECOND
-"""A connection over which nothing comes through is given up after this (wire.limits: 5 s + 10 s)."""
+KEEPALIVE_NS = (KEEPALIVE_TIME_MS + CONTROL_KEEPALIVE_TIMEOUT_MS) * 1_000_000
+"""A connection over which nothing comes through is given up after this."""
 LAST_EVENTS = 40
 
 
@@ -72,7 +73,6 @@ class World:
         self._instances = 0
         self._down: dict[str, int] = {}
         """Learners that are kept down on purpose, and by how many faults."""
-        self._noted: tuple[int, PushHeader | None] = (0, None)
         self._refusals_noted = 0
         self._refusals_seen = 0
 
