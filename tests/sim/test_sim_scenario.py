@@ -27,7 +27,6 @@ from atoll.sim.scenario import (
     draw,
     load,
     to_json,
-    with_faults,
 )
 from atoll.sim.shrink import shrink
 
@@ -236,7 +235,7 @@ def test_deep_values_inside_a_scenario(tmp_path: Path) -> None:
 
 def test_more_faults_than_anybody_needs() -> None:
     with pytest.raises(ConfigError, match="at most 10000 faults"):
-        with_faults(SMALL, SMALL.faults[:1] * (FAULTS_MAX + 1))
+        replace(SMALL, faults=SMALL.faults[:1] * (FAULTS_MAX + 1))
 
 
 # ---------------------------------------------------------------- faults of a plan
