@@ -91,7 +91,7 @@ class Corpus:
 
 
 def load_corpus(spec: str) -> Corpus:
-    """`stdlib`, a file, a folder, or `hf:NAME_OR_PATH[:split[:column]]`."""
+    """`stdlib`, `python`, a file, a folder, or `hf:NAME_OR_PATH[:split[:column]]`."""
     data, truncated = read_source(spec)
     return Corpus.from_bytes(data, spec, truncated=truncated)
 
@@ -120,12 +120,16 @@ class Batches:
 
     def at(self, position: int) -> tuple[Tensor, Tensor]:
         """The batch at `position`, without moving there."""
-        batch, seq = self._shape
-        dice = np.random.default_rng([*self._key, position])
-        starts = dice.integers(0, len(self._data) - seq, size=batch)  # the last start leaves seq + 1 bytes
-        windows = self._data[starts[:, None] + np.arange(seq + 1)]  # (batch, seq + 1)
+        starts = self.starts(position)
+        windows = self._data[starts[:, None] + np.arange(self._shape[1] + 1)]  # (batch, seq + 1)
         tokens = torch.from_numpy(windows.astype(np.int64))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def starts(self, position: int) -> NDArray[np.int64]:
+        """Where the windows of the batch at `position` begin in the shard."""
+        batch, seq = self._shape
+        dice = np.random.default_rng([*self._key, position])
+        return dice.integers(0, len(self._data) - seq, size=batch)  # the last start leaves seq + 1 bytes
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self

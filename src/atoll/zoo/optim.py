@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atoll.errors import ConfigError
+from atoll.zoo.muon import Muon
 
 OPTIMIZERS = ("adamw", "muon", "sgd")
 SCHEDULES = ("cosine", "wsd", "constant")
@@ -66,16 +67,31 @@ class CombinedOptimizer:
             optimizer.load_state_dict(state)
 
 
-def make_optimizer(model: nn.Module, name: str, lr: float) -> torch.optim.Optimizer | CombinedOptimizer:
-    """`adamw`; `muon` (torch.optim.Muon on the hidden matrices, AdamW on the rest); or plain `sgd`, for exact tests."""
+def make_optimizer(
+    model: nn.Module, name: str, lr: float, *, capturable: bool = False
+) -> torch.optim.Optimizer | CombinedOptimizer:
+    """`adamw`; `muon` (on the hidden matrices, AdamW on the rest); or plain `sgd`, for exact tests.
+
+    With `capturable` a step can be captured into a CUDA graph: the learning rate is a tensor on the parameters' device,
+    which `set_lr` fills in place. It works on the CPU too, where there is nothing to capture. Before a capture call
+    `create_state`; gradients must keep their memory between replays.
+    """
+    if name not in OPTIMIZERS:
+        raise ConfigError(f"optimizer must be one of {', '.join(OPTIMIZERS)}; not {name!r}")
+    if isinstance(lr, bool) or not isinstance(lr, int | float) or not 0.0 <= lr < math.inf:
+        raise ConfigError(f"the learning rate must be a finite number from 0; not {lr!r}")
     hidden, rest = _split(model)
+    if not hidden + rest:
+        raise ConfigError("the model has no parameters to train; set requires_grad on some")
+    rate = _rate_tensor(hidden + rest, lr) if capturable else lr
     if name == "adamw":
-        return _adamw(hidden, rest, lr)
+        return _adamw(hidden, rest, rate)
     if name == "sgd":
-        return torch.optim.SGD(hidden + rest, lr=lr)
-    if name == "muon":
-        return CombinedOptimizer(_muon(hidden, lr), _adamw([], rest, lr))
-    raise ConfigError(f"optimizer must be one of {', '.join(OPTIMIZERS)}; not {name!r}")
+        # Only the fused kernel reads a tensor's value on the device; the others would bake it into a graph.
+        return torch.optim.SGD(hidden + rest, lr=rate, fused=True if capturable else None)
+    if not hidden:
+        raise ConfigError("the model has no hidden matrices for Muon; use --optimizer adamw")
+    return CombinedOptimizer(_muon(hidden, rate), *([_adamw([], rest, rate)] if rest else []))
 
 
 def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
@@ -89,32 +105,74 @@ def _split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     return hidden, rest
 
 
-def _adamw(decayed: list[nn.Parameter], rest: list[nn.Parameter], lr: float) -> torch.optim.AdamW:
+def _rate_tensor(parameters: list[nn.Parameter], lr: float) -> Tensor:
+    devices = {parameter.device for parameter in parameters}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ConfigError(f"a step can only be captured on one device, the model is on {names}; move it to one")
+    return torch.full((), lr, dtype=torch.float32, device=devices.pop())
+
+
+def _adamw(decayed: list[nn.Parameter], rest: list[nn.Parameter], lr: float | Tensor) -> torch.optim.AdamW:
     groups = [{"params": decayed, "weight_decay": WEIGHT_DECAY}, {"params": rest, "weight_decay": 0.0}]
+    capturable = isinstance(lr, Tensor)
     # One fused kernel instead of a dozen small ones per tensor: on small models the launches are the cost.
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=lr, betas=BETAS, fused=True)
+    optimizer = torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=lr, betas=BETAS, fused=True, capturable=capturable
+    )
+    if capturable:
+        # The steps before a capture are meant; torch would warn that they do not run in a graph.
+        optimizer._warned_capturable_if_run_uncaptured = True
+    return optimizer
 
 
-def _muon(hidden: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    make: Callable[..., torch.optim.Optimizer] | None = getattr(torch.optim, "Muon", None)
-    if make is None:
-        raise ConfigError(
-            f"torch {torch.__version__} has no torch.optim.Muon; "
-            "use --optimizer adamw, or upgrade with: pip install 'torch>=2.9'"
-        )
-    if any(not parameter.is_cuda for parameter in hidden):
-        raise ConfigError(
-            "torch.optim.Muon multiplies in bfloat16, which many CPUs run slowly or not at all; "
-            "use --optimizer adamw on the CPU, or --device cuda"
-        )
+def _muon(hidden: list[nn.Parameter], lr: float | Tensor) -> Muon:
     # Moonshot's scaling gives an update the size of AdamW's, so one learning rate serves both halves.
-    return make(hidden, lr=lr, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
+    return Muon(hidden, lr=lr, weight_decay=WEIGHT_DECAY, adjust_lr_fn="match_rms_adamw")
 
 
+@torch.no_grad()
 def set_lr(optimizer: OptimizerLike, lr: float) -> None:
-    """Give every group the learning rate `lr`."""
+    """Give every group the learning rate `lr`. A tensor is filled in place, because CUDA graphs read it there."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def create_state(optimizer: torch.optim.Optimizer | CombinedOptimizer) -> None:
+    """Make the moments and counters of a fresh optimizer without training: a CUDA graph needs them before its capture.
+
+    This is a step with zero gradients at rate zero, which leaves the parameters as they are, to the bit; then the
+    counters go back to zero. An optimizer that has state already is left alone.
+    """
+    if optimizer.state:
+        return
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    rates = [group["lr"].clone() if isinstance(group["lr"], Tensor) else group["lr"] for group in groups]
+    grads = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    set_lr(optimizer, 0.0)
+    optimizer.step()
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+    for group, rate in zip(groups, rates, strict=True):
+        group["lr"] = group["lr"].copy_(rate) if isinstance(rate, Tensor) else rate
+    for state in optimizer.state.values():
+        if "step" in state:
+            state["step"].zero_()
+
+
+def clip_grad_norm(parameters: Iterable[Tensor], max_norm: float = GRADIENT_NORM_MAX) -> Tensor:
+    """Scale the gradients so that their norm together is at most `max_norm`; gives the norm before, as a tensor.
+
+    torch's own clipping: with the foreach kernels and without its check for finite norms nothing waits for the device,
+    so that a CUDA graph can hold it.
+    """
+    return nn.utils.clip_grad_norm_(parameters, max_norm, error_if_nonfinite=False, foreach=True)
 
 
 def lr_at(

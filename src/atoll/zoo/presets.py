@@ -8,6 +8,8 @@ from atoll.errors import ConfigError
 
 VOCAB = 256
 """The model reads and writes bytes: no tokenizer to install, and nats per byte compare across corpora."""
+OPTIMIZERS = ("adamw", "muon", "sgd")
+SCHEDULES = ("cosine", "wsd", "constant")
 
 
 @dataclass(frozen=True, slots=True)

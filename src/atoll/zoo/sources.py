@@ -22,6 +22,8 @@ def read_source(spec: str) -> tuple[bytes, bool]:
     """All bytes of the corpus called `spec`, cut at CORPUS_BYTES_MAX (then the second value is True)."""
     if spec == "stdlib":
         return _join(_read(path) for path in stdlib_files())
+    if spec == "python":
+        return _join(_read(path) for path in python_files())
     if spec.startswith("hf:"):
         return _join(_rows(spec))
     path = Path(spec).expanduser()
@@ -29,7 +31,9 @@ def read_source(spec: str) -> tuple[bytes, bool]:
         return _join([_read(path, CORPUS_BYTES_MAX + 1)])
     if path.is_dir():
         return _join(_text_files(path))
-    raise CorpusError(f"no file or folder {spec!r}; give an existing path, hf:NAME for a dataset, or use stdlib")
+    raise CorpusError(
+        f"no file or folder {spec!r}; give an existing path, hf:NAME for a dataset, or use stdlib or python"
+    )
 
 
 def stdlib_files() -> list[Path]:
@@ -39,6 +43,14 @@ def stdlib_files() -> list[Path]:
     if not files:
         raise CorpusError(f"no Python source under {root}; give --corpus a file or folder with text")
     return files
+
+
+def python_files() -> list[Path]:
+    """Every *.py file of this Python: the standard library's, and those of the packages that are installed beside it.
+    Several times as much text, but not the same on every machine."""
+    packages = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    installed = [p for root in packages for p in _walk(Path(root), frozenset({"__pycache__"})) if p.suffix == ".py"]
+    return [*stdlib_files(), *(path for path in installed if path.is_file())]
 
 
 def _walk(root: Path, skipped: frozenset[str] = frozenset()) -> Iterator[Path]:
