@@ -1,6 +1,7 @@
 """How close is the merge to the speed of memory? Compares it with a large copy in the same run, interleaved with it.
 
-    python benchmarks/merge.py [--params 64] [--contributions 8] [--threads 1 2] [--repeats 7]
+    python benchmarks/merge.py [--params 64] [--contributions 8] [--threads 1 2] [--repeats 7] [--codec int4]
+                               [--correction none]
 
 A rate is the bytes that must be touched (each input read once, each output written once) over the best time of several
 repetitions. The comparison is np.copyto between arrays of the fragment's size, bytes read and written, cut over the
@@ -19,8 +20,8 @@ import numpy as np
 
 from atoll import kernels
 from atoll.codec import BLOCK, GradientSample, get_codec, merge_fragment
+from atoll.core.config import CODECS, CORRECTIONS
 
-INT4_BYTES = 132 / 256  # per parameter
 UNIQUE = 1 << 20  # random numbers are made once and repeated
 
 
@@ -30,14 +31,18 @@ def main() -> None:
     parser.add_argument("--contributions", type=int, default=8)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--codec", choices=CODECS, default="int4", help="of contributions and of the downlink")
+    parser.add_argument("--correction", choices=CORRECTIONS, default="none")
     arguments = parser.parse_args()
-    bench = Bench(arguments.params << 20, arguments.contributions)
-    print(f"{arguments.params}Mi parameters, {arguments.contributions} int4 contributions, int4 downlink")
+    bench = Bench(arguments.params << 20, arguments.contributions, arguments.codec, arguments.correction)
+    codecs = f"{arguments.contributions} {arguments.codec} contributions, {arguments.codec} downlink"
+    print(f"{arguments.params}Mi parameters, {codecs}, correction {arguments.correction}")
     print(f"bytes that must be touched by a merge: {bench.merge_bytes:.2f} per parameter\n")
     print("| threads | stage | ms | Gparam/s | GB/s | of the copy |\n|---|---|---|---|---|---|")
     for threads in arguments.threads:
         bench.table(threads, arguments.repeats)
-    state = bench.theta.nbytes + bench.momentum.nbytes + bench.residual.nbytes
+    state = bench.theta.nbytes + bench.momentum.nbytes
+    state += 0 if bench.residual is None else bench.residual.nbytes
     sample = bench.sample.values.nbytes if bench.sample else 0
     print(f"\nstate: {state / bench.n:.2f} bytes per parameter, and {sample / bench.n:.2f} for the gradient sample")
     print(f"contributions: {sum(p.nbytes for p in bench.payloads) / bench.n:.2f} bytes per parameter")
@@ -47,9 +52,11 @@ def main() -> None:
 class Bench:
     """The arrays of one fragment, and the stages that work on them."""
 
-    def __init__(self, n: int, contributions: int) -> None:
-        self.n, self.codec, rng = n, get_codec("int4"), np.random.default_rng(0)
-        self.merge_bytes = contributions * INT4_BYTES + 24 + INT4_BYTES
+    def __init__(self, n: int, contributions: int, codec: str, correction: str) -> None:
+        self.n, self.codec, rng = n, get_codec(codec), np.random.default_rng(0)
+        self.correction = correction
+        self.encoded_bytes = self.codec.encoded_size(n) / n  # per parameter
+        self.merge_bytes = (contributions + 1) * self.encoded_bytes + (16 if self.codec.lossless else 24)
         kernels.warm_up()
         self.payloads = [
             self.codec.encode(np.resize(rng.standard_normal(UNIQUE, dtype=np.float32) * np.float32(0.01), n))
@@ -58,25 +65,27 @@ class Bench:
         self.slices, self.modes = np.array([0, n // BLOCK * 3 // 4, n // BLOCK]), np.array([0, 1], np.uint8)
         self.norms = [self.codec.inspect(payload, n, self.slices)[1] for payload in self.payloads]
         self.theta, self.target = (np.resize(rng.standard_normal(UNIQUE, dtype=np.float32), n) for _ in range(2))
-        self.momentum, self.residual = np.full(n, 1e-3, np.float32), np.full(n, 1e-5, np.float32)
+        self.momentum = np.full(n, 1e-3, np.float32)
+        self.residual = None if self.codec.lossless else np.full(n, 1e-5, np.float32)
         self.sample: GradientSample | None = None
         self.peak_before = self.grown = 0.0
 
     def merge(self) -> None:
         self.sample = merge_fragment(
             payloads=self.payloads,
-            codec_up="int4",
+            codec_up=self.codec.name,
             weights=[1.0] * len(self.payloads),
             norms=self.norms,
             theta=self.theta,
             momentum=self.momentum,
             residual=self.residual,
-            codec_down="int4",
+            codec_down=self.codec.name,
             slice_blocks=self.slices,
             slice_modes=self.modes,
             outer_lr=0.7,
             outer_momentum=0.5,
             previous=self.sample,
+            correction=self.correction,
         ).sample
 
     def copy(self, pool: ThreadPoolExecutor, threads: int) -> None:
@@ -91,14 +100,17 @@ class Bench:
                 "large copy": (8.0, lambda: self.copy(pool, threads)),
                 "merge, outer step, downlink": (self.merge_bytes, self.merge),
                 "inspect one contribution": (
-                    INT4_BYTES,
+                    self.encoded_bytes,
                     lambda: self.codec.inspect(self.payloads[0], self.n, self.slices),
                 ),
                 "encode_delta (learner)": (
-                    16 + INT4_BYTES,
+                    16 + self.encoded_bytes,
                     lambda: self.codec.encode_delta(self.theta, self.target, self.residual),
                 ),
-                "decode_add (learner)": (8 + INT4_BYTES, lambda: self.codec.decode_add(self.payloads[0], self.target)),
+                "decode_add (learner)": (
+                    8 + self.encoded_bytes,
+                    lambda: self.codec.decode_add(self.payloads[0], self.target),
+                ),
             }
             best = dict.fromkeys(stages, float("inf"))
             for _ in range(repeats):

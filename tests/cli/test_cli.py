@@ -108,6 +108,14 @@ def test_whatever_has_a_syncer_has_the_durability_options(atoll: Atoll, command:
     assert [option for option in DURABILITY.split() if option not in text] == []
 
 
+@pytest.mark.parametrize("command", ["train", "run", "syncer"])
+def test_whatever_has_a_syncer_has_the_options_of_the_outer_step(atoll: Atoll, command: str) -> None:
+    text = atoll(command, "--help").stdout
+    options = "--outer-lr --outer-momentum --momentum-restart --correction --no-feedback-up --no-feedback-down"
+    assert [option for option in options.split() if option not in text] == []
+    assert ("--outer-schedule" in text) == (command != "run")  # a script of the user's has no budget of tokens
+
+
 def test_help_loads_nothing_heavy() -> None:
     program = "import sys; sys.argv = ['atoll', '--help']\nimport atoll.cli\n"
     program += "try: atoll.cli.main()\nexcept SystemExit: pass\n"

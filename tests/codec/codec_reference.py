@@ -25,10 +25,14 @@ def encode(name: str, x: np.ndarray) -> tuple[bytes, np.ndarray]:
         block = np.zeros(BLOCK, np.float32)
         part = x[start : start + BLOCK]
         block[: part.size] = part
-        scale, code = _encode_block(block, STEPS[name])
+        if name == "int2":
+            scale, code, values = _encode_int2_block(block)
+        else:
+            scale, code = _encode_block(block, STEPS[name])
+            values = code * scale
         scales.append(scale)
-        codes.append(_pack(code) if name == "int4" else code.astype(np.int8).tobytes())
-        decoded.append((code * scale)[: part.size])
+        codes.append(PACK[name](code))
+        decoded.append(values[: part.size])
     flat = np.concatenate(decoded) if decoded else np.zeros(0, np.float32)
     return np.array(scales, "<f4").tobytes() + b"".join(codes), flat
 
@@ -43,9 +47,57 @@ def _encode_block(block: np.ndarray, steps: np.float32) -> tuple[np.float32, np.
     return scale, np.rint(np.minimum(block * inverse, steps - 1)).astype(np.float32)
 
 
-def _pack(code: np.ndarray) -> bytes:
+def _encode_int2_block(block: np.ndarray) -> tuple[np.float32, np.ndarray, np.ndarray]:
+    """Scale, codes and decoded values of one block of int2."""
+    nothing = np.float32(0), np.zeros(BLOCK, np.float32), np.zeros(BLOCK, np.float32)
+    low, high = block.min(), block.max()
+    peak = low if -low >= high else high
+    if abs(peak) < 2.0**-111:
+        return nothing
+    power = np.float32(2.0 ** (2 - np.frexp(peak)[1]))  # brings the peak to 2 .. 4
+    y = block * power
+    zeros = np.count_nonzero(y == 0)
+    offset = np.float32(0.0 if zeros else 0.5)
+    step = np.sqrt(_folded_sum(y * y) / np.float32(BLOCK - zeros))
+    step = -step if zeros and peak > 0 else step
+    for _ in range(2):
+        levels = _int2_codes(y, np.float32(1) / step, offset) + offset
+        step = _folded_sum(y * levels) / np.float32((levels.astype(np.float64) ** 2).sum())
+    with np.errstate(over="ignore"):  # only blocks near the end of fp32's range have anything to clip
+        top = np.finfo(np.float32).max / np.float32(4) * power
+    half = np.clip(np.float32(0.5) * step, -top, top)
+    half = np.uint32((half.view(np.uint32) & 0xFFFFFFFE) | (0 if zeros else 1)).view(np.float32)
+    scale = np.float32(np.ldexp(half, np.frexp(peak)[1] - 2))
+    codes = _int2_codes(y, np.float32(0.5) / half, offset)
+    return scale, codes, (2 * codes + np.float32(2 * offset)) * scale
+
+
+def _int2_codes(y: np.ndarray, inverse: np.float32, offset: np.float32) -> np.ndarray:
+    return np.rint(np.clip(y * inverse - offset, np.float32(-2), np.float32(1)))
+
+
+def _folded_sum(x: np.ndarray) -> np.float32:
+    """Eight rows of 32 added up in order, then halves until one value is left: the order of the kernels."""
+    rows = x.reshape(8, 32)
+    total = rows[0]
+    for row in rows[1:]:
+        total = total + row
+    while total.size > 1:
+        total = total[: total.size // 2] + total[total.size // 2 :]
+    return np.float32(total[0])
+
+
+def _pack_int4(code: np.ndarray) -> bytes:
     nibbles = code.astype(np.int8).view(np.uint8) & 15
     return (nibbles[:128] | (nibbles[128:] << 4)).astype(np.uint8).tobytes()
+
+
+def _pack_int2(code: np.ndarray) -> bytes:
+    parts = (code.astype(np.int8).view(np.uint8) & 3).reshape(4, 64)
+    return (parts[0] | (parts[1] << 2) | (parts[2] << 4) | (parts[3] << 6)).astype(np.uint8).tobytes()
+
+
+PACK = {"int8": lambda code: code.astype(np.int8).tobytes(), "int4": _pack_int4, "int2": _pack_int2}
 
 
 def merged_gradient(
@@ -68,3 +120,20 @@ def merged_gradient(
                 mean = float(share @ norms) * direction / length
         gradient[part] = mean
     return gradient
+
+
+def heloco(v: np.ndarray, m: np.ndarray) -> np.ndarray:
+    """One tensor of one contribution, corrected as in the paper (arXiv 2606.00271), in float64."""
+    v_norm, m_norm = np.linalg.norm(v), np.linalg.norm(m)
+    if v_norm == 0 or m_norm == 0:
+        return v
+    u, w = v / v_norm, m / m_norm
+    c = float(u @ w)
+    conf = v_norm / (v_norm + 3.0 * m_norm + 1e-8)
+    if c >= 0.2:
+        return v
+    if c < 0:
+        return v - min(0.5 * -c * conf, 0.5) * c * v_norm * w
+    turn = min((1 - c) * conf, 1.0)
+    mixed = (1 - turn) * u + turn * w
+    return v_norm * mixed / np.linalg.norm(mixed)

@@ -3,81 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 
 import codec_reference as reference
 import numpy as np
 import pytest
+from codec_fragment import MEAN, RDA, Fragment, deltas_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll import kernels
-from atoll.codec import BLOCK, GradientSample, MergeResult, get_codec, merge_fragment
+from atoll.codec import BLOCK, GradientSample, get_codec, merge_fragment
 from atoll.core.config import CODECS
 from atoll.errors import PayloadError
-
-RDA, MEAN = 0, 1
-
-
-@dataclass
-class Fragment:
-    """A fragment's state on the syncer, and how to merge into it."""
-
-    blocks: int
-    up: str = "int4"
-    down: str = "int4"
-    slices: list[int] | None = None
-    modes: list[int] | None = None
-    seed: int = 0
-    theta: np.ndarray = field(init=False)
-    momentum: np.ndarray = field(init=False)
-    residual: np.ndarray | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(self.seed)
-        n = self.blocks * BLOCK
-        self.theta = rng.standard_normal(n).astype(np.float32)
-        self.momentum = (rng.standard_normal(n) * 0.01).astype(np.float32)
-        self.residual = None if self.down == "fp32" else (rng.standard_normal(n) * 1e-4).astype(np.float32)
-        self.slices = [0, self.blocks] if self.slices is None else self.slices
-        self.modes = [RDA] * (len(self.slices) - 1) if self.modes is None else self.modes
-
-    def merge(
-        self,
-        deltas: list[np.ndarray],
-        weights: list[float] | None = None,
-        previous: GradientSample | None = None,
-        norms: list[np.ndarray] | None = None,
-    ) -> MergeResult:
-        codec = get_codec(self.up)
-        payloads = [codec.encode(delta) for delta in deltas]
-        slices = np.array(self.slices, np.int64)
-        if norms is None:
-            norms = [codec.inspect(payload, self.theta.size, slices)[1] for payload in payloads]
-        return merge_fragment(
-            payloads=payloads,
-            codec_up=self.up,
-            weights=[1.0] * len(deltas) if weights is None else weights,
-            norms=norms,
-            theta=self.theta,
-            momentum=self.momentum,
-            residual=self.residual,
-            codec_down=self.down,
-            slice_blocks=slices,
-            slice_modes=np.array(self.modes, np.uint8),
-            outer_lr=0.7,
-            outer_momentum=0.5,
-            previous=previous,
-        )
-
-    def bits(self) -> bytes:
-        return b"".join(a.tobytes() for a in (self.theta, self.momentum, self.residual) if a is not None)
-
-
-def deltas_of(blocks: int, count: int, seed: int, size: float = 0.01) -> list[np.ndarray]:
-    rng = np.random.default_rng(seed)
-    common = rng.standard_normal(blocks * BLOCK)
-    return [((common + rng.standard_normal(blocks * BLOCK)) * size).astype(np.float32) for _ in range(count)]
 
 
 def check_against_reference(fragment: Fragment, deltas: list[np.ndarray], weights: list[float]) -> None:
@@ -201,7 +138,9 @@ def test_a_zero_contribution_has_no_direction_but_counts_in_the_radius() -> None
 def test_opposite_vectors_fall_back_to_the_mean(up: str) -> None:
     """Their unit vectors cancel. The plain mean of v and -3v is -v."""
     delta = (np.random.default_rng(5).integers(-7, 8, 3 * BLOCK) / 8).astype(np.float32)
-    delta[::BLOCK] = 1.0  # eighths with one largest value per block are exact in every codec
+    delta[::BLOCK] = 1.0  # eighths with one largest value per block are exact in most codecs
+    if up == "int2":  # odd levels, which it finds
+        delta = np.random.default_rng(5).choice(np.array([-3.0, -1.0, 1.0, 3.0], np.float32), 3 * BLOCK) / 8
     fragment = Fragment(3, up, "fp32")
     result = fragment.merge([delta, -3 * delta])
     np.testing.assert_allclose(result.sample.values, delta, rtol=1e-5)

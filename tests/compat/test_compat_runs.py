@@ -191,6 +191,25 @@ def test_an_old_learner_trains_with_a_current_one(
     assert all(published[p, v] == result["checksums"][p] for p, v in enumerate(result["versions"]))
 
 
+@pytest.mark.parametrize(
+    "changes, named",
+    [({"codec_up": "int2"}, "codec_up int2"), ({"feedback_up": False}, "feedback_up off")],
+    ids=["a codec", "a switch"],
+)
+def test_an_old_learner_is_refused_where_it_would_have_to_follow_what_it_does_not_know(
+    changes: dict[str, Any], named: str, old_code: OldCode, parts: list[Any], tmp_path: Path
+) -> None:
+    syncer = SyncerThread(SyncConfig.from_dict({**SETTINGS, **changes}))
+    parts.append(syncer)
+    with running(old_code.start(OLD_LEARNER, syncer.address, "older", "32", str(tmp_path / "stop"))) as older:
+        out, _ = older.communicate(timeout=WAIT_S)
+        assert older.returncode != 0 and f"this run uses {named}, which learner 'older' does not know" in out, out
+    current = TrainingThread(syncer.address, "current", step_s=0.01)
+    parts.append(current)
+    syncer.wait_for(state_of("current", MemberState.ACTIVE), "the current learner to seed and join")
+    assert protocols(syncer) == {"current": 2}  # the old one left no trace
+
+
 def test_a_newer_build_takes_over_from_an_old_learner_while_the_run_goes_on(
     old_code: OldCode, parts: list[Any], tmp_path: Path
 ) -> None:

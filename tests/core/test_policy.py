@@ -93,7 +93,7 @@ def test_small_models_get_fewer_fragments() -> None:
         ({"quorum": "150%"}, "quorum must be"),
         ({"adopt": "mix:2"}, "adopt must be"),
         ({"adopt": "merge"}, "adopt must be"),
-        ({"codec_up": "int3"}, "codec_up must be one of fp32, bf16, int8, int4; not 'int3'"),
+        ({"codec_up": "int3"}, "codec_up must be one of fp32, bf16, int8, int4, int2; not 'int3'"),
         ({"merge": "median"}, "merge must be one of"),
         ({"weights": "luck"}, "weights must be one of"),
         ({"sync_every": 0}, "sync_every must be a whole number from 1"),

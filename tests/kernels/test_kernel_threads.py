@@ -115,14 +115,19 @@ def test_segments_cover_each_slice_in_order_and_never_cross_one(sizes: list[int]
     assert segments.per_slice(lengths.astype(np.float64)).tolist() == [float(size) for size in sizes]
 
 
+@pytest.mark.parametrize(("kind", "size"), [(kernels.INT4, 132), (kernels.INT2, 68)])
 @pytest.mark.parametrize("count", [0, 1, 2, 9, 40])
-def test_the_sum_of_int4_payloads_for_any_number_and_any_layout_of_the_coefficients(count: int) -> None:
+def test_the_sum_of_packed_payloads_for_any_number_and_any_layout_of_the_coefficients(
+    count: int, kind: int, size: int
+) -> None:
     rng, n = np.random.default_rng(count), 3 * kernels.BLOCK
     payloads, decoded = [], np.zeros((count, n), np.float32)
     for i in range(count):
-        payloads.append(np.empty(3 * 132, np.uint8))
-        assert kernels.encode(kernels.INT4, rng.standard_normal(n).astype(np.float32), payloads[i])
-        kernels.decode(kernels.INT4, payloads[i], decoded[i], add=False)
+        payloads.append(np.empty(3 * size, np.uint8))
+        x = rng.standard_normal(n).astype(np.float32)
+        x[5 : 5 + 100 * (i % 2)] = 0.0  # int2 has another grid for blocks with zeros
+        assert kernels.encode(kind, x, payloads[i])
+        kernels.decode(kind, payloads[i], decoded[i], add=False)
     coefficients = rng.uniform(-0.01, 0.01, (2, count))
     segments = cut_segments(np.array([0, 1, 3]), 3)
     expected = [
@@ -130,7 +135,7 @@ def test_the_sum_of_int4_payloads_for_any_number_and_any_layout_of_the_coefficie
         for c, part in zip(coefficients, np.split(decoded, [256], axis=1), strict=True)
     ]
     for layout in ("C", "F"):
-        squares = kernels.direction(kernels.INT4, payloads, np.array(coefficients, order=layout), segments)
+        squares = kernels.direction(kind, payloads, np.array(coefficients, order=layout), segments)
         np.testing.assert_allclose(squares, expected, rtol=1e-6)
 
 
@@ -155,5 +160,5 @@ def test_warm_up_leaves_nothing_to_compile() -> None:
     kernels.warm_up()
     from atoll.kernels import loops
 
-    for name in ("encode", "decode", "inspect", "direction", "outer_step"):
+    for name in ("encode", "decode", "inspect", "direction", "alignment", "outer_step"):
         assert len(getattr(loops, name).signatures) == 1, f"{name} was compiled for several argument types"

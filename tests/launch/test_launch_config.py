@@ -122,6 +122,28 @@ def test_sync_options_and_sync_config_are_inverse() -> None:
     assert sync_config(sync_options(config), learners=4, tokens_budget=9) == config
 
 
+def test_the_settings_of_the_outer_step_are_options_like_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "settings.toml"
+    path.write_text(
+        'feedback-up = false\nfeedback_down = false\ncorrection = "heloco"\nouter-schedule = "cosine"\n'
+        'momentum-restart = 8\ncodec_up = "int2"\n'
+    )
+    config, _ = train_config(read_config_file(path))
+    sync = config.sync
+    assert (sync.feedback_up, sync.feedback_down, sync.correction) == (False, False, "heloco")
+    assert (sync.outer_schedule, sync.momentum_restart, sync.codec_up) == ("cosine", 8, "int2")
+    text = "\n".join(describe(config))
+    assert "contributions int2 (no feedback), updates int4 (no feedback); merge rda with heloco" in text
+    assert "outer lr 0.7 (cosine to a tenth), momentum 0.5 (anew every 8 versions)" in text
+    RunFolder(tmp_path).write_config(config.options(), resolved(config))
+    assert train_config(read_config_file(tmp_path / "config.toml"))[0] == config
+
+
+def test_a_schedule_needs_a_budget() -> None:
+    with pytest.raises(ConfigError, match="no budget of them"):
+        run_config({"outer_schedule": "linear"})
+
+
 def test_run_takes_sync_options_and_no_budget() -> None:
     config = run_config({"learners": 4, "quorum": "all", "sync_every": 8})
     assert (config.sync.quorum, config.sync.learners_expected, config.sync.tokens_budget) == ("all", 4, 0)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.core.config import CODECS, MERGES, WEIGHTS
+from atoll.core.config import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, WEIGHTS
 
 _SYNC = "Synchronisation"
 _KEEPING = "Durability"
@@ -49,6 +49,44 @@ OuterLr = Annotated[
 ]
 OuterMomentum = Annotated[
     float | None, typer.Option(help="Momentum of the outer Nesterov step (default 0.5).", rich_help_panel=_SYNC)
+]
+OuterSchedule = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Outer learning rate over the run's tokens: {', '.join(OUTER_SCHEDULES)}; down to a tenth (default "
+        "constant).",
+        rich_help_panel=_SYNC,
+    ),
+]
+MomentumRestart = Annotated[
+    int | None,
+    typer.Option(
+        help="Versions of a fragment after which its outer momentum starts anew; 0: never (default 0).",
+        rich_help_panel=_SYNC,
+    ),
+]
+Correction = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Turn deltas that disagree with the outer momentum: {', '.join(CORRECTIONS)} (default none).",
+        rich_help_panel=_SYNC,
+    ),
+]
+FeedbackUp = Annotated[
+    bool | None,
+    typer.Option(
+        "--feedback-up/--no-feedback-up",
+        help="What encoding a contribution loses goes into the next one (default on).",
+        rich_help_panel=_SYNC,
+    ),
+]
+FeedbackDown = Annotated[
+    bool | None,
+    typer.Option(
+        "--feedback-down/--no-feedback-down",
+        help="What encoding an update loses goes into the next one (default on).",
+        rich_help_panel=_SYNC,
+    ),
 ]
 CodecUp = Annotated[
     str | None,

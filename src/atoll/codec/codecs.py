@@ -10,6 +10,9 @@ blocks = ceil(n / 256).
     int4   132 blocks bytes   first all scales (one float32 per block), then the codes: 128 bytes per block. Byte i of a
                               block holds element i in its low and element i + 128 in its high nibble, both in two's
                               complement, -8 .. 7. (So a decoder reads and writes contiguous memory.)
+    int2   68 blocks bytes    first all scales (one float32 per block), then the codes: 64 bytes per block. Byte i of a
+                              block holds the elements i, i + 64, i + 128 and i + 192, two bits each from the lowest
+                              up, in two's complement, -2 .. 1.
 
 A short last block is stored whole: its missing elements have code 0, and decoders ignore them.
 
@@ -21,6 +24,14 @@ symmetric one, and no finite input can decode to infinity. The codes are round-h
 or 127.
 If the scale would be subnormal the whole block is zero (error feedback keeps what was dropped). Decoders accept any
 scale of magnitude up to FLT_MAX / 8 (or / 128); payloads with larger, infinite or NaN scales are refused.
+
+int2: value = float32(2 * code + b) * scale, where b is the lowest bit of the scale's 32. So a block has the levels -3,
+-1, 1, 3 (b = 1) or -4, -2, 0, 2 (b = 0) times its scale. The encoder takes b = 0, with a scale of the sign opposite to
+the largest value's, for blocks that contain a zero, so that a zero stays one; otherwise b = 1 and a positive scale. The
+scale is fitted: from the root mean square of what is not zero, two rounds of nearest codes and the scale of least
+squared error for them. A block whose largest value is below 2**-111 is zero. Decoders accept scales up to FLT_MAX / 4.
+How the grid was chosen, by measured error: docs/results/int2_grid.md. int2 loses a tenth of the squares it is given
+and is meant to be used with error feedback.
 
 The uniform int4 grid was chosen over powers of two by measured error on real deltas: docs/results/int4_grid.md.
 """
@@ -45,7 +56,8 @@ I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 Payload = U8 | bytes | bytearray | memoryview
 
-_KINDS = {"fp32": kernels.FP32, "bf16": kernels.BF16, "int8": kernels.INT8, "int4": kernels.INT4}
+_BITS = {kernels.INT8: 8, kernels.INT4: 4, kernels.INT2: 2}
+_KINDS = {"fp32": kernels.FP32, "bf16": kernels.BF16, "int8": kernels.INT8, "int4": kernels.INT4, "int2": kernels.INT2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +80,7 @@ class Codec:
             return 4 * n
         if self.kind == kernels.BF16:
             return 2 * n
-        return -(-n // BLOCK) * (4 + (BLOCK if self.kind == kernels.INT8 else BLOCK // 2))
+        return -(-n // BLOCK) * (4 + BLOCK * _BITS[self.kind] // 8)
 
     def encode(self, values: F32) -> U8:
         """Encode; PayloadError if a value is not finite."""
@@ -77,16 +89,18 @@ class Codec:
             raise _not_finite(self.name)
         return payload
 
-    def encode_delta(self, snapshot: F32, base: F32, residual: F32 | None) -> tuple[U8, F32 | None]:
+    def encode_delta(
+        self, snapshot: F32, base: F32, residual: F32 | None, *, feedback: bool = True
+    ) -> tuple[U8, F32 | None]:
         """Encode x = snapshot - base + residual; also returns the new residual, x - decode(payload).
 
         The residual that came in is left as it is: it is replaced only once the contribution was merged. A lossless
-        codec ignores it and returns None.
+        codec ignores it and returns None, as does every codec without `feedback`.
         """
         payload = np.empty(self.encoded_size(check_floats("snapshot", snapshot)), np.uint8)
-        if self.lossless:
-            residual = None
-        new_residual = None if self.lossless else np.empty_like(snapshot)
+        feedback = feedback and not self.lossless
+        residual = residual if feedback else None
+        new_residual = np.empty_like(snapshot) if feedback else None
         if not kernels.encode(self.kind, snapshot, payload, base=base, residual=residual, new_residual=new_residual):
             raise _not_finite(self.name)
         return payload, new_residual

@@ -13,19 +13,24 @@ inspection at arrival; what RDA needs besides is |sum w_i v_i / |v_i||. That tak
 Then Nesterov and the downlink with error feedback, per element in fp32:
 
     buf = mu * buf + g;  x = -lr * (g + mu * buf) + residual;  U = enc(x);  theta += dec(U);  residual = x - dec(U)
+
+With `correction` each v_i is first turned towards the momentum (heloco.py says how). A corrected v_i is a sum of v_i
+and the momentum, so the merged gradient still is one sum, with the momentum as one more summand.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.codec.codecs import BLOCK, F32, F64, I64, U8, Codec, Payload, get_codec
+from atoll.codec.heloco import correct
+from atoll.core.config import CORRECTIONS, one_of
 from atoll.errors import PayloadError
 from atoll.kernels.run import Segments, check_floats, cut_segments
 
@@ -80,14 +85,18 @@ def merge_fragment(
     outer_lr: float,
     outer_momentum: float,
     previous: GradientSample | None,
+    feedback: bool = True,
+    correction: str = "none",
+    restart: bool = False,
 ) -> MergeResult:
     """Merge contributions (in learner-id order) into theta, momentum and residual, in place.
 
-    `norms` are those of `Codec.inspect`. `residual` is None exactly when codec_down is lossless. If the merged gradient
-    is not finite, no state is touched and the result says so.
+    `norms` are those of `Codec.inspect`. `residual` is None exactly when codec_down is lossless or there is no
+    `feedback`. `restart` sets the momentum to zero first. If the merged gradient is not finite, no state is touched and
+    the result says so.
     """
     up, down = get_codec(codec_up), get_codec(codec_down)
-    n = _check_state(theta, momentum, residual, down)
+    n = _check_state(theta, momentum, residual, down, feedback)
     data = [up.check(payload, n) for payload in payloads]
     segments = cut_segments(slice_blocks, n // BLOCK)
     shares, lengths = _check_contributions(len(data), weights, norms, segments.slice_count)
@@ -95,7 +104,10 @@ def merge_fragment(
     if modes.shape != (segments.slice_count,):
         raise PayloadError(f"slice_modes has shape {modes.shape}, expected ({segments.slice_count},)")
 
-    coefficients, gradient_norm = _coefficients(up, data, shares, lengths, modes == MODE_RDA, segments)
+    parts = _Parts(up, data, shares, lengths, modes == MODE_RDA, segments)
+    if one_of("correction", correction, CORRECTIONS) == "heloco" and not restart:
+        parts = _corrected(parts, momentum)
+    coefficients, gradient_norm = _coefficients(parts)
     every = 1 if n <= SAMPLE_ALL_MAX else SAMPLE_EVERY
     sample = np.empty(-(-(n // BLOCK) // every) * BLOCK, np.float32)
     if not gradient_norm <= NORM_MAX:
@@ -104,6 +116,8 @@ def merge_fragment(
     if previous is not None and previous.values.size != sample.size:
         raise PayloadError(f"previous gradient sample has {previous.values.size} elements, expected {sample.size}")
 
+    if restart:
+        momentum[:] = 0.0
     update = np.empty(down.encoded_size(n), np.uint8)
     step = kernels.OuterStep(
         kind_up=up.kind,
@@ -117,6 +131,7 @@ def merge_fragment(
         sample_every=every,
         outer_lr=outer_lr,
         outer_momentum=outer_momentum,
+        pull=parts.momentum is not None,
     )
     finite, (cross, own) = kernels.outer_step(step, data, coefficients, segments)
     if not finite:
@@ -129,10 +144,47 @@ def merge_fragment(
     return MergeResult(update, gradient_norm, cross / scale if scale > 0.0 else math.nan, kept, finite=True)
 
 
-def _coefficients(
-    up: Codec, data: list[U8], shares: F64, lengths: F64, rda: NDArray[np.bool_], segments: Segments
-) -> tuple[F64, float]:
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a merged gradient is made of."""
+
+    up: Codec
+    data: list[U8]
+    shares: F64
+    lengths: F64
+    """Norms as [slice, contribution]; of the corrected contributions, where there is a correction."""
+    rda: NDArray[np.bool_]
+    segments: Segments
+    momentum: F32 | None = None
+    """Only with a correction: contribution i of a slice is own[slice, i] * v_i + pull[slice, i] * momentum."""
+    own: F64 | None = None
+    pull: F64 | None = None
+
+    def columns(self, relative: F64) -> F64:
+        """Factors of the corrected contributions -> factors of the deltas as they came in, and of the momentum."""
+        if self.own is None or self.pull is None:
+            return relative
+        towards = np.zeros(len(relative), np.float64)
+        for factor, pull in zip(relative.T, self.pull.T, strict=True):
+            towards += factor * pull
+        # Deltas are -v, and so everything here has the opposite sign.
+        return np.concatenate([relative * self.own, -towards[:, None]], axis=1)
+
+    def length(self, relative: F64) -> F64:
+        """|sum of the contributions times these factors| per slice."""
+        columns = self.columns(relative)
+        return np.sqrt(kernels.direction(self.up.kind, self.data, columns, self.segments, self.momentum))
+
+
+def _corrected(parts: _Parts, momentum: F32) -> _Parts:
+    products, squares = kernels.alignment(parts.up.kind, parts.data, momentum, parts.segments)
+    corrected = correct(parts.lengths, -products, np.sqrt(squares), zero=NORM_ZERO)
+    return replace(parts, lengths=corrected.norms, momentum=momentum, own=corrected.own, pull=corrected.pull)
+
+
+def _coefficients(parts: _Parts) -> tuple[F64, float]:
     """coefficients[slice, i] with g = sum_i coefficients * delta_i, and |g| over the fragment. Touches no state."""
+    shares, lengths, rda = parts.shares, parts.lengths, parts.rda
     radius = np.zeros(len(lengths), np.float64)
     for share, length_of_one in zip(shares, lengths.T, strict=True):
         radius += share * length_of_one  # sum w_i |v_i| per slice; a BLAS product might add in another order
@@ -141,15 +193,15 @@ def _coefficients(
     # Divided by |v_i| (RDA) or by the radius (mean), sums have norm 1 or less, whatever the size of the deltas.
     divisor = np.where(rda[:, None], lengths, np.broadcast_to(radius[:, None], lengths.shape))
     relative = _over(np.broadcast_to(shares, lengths.shape), divisor)
-    length = np.sqrt(kernels.direction(up.kind, data, relative, segments))
+    length = parts.length(relative)
     degenerate = rda & (length < DIRECTION_MIN) & (radius >= NORM_ZERO)
     if degenerate.any():
         mean = _over(np.broadcast_to(shares, lengths.shape), np.broadcast_to(radius[:, None], lengths.shape))
         relative = np.where(degenerate[:, None], mean, relative)
-        length = np.sqrt(kernels.direction(up.kind, data, relative, segments))
+        length = parts.length(relative)
     stretch = np.where(rda & ~degenerate, _over(radius, length), radius)
     slice_norms = stretch * length  # NaN if a payload is not what its norms said
-    return np.ascontiguousarray(-stretch[:, None] * relative), math.hypot(*slice_norms.tolist())
+    return np.ascontiguousarray(-stretch[:, None] * parts.columns(relative)), math.hypot(*slice_norms.tolist())
 
 
 def _over(numerator: F64, divisor: F64) -> F64:
@@ -158,13 +210,15 @@ def _over(numerator: F64, divisor: F64) -> F64:
     return np.where(small, 0.0, numerator / np.where(small, 1.0, divisor))
 
 
-def _check_state(theta: F32, momentum: F32, residual: F32 | None, down: Codec) -> int:
+def _check_state(theta: F32, momentum: F32, residual: F32 | None, down: Codec, feedback: bool) -> int:
     n = check_floats("theta", theta, writable=True)
     check_floats("momentum", momentum, n, writable=True)
     if n % BLOCK:
         raise PayloadError(f"a fragment has a multiple of {BLOCK} elements, got {n}; pad every slice with zeros")
-    if down.lossless != (residual is None):
-        raise PayloadError(f"codec {down.name} {'keeps no' if down.lossless else 'needs a'} residual")
+    needed = feedback and not down.lossless
+    if needed != (residual is not None):
+        without = "" if feedback else " without feedback"
+        raise PayloadError(f"codec {down.name}{without} {'needs a' if needed else 'keeps no'} residual")
     if residual is not None:
         check_floats("residual", residual, n, writable=True)
     return n

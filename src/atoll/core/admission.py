@@ -17,6 +17,9 @@ from atoll.core.messages import (
 )
 from atoll.core.rounds import FragmentTrack
 
+SETTINGS_PROTOCOL = 2
+"""Learners of older protocols are not told of settings that came later, and know no int2."""
+
 
 def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | None) -> Refused | None:
     """None if the learner may join, else the refusal."""
@@ -44,6 +47,21 @@ def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | 
             f"{hello.generation}); give each learner its own id",
         )
     return None
+
+
+def check_settings(hello: Hello, config: SyncConfig) -> Refused | None:
+    """A refusal if this run has a setting that the learner must follow and, being older, does not know."""
+    if hello.protocol >= SETTINGS_PROTOCOL:
+        return None
+    unknown = [f"{name} int2" for name in ("codec_up", "codec_down") if getattr(config, name) == "int2"]
+    unknown += ["feedback_up off"] if not config.feedback_up else []
+    if not unknown:
+        return None
+    return Refused(
+        Refusal.PROTOCOL,
+        f"this run uses {' and '.join(unknown)}, which learner {hello.learner!r} does not know (it speaks protocol "
+        f"{hello.protocol}); install the syncer's version of atoll where it runs",
+    )
 
 
 def describe_difference(layout: Layout, hello: Hello) -> str:

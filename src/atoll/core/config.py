@@ -18,13 +18,20 @@ from atoll.errors import ConfigError
 
 SECOND_NS = 1_000_000_000
 
-CODECS = ("fp32", "bf16", "int8", "int4")
+CODECS = ("fp32", "bf16", "int8", "int4", "int2")
 MERGES = ("rda", "mean")
 WEIGHTS = ("tokens2_per_step", "tokens", "uniform")
+CORRECTIONS = ("none", "heloco")
+OUTER_SCHEDULES = ("constant", "linear", "cosine")
 FRAGMENTS_MAX = 4096
 """More fragments than this only add overhead: at 100B parameters one would still be 24M parameters."""
 LEARNERS_MAX = 1_000_000
 SYNC_EVERY_MAX = 1_000_000
+MOMENTUM_RESTART_MAX = 1_000_000_000
+LATER_SETTINGS = ("feedback_up", "feedback_down", "correction", "outer_schedule", "momentum_restart")
+"""Settings that came after the first release, whose code refuses names that it does not know. `to_dict` leaves them out
+where they have their defaults, so that older learners and readers of run folders take part as long as nothing new is
+used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +63,9 @@ class SyncConfig:
     outer_momentum: float = 0.5
     """Momentum of the outer Nesterov step."""
     codec_up: str = "int4"
-    """Encoding of contributions: fp32, bf16, int8 or int4."""
+    """Encoding of contributions: fp32, bf16, int8, int4 or int2."""
     codec_down: str = "int4"
-    """Encoding of published updates: fp32, bf16, int8 or int4."""
+    """Encoding of published updates: fp32, bf16, int8, int4 or int2."""
     adopt: str = "rebase"
     """What a learner does with a published version: rebase, overwrite, or mix:ALPHA."""
     carry_versions_max: int = 4
@@ -75,6 +82,16 @@ class SyncConfig:
     """A learner that is away for this long is lost: its pending tokens are counted as lost until it comes back."""
     tokens_budget: int = 0
     """The run stops when this many tokens have been processed in total. 0: learners decide themselves."""
+    feedback_up: bool = True
+    """Error feedback of contributions: what encoding one has lost is added to the next. False: it is lost."""
+    feedback_down: bool = True
+    """The same for published updates, on the syncer."""
+    correction: str = "none"
+    """none, or heloco: contributions that disagree with the outer momentum are turned towards it, tensor by tensor."""
+    outer_schedule: str = "constant"
+    """The outer learning rate over the run's tokens_budget: constant, or linear or cosine down to a tenth of it."""
+    momentum_restart: int = 0
+    """Every so many versions of a fragment its outer momentum starts from zero. 0: never."""
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
@@ -87,6 +104,7 @@ class SyncConfig:
         _at_least("lease_ns", self.lease_ns, 1, 10**18)
         _at_least("lost_after_ns", self.lost_after_ns, 1, 10**18)
         _at_least("tokens_budget", self.tokens_budget, 0, 10**18)
+        _at_least("momentum_restart", self.momentum_restart, 0, MOMENTUM_RESTART_MAX)
         _real("grace_cap_steps", self.grace_cap_steps, 0.0, 1000.0)
         _real("grace_gamma", self.grace_gamma, 0.0, 1.0)
         _real("age_discount", self.age_discount, 0.0, 1.0)
@@ -97,6 +115,15 @@ class SyncConfig:
         one_of("codec_down", self.codec_down, CODECS)
         one_of("merge", self.merge, MERGES)
         one_of("weights", self.weights, WEIGHTS)
+        one_of("correction", self.correction, CORRECTIONS)
+        one_of("outer_schedule", self.outer_schedule, OUTER_SCHEDULES)
+        _truth("feedback_up", self.feedback_up)
+        _truth("feedback_down", self.feedback_down)
+        if self.outer_schedule != "constant" and not self.tokens_budget:
+            raise ConfigError(
+                f"outer_schedule {self.outer_schedule} goes by the run's tokens, and this run has no budget of them; "
+                "give tokens_budget (`atoll train` derives it, `atoll syncer` takes --tokens-budget), or use constant"
+            )
         parse_adopt(self.adopt)
         count, _ = parse_quorum(self.quorum)
         if count > max(self.learners_expected, 1):
@@ -117,7 +144,9 @@ class SyncConfig:
         return max(1, due_per_step, -(-self.overlap * self.fragments // self.sync_every))
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """All settings, but those of LATER_SETTINGS only where they are not the default."""
+        defaults = {f.name: f.default for f in fields(self) if f.name in LATER_SETTINGS}
+        return {n: v for n, v in asdict(self).items() if n not in defaults or v != defaults[n]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SyncConfig:
@@ -126,9 +155,10 @@ class SyncConfig:
         for name, value in values.items():
             if name not in known:
                 raise ConfigError(f"unknown setting {name!r}; known settings are {', '.join(sorted(known))}")
-            wanted = {"int": int, "float": (int, float), "str": str}[str(known[name].type)]
-            if isinstance(value, bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
-                raise ConfigError(f"setting {name} must be {known[name].type}, not {value!r}")
+            wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}[str(known[name].type)]
+            if isinstance(value, bool) != (wanted is bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
+                kind = "true or false" if wanted is bool else known[name].type
+                raise ConfigError(f"setting {name} must be {kind}, not {value!r}")
         try:
             typed: dict[str, Any] = {n: float(v) if known[n].type == "float" else v for n, v in values.items()}
         except OverflowError:
@@ -176,6 +206,11 @@ def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}; not {value!r}")
     return value
+
+
+def _truth(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false; not {value!r}")
 
 
 def _at_least(name: str, value: int, low: int, high: int) -> None:

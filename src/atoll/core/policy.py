@@ -20,6 +20,8 @@ EMA_WEIGHT = 0.2
 """Weight of a new sample in the running means of step, quorum and merge times: about the last ten samples."""
 NORMS_KEPT = 33
 """Accepted norms per fragment behind the running median: odd, and long enough that a few outliers cannot move it."""
+OUTER_FACTOR_END = 0.1
+"""What is left of the outer learning rate at the end of a schedule: the usual end of an inner one."""
 NORMS_NEEDED = 8
 """No contribution is called an outlier before this many norms are known."""
 
@@ -72,6 +74,15 @@ def contribution_weight(config: SyncConfig, steps: int, tokens: int, age: int) -
     else:
         weight = 1.0
     return weight * config.age_discount**age
+
+
+def outer_factor(config: SyncConfig, processed: int) -> float:
+    """Share of the outer learning rate once this many tokens of the run's budget are processed."""
+    if config.outer_schedule == "constant":
+        return 1.0
+    done = min(1.0, processed / config.tokens_budget)
+    left = 1.0 - done if config.outer_schedule == "linear" else 0.5 + 0.5 * math.cos(math.pi * done)
+    return OUTER_FACTOR_END + (1.0 - OUTER_FACTOR_END) * left
 
 
 def norm_limit(config: SyncConfig, norms: Sequence[float], steps: int) -> float:

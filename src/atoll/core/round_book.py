@@ -22,6 +22,7 @@ from atoll.core.policy import (
     grace_ns,
     median,
     moving_average,
+    outer_factor,
     quorum_count,
 )
 from atoll.core.rounds import Contribution, ContributionId, FragmentTrack, Round
@@ -259,6 +260,9 @@ class RoundBook:
         weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
+        if self._config.outer_schedule != "constant":
+            scale = outer_factor(self._config, self._ledger.processed) / sum(weights)
+            weights = [weight * scale for weight in weights]
         track.merging = True
         track.weights = weights
         self._closed[track.index] = (opened, items, now_ns)

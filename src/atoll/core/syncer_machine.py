@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.core.admission import check_contribution, check_hello
+from atoll.core.admission import check_contribution, check_hello, check_settings
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.effects import (
     Answer,
@@ -230,7 +230,8 @@ class SyncerMachine(SyncerCare):
         fresh = not self.committed and not self._committing and self.healing is None
         if fresh and not self.membership.connected():
             self.layout = None  # whoever fixed it is gone and gave no parameters
-        refusal = check_hello(hello, self.run, self.layout, self.membership.members.get(hello.learner))
+        known = self.membership.members.get(hello.learner)
+        refusal = check_hello(hello, self.run, self.layout, known) or check_settings(hello, self.config)
         if refusal is not None:
             return refusal
         if self.stopping:

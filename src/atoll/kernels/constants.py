@@ -11,6 +11,7 @@ FP32: Final = 0
 BF16: Final = 1
 INT8: Final = 2
 INT4: Final = 3
+INT2: Final = 4
 """The kinds of payload, as the compiled loops know them."""
 
 SEGMENT_BLOCKS: Final = 1024

@@ -6,20 +6,19 @@ L1 cache: each big array is read and written once. Several threads run the same 
 a kernel computes for a block never depends on the other blocks, and sums over blocks leave one partial per segment (a
 fixed cut of the array), so results have the same bits for any number of threads.
 
-All compiled code is in this one file because numba's disk cache only notices changes in the file of the entry point.
+All compiled code is in this one file (but for what `intrinsics` and `sums` build in LLVM's language): numba's disk
+cache only notices changes in the file of the entry point.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray
-from numba.core import cgutils
-from numba.extending import intrinsic
 
-from atoll.kernels.constants import BF16, BLOCK, FP32, INT4, INT8
+from atoll.kernels.constants import BF16, BLOCK, FP32, INT2, INT4, INT8
 from atoll.kernels.intrinsics import (
     bits_of,
     float32_at,
@@ -29,12 +28,13 @@ from atoll.kernels.intrinsics import (
     helper,
     int8_at,
     kernel,
-    types,
     uint16_at,
     wide_vectors,
 )
+from atoll.kernels.sums import sum_int2, sum_int4
 
 HALF = BLOCK // 2
+QUARTER = BLOCK // 4
 LANES = 32
 ROW = 4 * BLOCK
 """Scratch memory is given out in rows of one block of float32. It comes from the caller, zeroed, by address: arrays
@@ -45,6 +45,13 @@ MAGIC = np.float32(12582912.0)
 NORMAL_MIN = np.float32(1.1754943508222875e-38)
 NOT_FINITE = 0xFF000000  # Rotated bits of infinity; everything from here on is infinite or NaN.
 BF16_MAX = 0x7F7FFFFF
+INT2_FITS = 2
+"""Times that the scale of an int2 block is fitted to its codes: docs/results/int2_grid.md says what each is worth."""
+INT2_EXPONENT_MIN = 16
+"""Biased exponent of 2**-111. An int2 block whose largest value is smaller becomes zero: its scale, at least 1/128 of
+that value, might be subnormal."""
+INT2_SCALE_MAX = np.float32(np.finfo(np.float32).max / np.float32(4.0))
+"""The largest level is 4 scales: nothing decodes to infinity."""
 
 
 # ---- one block: payload -> floats ------------------------------------------------------------------------------------
@@ -90,7 +97,7 @@ def _subtract(a: Any, b: Any, out: Any) -> None:
 @helper
 def _codes(kind: int, address: int, blocks: int, block: int) -> Any:
     """The integer codes of one block; they follow the scales of all blocks."""
-    size = HALF if kind == INT4 else BLOCK
+    size = HALF if kind == INT4 else QUARTER if kind == INT2 else BLOCK
     return carray(int8_at(address + 4 * blocks + size * block), size)
 
 
@@ -102,6 +109,20 @@ def _decode_int4(codes: Any, scale: Any, out: Any) -> None:
         code = np.int32(codes[j])
         low[j] = np.float32(np.int32(np.int32(code << 28) >> 28)) * scale
         high[j] = np.float32(np.int32(code >> 4)) * scale
+
+
+@helper
+def _decode_int2(codes: Any, scale: Any, out: Any) -> None:
+    """level * scale, with level = 2 * code + the lowest bit of the scale."""
+    wide_vectors()
+    odd = np.int32(bits_of(scale) & 1)
+    first, second, third, fourth = out[:QUARTER], out[QUARTER:HALF], out[HALF : HALF + QUARTER], out[HALF + QUARTER :]
+    for j in range(QUARTER):
+        code = np.int32(codes[j])  # shifted up to the sign and back down by one bit less: twice the code
+        first[j] = np.float32(np.int32(np.int32(np.int32(code << 30) >> 29) | odd)) * scale
+        second[j] = np.float32(np.int32(np.int32(np.int32(code << 28) >> 30 << 1) | odd)) * scale
+        third[j] = np.float32(np.int32(np.int32(np.int32(code << 26) >> 30 << 1) | odd)) * scale
+        fourth[j] = np.float32(np.int32(np.int32(code >> 6 << 1) | odd)) * scale
 
 
 @helper
@@ -125,6 +146,8 @@ def _decode_block(kind: int, address: int, blocks: int, block: int, count: int, 
         _decode_int4(_codes(kind, address, blocks, block), _floats(address + 4 * block, 1)[0], out)
     elif kind == INT8:
         _decode_int8(_codes(kind, address, blocks, block), _floats(address + 4 * block, 1)[0], out)
+    elif kind == INT2:
+        _decode_int2(_codes(kind, address, blocks, block), _floats(address + 4 * block, 1)[0], out)
     elif kind == BF16:
         _decode_bf16(carray(uint16_at(address + 2 * BLOCK * block), count), out)
     else:
@@ -176,6 +199,117 @@ def _encode_int8(x: Any, inverse: Any, scale: Any, codes: Any, decoded: Any) -> 
 
 
 @helper
+def _fold(lanes: Any, width: int) -> None:
+    wide_vectors()
+    for j in range(width):
+        lanes[j] += lanes[j + width]
+
+
+@helper
+def _fold_all(lanes: Any) -> Any:
+    """The sum of LANES float32 values, halves added until one is left: an order that vectors keep."""
+    _fold(lanes, 16)
+    _fold(lanes, 8)
+    _fold(lanes, 4)
+    _fold(lanes, 2)
+    return lanes[0] + lanes[1]
+
+
+@helper
+def _spread(x: Any, power: Any, lanes: Any) -> tuple[Any, Any]:
+    """Sum of squares of x * power, and how many values are not zero."""
+    wide_vectors()
+    count = np.int32(0)
+    for j in range(LANES):
+        value = x[j] * power
+        total = value * value
+        count = np.int32(count + np.int32(value != np.float32(0.0)))
+        for row in range(1, BLOCK // LANES):
+            value = x[row * LANES + j] * power
+            total += value * value
+            count = np.int32(count + np.int32(value != np.float32(0.0)))
+        lanes[j] = total
+    return _fold_all(lanes), count
+
+
+@helper
+def _code_of(value: Any, inverse: Any, offset: Any) -> Any:
+    """MAGIC + the int2 code of a value, -2 .. 1; the levels are code + offset steps."""
+    low, high = np.float32(-2.0), np.float32(1.0)
+    code = value * inverse - offset
+    code = code if code < high else high
+    return (code if code > low else low) + MAGIC
+
+
+@helper
+def _fitted_step(x: Any, power: Any, step: Any, offset: Any, lanes: Any) -> Any:
+    """The step of least squared error for the codes that `step` gives: sum(x * level) / sum(level * level)."""
+    wide_vectors()
+    inverse = np.float32(1.0) / step
+    quarters = np.int32(0)  # of the squared levels: exact
+    twice_offset = np.int32(offset + offset)
+    for j in range(LANES):
+        total = np.float32(0.0)
+        for row in range(BLOCK // LANES):
+            value = x[row * LANES + j] * power
+            code = _code_of(value, inverse, offset) - MAGIC
+            level = np.int32(np.int32(code) * 2 + twice_offset)
+            total += value * (code + offset)
+            quarters = np.int32(quarters + level * level)
+        lanes[j] = total
+    return _fold_all(lanes) / (np.float32(0.25) * np.float32(quarters))
+
+
+@helper
+def _write_int2(x: Any, power: Any, half: Any, scale: Any, codes: Any, decoded: Any) -> None:
+    wide_vectors()
+    inverse = np.float32(0.5) / half
+    odd = np.float32(bits_of(scale) & 1)
+    offset = np.float32(0.5) * odd
+    for j in range(QUARTER):
+        bits = np.uint32(0)
+        for part in range(4):
+            code = _code_of(x[part * QUARTER + j] * power, inverse, offset)
+            bits = np.uint32(bits | np.uint32(np.uint32(bits_of(code) & 3) << np.uint32(2 * part)))
+            code -= MAGIC
+            decoded[part * QUARTER + j] = (code + code + odd) * scale
+        codes[j] = np.int8(bits)
+
+
+@helper
+def _encode_int2(x: Any, largest: Any, codes: Any, decoded: Any) -> Any:
+    """Write the codes of one block and what they decode to; returns its scale, which is half a step.
+
+    A block without zeros takes the levels +-1/2 and +-3/2 steps; one with zeros -2, -1, 0 and 1 steps, so that a zero
+    (padding, rows of an embedding that were not used) stays one. The lowest bit of the scale tells which. The first
+    step is the root mean square of what is not zero; then it is fitted. All of it on x * power, whose largest magnitude
+    is from 2 up to 4, so that no sum overflows or vanishes.
+    """
+    exponent = np.uint32(largest >> 24)
+    if exponent < INT2_EXPONENT_MIN:
+        _fill(codes, np.int8(0))
+        _fill(decoded, np.float32(0.0))
+        return np.float32(0.0)
+    power = float_of(np.uint32(np.uint32(255 - exponent) << 23))
+    squares, count = _spread(x, power, decoded)
+    step = np.float32(math.sqrt(squares / np.float32(count)))
+    offset = np.float32(0.5)
+    if count < BLOCK:
+        offset = np.float32(0.0)
+        step = step if largest & 1 else -step  # as in int4, the largest value is on the side that has a level more
+    for _ in range(INT2_FITS):
+        step = _fitted_step(x, power, step, offset, decoded)
+    half = np.float32(0.5) * step
+    top = INT2_SCALE_MAX * power
+    half = half if half < top else top
+    half = half if half > -top else -top
+    half = float_of(np.uint32(np.uint32(bits_of(half) & 0xFFFFFFFE) | np.uint32(offset + offset)))
+    scale = half * float_of(np.uint32(np.uint32(exponent - 1) << 23))
+    _write_int2(x, power, half, scale, codes, decoded)
+    return scale
+
+
+@helper
 def _encode_bf16(x: Any, codes: Any, decoded: Any) -> None:
     wide_vectors()
     for j in range(len(codes)):
@@ -203,6 +337,9 @@ def _encode_block(
         _copy(x, decoded)
     elif kind == BF16:
         _encode_bf16(x, carray(uint16_at(address + 2 * BLOCK * block), count), decoded)
+    elif kind == INT2:
+        codes = _codes(kind, address, blocks, block)
+        _floats(address + 4 * block, 1)[0] = _encode_int2(x, largest, codes, decoded)
     else:
         # The value of largest magnitude gets the code -8 (-128), so the scale carries its sign, dividing it is exact
         # and nothing decodes to more than it: no overflow, and one level more than a symmetric grid has.
@@ -225,80 +362,6 @@ def _encode_block(
 # ---- one block: sums -------------------------------------------------------------------------------------------------
 
 
-def _sum_int4(_typing: Any, _total: Any, _addresses: Any, _factors: Any, _count: Any, _blocks: Any, _block: Any) -> Any:
-    """sum_int4(total, addresses, factors, count, blocks, block): total = sum_i factors[i] * block `block` of payload i.
-
-    All arguments are int64; the first three are addresses of a block of float32, of int64s and of float64s; count >= 1.
-    The loop is over contributions, with the sums of the whole block in registers: 16 vectors of 16 floats, which numba
-    cannot be led to from a plain loop. The vectors are LLVM's own, so machines with narrower ones get the same bits.
-    Nibbles stay where the fewest operations leave them, low ones times 2**28 and high ones times 16, and the factors
-    make up for it: exactly, for products of a factor and a scale from 2**-98 on.
-    """
-    lanes = 16
-    i32, i64, f32, f64 = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
-    codes16, ints, floats = (ir.VectorType(element, lanes) for element in (ir.IntType(8), i32, f32))
-
-    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        total, addresses, factors, count, blocks, block = arguments
-        fma_type, fma_name = ir.FunctionType(floats, [floats] * 3), f"llvm.fma.v{lanes}f32"
-        vector_fma = cgutils.get_or_insert_function(builder.module, fma_type, fma_name)
-
-        def pointer(kind: Any, address: Any, offset: Any) -> Any:
-            return builder.inttoptr(builder.add(address, offset), kind.as_pointer())
-
-        def load(kind: Any, address: Any, offset: Any, align: int) -> Any:
-            return builder.load(pointer(kind, address, offset), align=align)
-
-        def every_lane(value: int) -> Any:
-            return ir.Constant(ints, [value] * lanes)
-
-        def broadcast(value: Any) -> Any:
-            nothing = ir.Constant(floats, ir.Undefined)
-            first = builder.insert_element(nothing, value, i32(0))
-            return builder.shuffle_vector(first, nothing, every_lane(0))
-
-        scale_offset = builder.mul(block, i64(4))
-        codes_offset = builder.add(builder.mul(blocks, i64(4)), builder.mul(block, i64(HALF)))
-        before = builder.block
-        body, after = builder.append_basic_block("contribution"), builder.append_basic_block("summed")
-        builder.branch(body)
-
-        builder.position_at_end(body)
-        i = builder.phi(i64)
-        sums = [builder.phi(floats) for _ in range(BLOCK // lanes)]
-        at = builder.mul(i, i64(8))
-        payload = load(i64, addresses, at, 8)
-        scale = builder.fpext(load(f32, payload, scale_offset, 4), f64)
-        factor = builder.fptrunc(builder.fmul(load(f64, factors, at, 8), scale), f32)
-        low_factor = broadcast(builder.fmul(factor, f32(2.0**-28)))
-        high_factor = broadcast(builder.fmul(factor, f32(2.0**-4)))
-        codes_address = builder.add(payload, codes_offset)
-        low_sums, high_sums = [], []
-        for k in range(HALF // lanes):
-            codes = builder.sext(load(codes16, codes_address, i64(lanes * k), 1), ints)
-            low = builder.sitofp(builder.shl(codes, every_lane(28)), floats)
-            high = builder.sitofp(builder.and_(codes, every_lane(-16)), floats)
-            low_sums.append(builder.call(vector_fma, [low_factor, low, sums[k]]))
-            high_sums.append(builder.call(vector_fma, [high_factor, high, sums[HALF // lanes + k]]))
-        following = builder.add(i, i64(1))
-        builder.cbranch(builder.icmp_signed("<", following, count), body, after)
-
-        new_sums = low_sums + high_sums
-        zeros = ir.Constant(floats, [0.0] * lanes)
-        for phi, start, new in zip([i, *sums], [i64(0)] + [zeros] * len(sums), [following, *new_sums], strict=True):
-            phi.add_incoming(start, before)
-            phi.add_incoming(new, body)
-        builder.position_at_end(after)
-        for k, new in enumerate(new_sums):
-            builder.store(new, pointer(floats, total, i64(4 * lanes * k)), align=4)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 6), generate
-
-
-sum_int4: Any = intrinsic(_sum_int4)
-
-
 @helper
 def _add_scaled(total: Any, values: Any, f: Any) -> None:
     wide_vectors()
@@ -316,6 +379,9 @@ def _weighted_sum(kind: int, addresses: Any, blocks: int, block: int, factors: A
     if kind == INT4 and contributions > 0:
         sum_int4(total.ctypes.data, addresses.ctypes.data, factors.ctypes.data, contributions, blocks, block)
         return
+    if kind == INT2 and contributions > 0:
+        sum_int2(total.ctypes.data, addresses.ctypes.data, factors.ctypes.data, contributions, blocks, block)
+        return
     _fill(total, np.float32(0.0))
     for i in range(contributions):
         if kind == INT8:
@@ -324,6 +390,13 @@ def _weighted_sum(kind: int, addresses: Any, blocks: int, block: int, factors: A
         else:
             _decode_block(kind, addresses[i], blocks, block, BLOCK, values)
             _add_scaled(total, values, np.float32(factors[i]))
+
+
+@helper
+def _add_pull(contributions: int, factors: Any, pull: int, block: int, total: Any) -> None:
+    """total += the factor after those of the contributions, times this block of the array at `pull`; 0: nothing."""
+    if pull != 0:
+        _add_scaled(total, _floats(pull + 4 * BLOCK * block, BLOCK), np.float32(factors[contributions]))
 
 
 @helper
@@ -347,6 +420,17 @@ def _add_products(a: Any, b: Any, lanes: Any) -> None:
 
 
 @helper
+def _add_dot(a: Any, b: Any, lanes: Any) -> None:
+    """lanes += a * b in float64, eight at a time."""
+    wide_vectors()
+    for j in range(LANES):
+        total = np.float64(a[j]) * np.float64(b[j])
+        for row in range(1, BLOCK // LANES):
+            total += np.float64(a[row * LANES + j]) * np.float64(b[row * LANES + j])
+        lanes[j] += total
+
+
+@helper
 def _sum_and_clear(lanes: Any) -> float:
     total = 0.0
     for j in range(len(lanes)):
@@ -356,8 +440,8 @@ def _sum_and_clear(lanes: Any) -> float:
 
 
 @helper
-def _code_squares(codes: Any, kind: int) -> Any:
-    """The exact sum of the squared codes of one full block."""
+def _code_squares(codes: Any, kind: int, scale: Any) -> Any:
+    """The exact sum of the squared codes (of int2: levels) of one full block."""
     wide_vectors()
     total = np.int32(0)
     if kind == INT4:
@@ -365,6 +449,13 @@ def _code_squares(codes: Any, kind: int) -> Any:
             code = np.int32(codes[j])
             low, high = np.int32(np.int32(code << 28) >> 28), np.int32(code >> 4)
             total = np.int32(total + low * low + high * high)
+    elif kind == INT2:
+        odd = np.int32(bits_of(scale) & 1)
+        for j in range(QUARTER):
+            code = np.int32(codes[j])
+            for part in range(4):
+                level = np.int32(np.int32(np.int32(np.int32(code << (30 - 2 * part)) >> 30) * 2) + odd)
+                total = np.int32(total + level * level)
     else:
         for j in range(BLOCK):
             code = np.int32(codes[j])
@@ -434,19 +525,21 @@ def inspect(kind: int, n: int, lo: int, hi: int, payload: int, starts: Any, squa
     values, lanes = _floats(scratch, BLOCK), _doubles(scratch + ROW, BLOCK)
     # A scale above this is finite itself but would decode its largest code to infinity.
     scale_max = np.finfo(np.float32).max / (np.float32(8.0) if kind == INT4 else np.float32(128.0))
+    if kind == INT2:
+        scale_max = INT2_SCALE_MAX
     finite = True
     for segment in range(lo, hi):
         exact = 0.0
         for block in range(starts[segment], starts[segment + 1]):
             count = min(BLOCK, n - BLOCK * block)
-            if kind in (INT4, INT8):
+            if kind in (INT2, INT4, INT8):
                 scale = _floats(payload + 4 * block, 1)[0]
                 finite &= abs(scale) <= scale_max
                 if count == BLOCK:
                     exact += (
                         np.float64(scale)
                         * np.float64(scale)
-                        * _code_squares(_codes(kind, payload, blocks, block), kind)
+                        * _code_squares(_codes(kind, payload, blocks, block), kind, scale)
                     )
                     continue
             _decode_block(kind, payload, blocks, block, count, values)
@@ -464,13 +557,17 @@ def direction(
     lo: int,
     hi: int,
     addresses: Any,
+    pull: int,
     coefficients: Any,
     starts: Any,
     slices: Any,
     squares: Any,
     scratch: int,
 ) -> bool:
-    """squares[s] = sum of squares of sum_i coefficients[slice, i] * delta_i over segment s, for lo <= s < hi."""
+    """squares[s] = sum of squares of sum_i coefficients[slice, i] * delta_i over segment s, for lo <= s < hi.
+
+    pull: address of an array that counts as one more delta, or 0.
+    """
     wide_vectors()
     total, values = _floats(scratch, BLOCK), _floats(scratch + ROW, BLOCK)
     lanes = _doubles(scratch + 2 * ROW, LANES)
@@ -478,8 +575,33 @@ def direction(
         factors = coefficients[slices[segment]]
         for block in range(starts[segment], starts[segment + 1]):
             _weighted_sum(kind, addresses, blocks, block, factors, values, total)
+            _add_pull(len(addresses), factors, pull, block, total)
             _add_squares(total, lanes)
         squares[segment] = _sum_and_clear(lanes)
+    return True
+
+
+@kernel
+def alignment(
+    kind: int, blocks: int, lo: int, hi: int, addresses: Any, momentum: int, starts: Any, products: Any, scratch: int
+) -> bool:
+    """products[s, i] = delta_i . momentum over segment s, for lo <= s < hi; the last column is momentum . momentum.
+
+    Contribution by contribution, so that a segment's momentum (1 MiB at most) comes from memory once.
+    """
+    wide_vectors()
+    values, lanes = _floats(scratch, BLOCK), _doubles(scratch + ROW, LANES)
+    count = len(addresses)
+    for segment in range(lo, hi):
+        for i in range(count + 1):
+            for block in range(starts[segment], starts[segment + 1]):
+                own = _floats(momentum + 4 * BLOCK * block, BLOCK)
+                if i < count:
+                    _decode_block(kind, addresses[i], blocks, block, BLOCK, values)
+                    _add_dot(values, own, lanes)
+                else:
+                    _add_dot(own, own, lanes)
+            products[segment, i] = _sum_and_clear(lanes)
     return True
 
 
@@ -524,11 +646,12 @@ def outer_step(
     """The whole outer step of the segments lo..hi: merge, Nesterov, downlink encode, Theta, residual, gradient sample.
 
     kinds: codec up, codec down; state: addresses of theta, momentum, residual, update, sample, previous sample (0 if
-    absent); products[s] = (sample . previous, sample . sample) over the segment.
+    absent), and of what counts as one more delta (the momentum, or 0); products[s] = (sample . previous, sample .
+    sample) over the segment.
     """
     wide_vectors()
     up, down = kinds
-    theta, momentum, residual, update, sample, previous = state
+    theta, momentum, residual, update, sample, previous, pull = state
     lr, mu = np.float32(rates[0]), np.float32(rates[1])
     blocks = starts[len(starts) - 1]
     gradient, values = _floats(scratch, BLOCK), _floats(scratch + ROW, BLOCK)
@@ -541,16 +664,19 @@ def outer_step(
         for block in range(starts[segment], starts[segment + 1]):
             at = 4 * BLOCK * block
             _weighted_sum(up, addresses, blocks, block, factors, values, gradient)
+            _add_pull(len(addresses), factors, pull, block, gradient)
             if block % sample_every == 0:
                 sampled = 4 * BLOCK * (block // sample_every)
                 _copy(gradient, _floats(sample + sampled, BLOCK))
                 _add_products(gradient, gradient, own_lanes)
                 if previous != 0:
                     _add_products(gradient, _floats(previous + sampled, BLOCK), cross_lanes)
-            # A lossless downlink has no residual; its differences, all zero, go to one block of scratch.
+            # A downlink without feedback has no residual: what would be one goes to a block of scratch and is cleared.
             rest = _floats(nothing if residual == 0 else residual + at, BLOCK)
             largest = _nesterov(gradient, _floats(momentum + at, BLOCK), rest, lr, mu, x)
             finite &= _encode_block(down, x, update, blocks, block, BLOCK, largest, decoded)
             _apply(x, decoded, _floats(theta + at, BLOCK), rest)
+            if residual == 0:
+                _fill(rest, np.float32(0.0))
         products[segment, 0], products[segment, 1] = _sum_and_clear(cross_lanes), _sum_and_clear(own_lanes)
     return finite

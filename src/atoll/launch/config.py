@@ -294,9 +294,19 @@ def describe_sync(sync: SyncConfig) -> list[str]:
         f"grace up to {sync.grace_cap_steps:g}x a step's time",
         f"{sync.fragments or 'some'} fragment{'' if sync.fragments == 1 else 's'}"
         f"{'' if sync.fragments else ' (as the model needs)'}, each every {sync.sync_every} steps, {wait}",
-        f"contributions {sync.codec_up}, updates {sync.codec_down}; merge {sync.merge}, "
-        f"outer lr {sync.outer_lr:g}, momentum {sync.outer_momentum:g}; adopt {sync.adopt}",
+        f"contributions {sync.codec_up}{_fed(sync.feedback_up)}, updates {sync.codec_down}{_fed(sync.feedback_down)}; "
+        f"merge {sync.merge}{'' if sync.correction == 'none' else f' with {sync.correction}'}, outer lr "
+        f"{sync.outer_lr:g}{'' if sync.outer_schedule == 'constant' else f' ({sync.outer_schedule} to a tenth)'}, "
+        f"momentum {sync.outer_momentum:g}{_restarted(sync.momentum_restart)}; adopt {sync.adopt}",
     ]
+
+
+def _fed(feedback: bool) -> str:
+    return "" if feedback else " (no feedback)"
+
+
+def _restarted(versions: int) -> str:
+    return f" (anew every {versions} versions)" if versions else ""
 
 
 def resolved(config: TrainConfig | RunConfig) -> dict[str, Any]:

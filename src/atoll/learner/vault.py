@@ -159,11 +159,11 @@ class Vault:
         return sending
 
     def encode(self, sending: Sending) -> U8:
-        """Encode delta (+ residual). Background threads only."""
-        fragment = sending.header.fragment
+        """Encode delta (+ residual). Background threads only. A run without feedback never has a residual."""
+        fragment, feedback = sending.header.fragment, self.config.feedback_up
         residual = self.residuals[fragment] if sending.feedback else None
-        codec = get_codec(self.config.codec_up)
-        payload, sending.residual = codec.encode_delta(sending.snapshot.values(), sending.origin, residual)
+        codec, values = get_codec(self.config.codec_up), sending.snapshot.values()
+        payload, sending.residual = codec.encode_delta(values, sending.origin, residual, feedback=feedback)
         sending.payload = payload
         return payload
 

@@ -1,12 +1,13 @@
 """The arrays of the run: for every fragment Theta, momentum, residual, and the ring of recent updates.
 
-Memory per parameter: 4 bytes Theta, 4 momentum, 4 residual (none when the downlink is fp32), up to 4 of the last merged
-gradient (a 1/16 sample for fragments above a million parameters), and `ring_versions` encoded updates. It does not
-depend on the number of learners; contributions are held in their encoded form, apart from this.
+Memory per parameter: 4 bytes Theta, 4 momentum, 4 residual (none when the downlink is fp32 or has no feedback), up to 4
+of the last merged gradient (a 1/16 sample for fragments above a million parameters), and `ring_versions` encoded
+updates. It does not depend on the number of learners; contributions are held in their encoded form, apart from this.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,6 +71,11 @@ class ModelState:
         self._seeds: dict[int, F32] = {}
         self._slices = [_slice_table(fragment, layout, config) for fragment in layout.fragments]
 
+    @property
+    def keeps_residuals(self) -> bool:
+        """True if what encoding an update has lost goes into the next one."""
+        return self.config.feedback_down and not get_codec(self.config.codec_down).lossless
+
     def contribution_size(self, fragment: int) -> int:
         return get_codec(self.config.codec_up).encoded_size(self.layout.fragments[fragment].size)
 
@@ -88,11 +94,10 @@ class ModelState:
 
     def commit_seed(self) -> tuple[int, ...]:
         """The seed becomes version 0; returns one checksum per fragment."""
-        lossless = get_codec(self.config.codec_down).lossless
         for index in range(len(self.layout.fragments)):
             theta = self._seeds[index]
             blocks, modes = self._slices[index]
-            residual = None if lossless else np.zeros_like(theta)
+            residual = np.zeros_like(theta) if self.keeps_residuals else None
             arrays = FragmentArrays(theta, np.zeros_like(theta), residual, blocks, modes)
             arrays.checksum = xxhash.xxh3_64_intdigest(theta.data)
             self.fragments.append(arrays)
@@ -109,7 +114,6 @@ class ModelState:
 
     def restore(self, stored: Stored) -> None:
         """Put (version, checksum, arrays) of each fragment back. One that is missing waits for a learner's values."""
-        lossless = get_codec(self.config.codec_down).lossless
         for index, fragment in enumerate(self.layout.fragments):
             version, checksum, named = stored.get(index, (NO_VERSION, 0, {}))
             blocks, modes = self._slices[index]
@@ -117,7 +121,7 @@ class ModelState:
             theta, momentum, residual = (a if a.size else np.zeros(fragment.size, np.float32) for a in arrays)
             if {theta.size, momentum.size, residual.size} != {fragment.size}:
                 raise PayloadError(f"fragment {index} on disk has another size than the layout's {fragment.size}")
-            kept = None if lossless else residual
+            kept = residual if self.keeps_residuals else None
             self.fragments.append(FragmentArrays(theta, momentum, kept, blocks, modes, version, checksum))
 
     def heal(self, fragment: int, version: int, checksum: int, payload: U8) -> None:
@@ -151,9 +155,12 @@ class ModelState:
             codec_down=self.config.codec_down,
             slice_blocks=arrays.slice_blocks,
             slice_modes=arrays.slice_modes,
-            outer_lr=self.config.outer_lr,
+            outer_lr=self.config.outer_lr * self._share(weights),
             outer_momentum=self.config.outer_momentum,
             previous=arrays.sample,
+            feedback=self.config.feedback_down,
+            correction=self.config.correction,
+            restart=self._restarts(arrays.version),
         )
         if result.finite:
             arrays.sample = result.sample
@@ -163,6 +170,16 @@ class ModelState:
             while len(arrays.ring) > self.config.ring_versions:
                 arrays.ring.popitem(last=False)
         return result
+
+    def _share(self, weights: Sequence[float]) -> float:
+        """Share of the outer learning rate that this merge takes (`core.effects.Merge`)."""
+        return 1.0 if self.config.outer_schedule == "constant" else math.fsum(weights)
+
+    def _restarts(self, version: int) -> bool:
+        """True if the merge into the version after this one starts from zero momentum. It follows from the version, so
+        that a replay or a syncer that comes back does the same."""
+        every = self.config.momentum_restart
+        return every > 0 and version > 0 and version % every == 0
 
     # ------------------------------------------------------------ export
 

@@ -1,0 +1,56 @@
+"""Recorded runs with the settings of the outer step are made again, to the bit, through crashes and changes of mind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recorded_run import RecordedRun
+from safetensors.numpy import load_file
+
+from atoll.store import SegmentReader, segment_files
+from atoll.syncer.replay import replay
+
+
+def check_same(folder: Path) -> int:
+    report = replay(folder, export=folder / "again.safetensors")
+    assert report.identical and report.mismatch is None and report.missing == []
+    again, model = load_file(folder / "again.safetensors"), load_file(folder / "model.safetensors")
+    assert {n: a.tobytes() for n, a in again.items()} == {n: a.tobytes() for n, a in model.items()}
+    return report.merges
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"codec_up": "int2", "codec_down": "int2"}, id="int2"),
+        pytest.param({"feedback_down": False, "momentum_restart": 2}, id="no feedback, restarts"),
+        pytest.param(
+            {"correction": "heloco", "outer_schedule": "linear", "tokens_budget": 2000}, id="heloco, schedule"
+        ),
+    ],
+)
+def test_a_run_through_a_crash_is_made_again(tmp_path: Path, changes: dict[str, Any]) -> None:
+    run = RecordedRun(tmp_path, **changes)
+    run.live(9, crash=True)
+    run.live(9)
+    assert check_same(tmp_path) >= 17
+
+
+def test_settings_may_change_when_the_syncer_comes_back(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, correction="heloco")
+    run.live(6)
+    run.live(6, crash=True, feedback_down=False, outer_schedule="cosine", tokens_budget=2000)
+    run.live(6, feedback_down=True, momentum_restart=3)
+    assert check_same(tmp_path) >= 16
+
+
+def test_a_schedule_is_on_record_as_the_sum_of_the_weights(tmp_path: Path) -> None:
+    RecordedRun(tmp_path, outer_schedule="linear", tokens_budget=1000).live(12)
+    shares = []
+    for segment in segment_files(tmp_path / "state" / "recording"):
+        with SegmentReader(segment) as reader:
+            shares += [sum(record.head["weights"]) for record in reader.records() if record.kind == "merge"]
+    assert len(shares) >= 12 and shares[0] > shares[-1] >= 0.1
+    assert shares == sorted(shares, reverse=True)
