@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options as o
+from atoll.cli.goodput import goodput
 from atoll.cli.terminal import human, print_json
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ sim = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+sim.command("goodput")(goodput)
 
 
 @sim.command("fuzz")

@@ -1,0 +1,65 @@
+"""Figures of `atoll sim goodput` and `atoll plan --published`: PNG files and a page each. The rooms that have the data
+know nothing of figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from atoll.figures import Section, Table, collapse_figure, goodput_figure, page, utilisation_figure
+from atoll.plan.published import GRID_GBIT_S, MODELS, ROWS, STREAMING_TABLE, UTILISATIONS, Cell, exchange_of
+from atoll.plan.utilisation import compute_utilisation
+
+
+def draw_goodput(folder: Path, cells: Sequence[Mapping[str, Any]]) -> Path:
+    """goodput.png, goodput-collapse.png and goodput.html. They compare what the published table compares: cells of
+    synchronous DiLoCo are left out."""
+    cells = [cell for cell in cells if cell["method"] != "diloco"]
+    body = [goodput_figure(cells, wide=True).save(folder / "goodput")]
+    if any(cell["method"] == "decoupled" for cell in cells):
+        body.append(collapse_figure(cells).save(folder / "goodput-collapse"))
+    intro = (
+        "Share of the allocated chip time that is useful training, when chips fail at random and islands of chips "
+        "shrink, grow and restart. Learners are joined by the production protocol in virtual time."
+    )
+    return page(folder / "goodput.html", "Goodput under failures", intro, [Section("Goodput", body)])
+
+
+def draw_utilisation(folder: Path, cells: Sequence[Cell]) -> Path:
+    """utilisation.png and utilisation.html: our curves beside the published points of Streaming DiLoCo's table."""
+    rows: list[dict[str, Any]] = []
+    for model in (one for one in MODELS if one.table == STREAMING_TABLE):
+        panel = f"{model.name}, {model.step_s:g} s per step"
+        for row in (one for one in ROWS if one.model is model):
+            exchange = exchange_of(model, row.method)
+            known = dict(zip(row.gbit_s, UTILISATIONS, strict=True))
+            for gbit_s in sorted({*GRID_GBIT_S, *known}):
+                rows.append(
+                    {
+                        "method": row.method,
+                        "panel": panel,
+                        "gbit_s": gbit_s,
+                        "utilisation": 100.0 * compute_utilisation(exchange, gbit_s),
+                        "published": 100.0 * known[gbit_s] if gbit_s in known else None,
+                    }
+                )
+    table = Table(
+        "Cells of the published tables",
+        ["table", "model", "method", "utilisation", "published, Gbit/s", "ours, Gbit/s", "grid steps off"],
+        [
+            [
+                cell.table,
+                cell.model,
+                cell.method,
+                f"{cell.utilisation:.0%}",
+                f"{cell.published_gbit_s:.1f}",
+                f"{cell.ours_gbit_s:.1f}",
+                str(cell.steps_off),
+            ]
+            for cell in cells
+        ],
+    )
+    picture = utilisation_figure(rows, wide=True).save(folder / "utilisation")
+    intro = "Share of its time that a synchronous method computes, by the bandwidth of each learner's link."
+    return page(folder / "utilisation.html", "Compute utilisation", intro, [Section("Utilisation", [picture, table])])
