@@ -1,0 +1,89 @@
+"""What a plan needs of each part of the job, against what that part has. The largest ratio above 1 is binding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.plan.job import Job
+from atoll.plan.rounds import RoundTimes, burst, round_times
+from atoll.plan.settings import Settings
+from atoll.plan.traffic import disk_of, fragment_of, gbit_per_period
+from atoll.plan.units import bytes_text, rate_text, seconds_text
+
+LINK, TIME, DISK, WORK = "link", "time", "disk", "work"
+"""Kinds of limits: links (Gbit/s), a round's time (s), the disk (bytes/s), work on processors (s per period)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """One part of the job: what is needed of it and what it has, in the same unit."""
+
+    name: str
+    kind: str
+    need: float
+    have: float
+
+    @property
+    def share(self) -> float:
+        return self.need / self.have
+
+    @property
+    def met(self) -> bool:
+        return self.share <= 1.0
+
+    def text(self, value: float) -> str:
+        """`value` in this limit's unit."""
+        if self.kind == LINK:
+            return rate_text(value)
+        return f"{bytes_text(value)}/s" if self.kind == DISK else seconds_text(value)
+
+
+def limits_of(job: Job, settings: Settings, times: RoundTimes | None = None) -> tuple[Limit, ...]:
+    """Every limit of the plan."""
+    times = times or round_times(job, settings)
+    sync = settings.sync
+    fragment = fragment_of(job.parameters, sync)
+    up = gbit_per_period(fragment.up_bytes, sync) / times.period_s
+    down = gbit_per_period(fragment.down_bytes, sync) / times.period_s
+    found: list[Limit] = []
+    for place in job.places:
+        found.append(Limit(f"uplink of {place.name}", LINK, place.learners * up, place.up_gbit))
+        found.append(Limit(f"downlink of {place.name}", LINK, place.learners * down, place.down_gbit))
+    if job.syncer_gbit:
+        found.append(Limit("syncer's link, in", LINK, job.learners * up, job.syncer_gbit))
+        found.append(Limit("syncer's link, out", LINK, job.learners * down, job.syncer_gbit))
+    if settings.durability != "none":
+        found.append(Limit("syncer's disk", DISK, disk_rate(job, settings, times.period_s), 1e9 * job.disk_gbyte_s))
+    rounds = sync.fragments / burst(sync)
+    found.append(Limit("merging in the syncer, per period", WORK, rounds * times.merge_s, times.period_s))
+    found.append(Limit("encoding in a learner, per period", WORK, rounds * times.encode_s, times.period_s))
+    if not sync.synchronous:
+        found.append(Limit("time of a round until its commit", TIME, times.busy_s, times.in_flight * times.every_s))
+    return tuple(found)
+
+
+def disk_rate(job: Job, settings: Settings, period_s: float) -> float:
+    """Bytes per second that the syncer writes: every commit, or all dirty fragments once per interval."""
+    period = disk_of(job, settings.sync).commit * settings.sync.fragments
+    if settings.durability == "none":
+        return 0.0
+    return period / (max(period_s, settings.durability_interval) if settings.durability == "interval" else period_s)
+
+
+def binding(limits: tuple[Limit, ...]) -> Limit | None:
+    """The limit that is missed by the most, if one is."""
+    worst = max(limits, key=lambda limit: limit.share)
+    return None if worst.met else worst
+
+
+def fits(job: Job, settings: Settings, *, share: float = 1.0) -> bool:
+    """True if every limit is used to at most this share."""
+    return all(limit.share <= share for limit in limits_of(job, settings))
+
+
+def effective_sync_every(settings: Settings, limits: tuple[Limit, ...]) -> float:
+    """H as it would really be: launches wait for what is in flight, so that H grows by the ratio that is missed.
+
+    Writing at intervals holds nobody up: it only falls behind."""
+    held_up = [one.share for one in limits if one.kind != DISK or settings.durability == "commit"]
+    return settings.sync.sync_every * max(1.0, *held_up)

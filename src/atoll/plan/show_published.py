@@ -1,0 +1,69 @@
+"""The published tables beside ours, cell by cell, for people."""
+
+from __future__ import annotations
+
+import math
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from atoll.plan.claims import Claim
+from atoll.plan.published import BITS_PER_PARAMETER, MODELS, UTILISATIONS, Agreement, Cell
+
+
+def print_published(
+    cells: tuple[Cell, ...], totals: tuple[Agreement, ...], claims: tuple[Claim, ...], console: Console
+) -> None:
+    """Both tables, how many cells agree, and the other figures."""
+    console.print("Gbit/s for a compute utilisation: published, then ours where it is another point of the grid")
+    for total in totals:
+        console.print(_table(total.table, [cell for cell in cells if cell.table == total.table]))
+        console.print(f"  {sentence(total)}", markup=False, soft_wrap=True)
+        console.print(f"  {inputs(total.table)}", style="dim", markup=False, soft_wrap=True)
+    table = Table(title="Other published figures", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for column in ("published", "ours", "remark"):
+        table.add_column(column)
+    for claim in claims:
+        table.add_row(*map(Text, (claim.published, claim.ours, claim.remark)))
+    console.print(table)
+
+
+def sentence(total: Agreement) -> str:
+    """In how many cells the two agree."""
+    return (
+        f"{total.exact} of {total.cells} cells are the same, {total.one_off} are one point of the grid (21%) off, "
+        f"{total.more_off} more than one"
+    )
+
+
+def inputs(table: str) -> str:
+    """What our numbers were made from."""
+    layers = ", ".join(f"{model.name} {model.layers}" for model in MODELS if model.table == table)
+    return f"inputs of ours: {BITS_PER_PARAMETER[table]:g} bits per parameter and exchange; layers: {layers}"
+
+
+def cell_text(cell: Cell) -> str:
+    """Theirs, and ours with its distance if it differs."""
+    theirs = _value(cell.published_gbit_s)
+    return theirs if cell.steps_off == 0 else f"{theirs} | {_value(cell.ours_gbit_s)} ({cell.steps_off:+d})"
+
+
+def _table(title: str, cells: list[Cell]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model")
+    table.add_column("method")
+    for utilisation in UTILISATIONS:
+        table.add_column(f"{utilisation:.0%}", justify="right")
+    shown = ""
+    for (model, method), row in groupby(cells, key=lambda cell: (cell.model, cell.method)):
+        texts = [Text(cell_text(cell), style="" if cell.steps_off == 0 else "yellow") for cell in row]
+        table.add_row(Text("" if model == shown else model), Text(method), *texts)
+        shown = model
+    return table
+
+
+def _value(gbit_s: float) -> str:
+    return "1000+" if math.isinf(gbit_s) else f"{gbit_s:.1f}"

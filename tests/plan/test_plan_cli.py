@@ -1,0 +1,184 @@
+"""`atoll plan` as a user meets it: tables, JSON, job files, saved settings that other commands take, exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from atoll.cli import main
+from atoll.core.config import SyncConfig
+from atoll.launch import run_config, train_config
+from atoll.launch.options import read_config_file
+
+JOB = ("--parameters", "1B", "--learners", "4", "--step-s", "1", "--up-gbit", "1", "--tokens-per-step", "500k")
+
+
+class Said(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def last(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
+        return values
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Runs `atoll plan ...` in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["atoll", "plan", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+def test_a_plan_for_people(plan: Callable[..., Said]) -> None:
+    said = plan(*JOB, "--chips", "4k")
+    assert said.code == 0
+    for text in (
+        "sync-every (H)",
+        "uplink of each learner",
+        "grace window",
+        "memory",
+        "synchronous DiLoCo",
+        "It fits.",
+    ):
+        assert text in said.stdout
+    assert "Failures are left out" not in said.stdout
+
+
+def test_a_plan_for_programs(plan: Callable[..., Said]) -> None:
+    said = plan(*JOB, "--json")
+    answer = said.last
+    assert (said.code, len(said.stdout.splitlines())) == (0, 1)
+    assert answer["fits"] and answer["binding"] is None
+    assert answer["settings"]["sync_every"] == 24
+    assert answer["gbit_s"]["syncer_in"] == pytest.approx(4 * answer["gbit_s"]["learner_up"])
+    assert {method["name"] for method in answer["methods"]} >= {"data-parallel, elastic", "Atoll, this plan"}
+    assert answer["round"]["slack_s"] == pytest.approx(answer["round"]["has_s"] - answer["round"]["takes_s"])
+
+
+def test_a_plan_that_misses_its_own_bandwidth(plan: Callable[..., Said], tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    said = plan(*JOB, "--sync-every", "24", "--codec-up", "fp32", "--json", "--save", str(file))
+    assert said.code == 1
+    assert said.last["binding"]["name"] == "uplink of each learner"
+    assert any("--codec-up int4" in text for text in said.last["binding"]["would_fit"])
+    assert "The binding limit: uplink of each learner needs 1.33 Gbit/s and has 1 Gbit/s" in said.stderr
+    assert not file.exists()
+
+
+def test_saved_settings_are_taken_by_run_and_by_train(plan: Callable[..., Said], tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    said = plan(*JOB, "--disk-gbyte-s", "0.2", "--grace-cap", "0.5", "--json", "--save", str(file))
+    assert said.code == 0
+    values = read_config_file(file)
+    sync = run_config(values).sync
+    trained, notes = train_config(values)
+    expected = {**said.last["settings"], "learners_expected": 4}
+    durability = {name: expected.pop(name) for name in ("durability", "durability_interval")}
+    expected["grace_cap_steps"] = expected.pop("grace_cap")
+    assert sync == SyncConfig(**expected)
+    assert trained.sync.sync_every == sync.sync_every and not notes
+    assert run_config(values).durability.options().items() >= durability.items()
+
+
+def test_atoll_run_reads_the_saved_file(
+    plan: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The real command, up to the command that is missing: it says first what the settings come to."""
+    file = tmp_path / "plan.toml"
+    plan(*JOB, "--save", str(file))
+    monkeypatch.setattr(sys, "argv", ["atoll", "run", "--config", str(file)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    err = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "quorum 50% = 2 of 4" in err and "24 fragments, each every 24 steps" in err
+    assert "needs the learners' command" in err
+
+
+def test_a_job_file_and_options_that_win(plan: Callable[..., Said], tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(
+        'parameters = "2B"\nstep-s = 2.0\nsync_every = 30\ngrace_cap_steps = 0.5\n'
+        '[[regions]]\nname = "east"\nlearners = 2\ngbit = 4\n'
+        '[[regions]]\nname = "west"\nlearners = 1\nup_gbit = 2\ndown_gbit = 8\n'
+    )
+    answer = plan("--job", str(file), "--json").last
+    assert (answer["job"]["learners"], answer["settings"]["sync_every"], answer["settings"]["grace_cap"]) == (
+        3,
+        30,
+        0.5,
+    )
+    answer = plan("--job", str(file), "--sync-every", "48", "--region", "only:5:9:10", "--json").last
+    assert (answer["job"]["learners"], answer["settings"]["sync_every"]) == (5, 48)
+    assert [region["name"] for region in answer["job"]["regions"]] == ["only"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--parameters, --learners, --step-s"),
+        ((*JOB, "--quorum", "9"), "quorum 9 is above the 4 learners"),
+        ((*JOB, "--step-s", "nan"), "step_s must be a number"),
+        ((*JOB, "--step-s", "-1"), "step_s must be a number"),
+        ((*JOB, "--learners", "0"), "learners must be a whole number"),
+        ((*JOB, "--region", "a:1:1"), "links are given twice"),
+        ((*JOB, "--durability-interval", "soon"), "durability_interval must be a time"),
+        (("--job", "no-such-file.toml"), "cannot read the settings file"),
+        ((*JOB, "--learners", "2000", "--save", "plan.toml"), "learners must be a whole number from 1 to 1024"),
+        ((*JOB, "--save", "no/such/folder/plan.toml"), "give a file in a folder that exists"),
+    ],
+)
+def test_bad_input_is_one_clear_message(
+    plan: Callable[..., Said], arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = plan(*arguments)
+    assert said.code == 2
+    assert message in said.stderr.replace("\n", " ")
+    assert "Traceback" not in said.stderr
+
+
+def test_unknown_names_in_a_job_file(plan: Callable[..., Said], tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("parameters = 5\nspeed = 3\n")
+    said = plan("--job", str(file))
+    assert said.code == 2 and "unknown setting 'speed'" in said.stderr
+
+
+def test_the_published_tables(plan: Callable[..., Said]) -> None:
+    said = plan("--published", "--json")
+    totals = {total["table"]: total["exact"] for total in said.last["agreement"]}
+    assert said.code == 0
+    assert totals["Streaming DiLoCo, Table 4"] == 71
+    assert len(said.last["cells"]) == 120
+    assert "471.5 | 390.7 (-1)" in said.stderr
+    assert "71 of 75 cells are the same" in said.stderr
+
+
+def test_help_names_every_panel(plan: Callable[..., Said]) -> None:
+    said = plan("--help")
+    assert said.code == 0
+    for text in ("The job", "Links and machines", "Synchronisation", "--region", "--published"):
+        assert text in said.stdout
+
+
+@pytest.mark.parametrize("file", sorted(Path(__file__).parents[2].glob("examples/plan-*.toml")), ids=lambda f: f.name)
+def test_examples_can_be_planned(plan: Callable[..., Said], file: Path) -> None:
+    assert plan("--job", str(file)).code == 0
