@@ -13,6 +13,7 @@
     ├── CorpusError              no usable training data
     ├── StoreError               state or a snapshot on disk that cannot be used
     │   └── FencedSyncerError    a newer syncer has taken over this run
+    ├── LabError                 a run of the lab that cannot come to its end
     └── LaunchError              processes could not be started or a run folder not be used
 
 Messages name what happened and where, and end with what to do.
@@ -76,6 +77,10 @@ class StoreError(AtollError):
 
 class FencedSyncerError(StoreError):
     """A newer syncer has taken over this run, so this one may no longer commit or publish."""
+
+
+class LabError(AtollError):
+    """A run of the lab cannot come to its end, or an invariant of the protocol was broken in it."""
 
 
 class LaunchError(AtollError):

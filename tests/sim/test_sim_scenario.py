@@ -51,7 +51,8 @@ def test_draws_cover_what_they_promise() -> None:
     }
     assert {fault.variant for fault in faults if fault.kind == "poison"} == {"nan", "huge", "flip"}
     assert {fault.direction for fault in faults if fault.kind == "partition"} == {"both", "up", "down"}
-    assert {config.codec_up for config in configs} == {config.codec_down for config in configs} == set(CODECS)
+    drawn = set(CODECS) - {"int2"}  # it came later, and seeds must go on meaning what they meant: test_sim_settings.py
+    assert {config.codec_up for config in configs} == {config.codec_down for config in configs} == drawn
     assert {config.adopt for config in configs} == {"rebase", "overwrite", "mix:0.5"}
     assert {config.merge for config in configs} == set(MERGES)
     assert {config.weights for config in configs} == set(WEIGHTS)
@@ -162,7 +163,8 @@ HUGE = 10**400
         (("faults", 0, "at_s"), "soon", "at_s"),
         (("faults", 0, "at_s"), float("nan"), "at_s"),
         (("faults", 0, "at_s"), HUGE, "at_s"),
-        (("faults", 0, "lasts_s"), 3.0, "is an instant"),
+        (("faults", 0), {"kind": "cut", "target": "learner-0", "at_s": 1, "lasts_s": 1}, "is an instant"),
+        (("faults", 0), {"kind": "kill", "target": "syncer", "at_s": 1, "lasts_s": 1}, "is an instant"),
         (("faults", 1, "lasts_s"), 0.0, "give lasts_s"),
         (("faults", 1, "lasts_s"), -1.0, "lasts_s"),
         (("faults", 1, "lasts_s"), 1e300, "lasts_s"),

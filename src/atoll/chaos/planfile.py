@@ -56,7 +56,7 @@ def load_plan(path: str | Path, *, learners: int | Sequence[str], seconds: float
     values = _read(Path(path))
     try:
         _no_unknown(values, _PLAN_KEYS)
-        listed = _listed(values.get("fault", []), names, seconds)
+        listed = listed_faults(values.get("fault", []), names, seconds)
         seed = _whole("seed", values.get("seed", 0), SEED_MAX)
         usual = 0 if "fault" in values else max(1, round(seconds / 60.0 * FAULTS_PER_MINUTE))
         count = _whole("faults", values.get("faults", usual), FAULTS_MAX - len(listed))
@@ -115,7 +115,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a TOML file ({error}); see the documentation of atoll chaos storm") from None
 
 
-def _listed(entries: Any, learners: Sequence[str], seconds: float) -> list[Fault]:
+def listed_faults(entries: Any, learners: Sequence[str], seconds: float) -> list[Fault]:
+    """The faults of a file's [[fault]] tables, for a run of `seconds` with these learners."""
     if not isinstance(entries, list):
         raise ConfigError("a fault is a table of its own; begin each with [[fault]] in double brackets")
     if len(entries) > FAULTS_MAX:
@@ -147,8 +148,8 @@ def _fault(entry: Any, learners: Sequence[str], seconds: float) -> Fault:
     fault = Fault(
         kind=entry["kind"],
         target=entry["target"],
-        at_s=_seconds("at", entry["at"], seconds),
-        lasts_s=_seconds("lasts", entry["lasts"], seconds) if "lasts" in entry else 0.0,
+        at_s=seconds_of("at", entry["at"], seconds),
+        lasts_s=seconds_of("lasts", entry["lasts"], seconds) if "lasts" in entry else 0.0,
         amount=float(amount),
         direction=entry.get("direction", "both"),
         variant=entry.get("variant", ""),
@@ -177,7 +178,7 @@ def _no_overlap(fault: Fault, earlier: Sequence[Fault]) -> None:
             )
 
 
-def _seconds(key: str, value: Any, seconds: float) -> float:
+def seconds_of(key: str, value: Any, seconds: float) -> float:
     """A number of seconds, a text with a unit, or a share of the run."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         result = float(value) if abs(value) < NUMBER_MAX else math.inf

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import chaos, demo, folder, parts, replay, run_script, sim, train
+from atoll.cli import chaos, demo, folder, lab, parts, plan, replay, run_script, sim, train
 from atoll.errors import AtollError
 
 EXIT_BAD_INPUT = 2
@@ -35,6 +35,8 @@ app.command("report")(parts.report)
 app.add_typer(chaos.chaos, name="chaos")
 app.command("replay")(replay.replay)
 app.add_typer(sim.sim, name="sim")
+app.command("plan")(plan.plan)
+app.add_typer(lab.lab, name="lab")
 
 
 @app.command("version")

@@ -95,8 +95,8 @@ class ArraySyncer:
         return self.state.seed_size(fragment)
 
 
-class _Copy:
-    """A snapshot (`learner.vault.Copied`)."""
+class Replaced:
+    """A snapshot of given values (`learner.vault.Copied`)."""
 
     __slots__ = ("_values",)
 
@@ -117,7 +117,7 @@ class ArrayLearner:
         self._target = np.concatenate([target_of(p, mask.size, learner) for p, mask in enumerate(masks)])
         self._flat = np.zeros(self._mask.size, np.float32)
         self.theta: list[F32] = np.split(self._flat, np.cumsum(self._sizes)[:-1])
-        self._snapshots: dict[int, _Copy] = {}
+        self._snapshots: dict[int, Replaced] = {}
         self._prepared: dict[int, Published] = {}
 
     def step(self) -> None:
@@ -126,7 +126,7 @@ class ArrayLearner:
         self._flat *= self._mask  # padding stays zero
 
     def take(self, fragment: int) -> None:
-        self._snapshots[fragment] = _Copy(self.theta[fragment].copy())
+        self._snapshots[fragment] = Replaced(self.theta[fragment].copy())
 
     def drop(self, fragment: int) -> None:
         self._snapshots.pop(fragment, None)
@@ -138,7 +138,7 @@ class ArrayLearner:
         sending = self.vault.sending[fragment, seq]
         if poison:
             honest, origin = sending.snapshot, sending.origin
-            sending.snapshot = _Copy(poisoned(honest.values(), origin, poison))
+            sending.snapshot = Replaced(poisoned(honest.values(), origin, poison))
         try:
             payload = self.vault.encode(sending)
         except PayloadError:

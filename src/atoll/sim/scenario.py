@@ -64,6 +64,7 @@ class SimFault:
     target: str
     at_s: float
     lasts_s: float = 0.0
+    """0 for an instant. A learner that is killed stays down so long (0: for the usual pause of a supervisor)."""
     amount: float = 0.0
     direction: str = "both"
     variant: str = ""
@@ -77,7 +78,7 @@ class SimFault:
         what = f"fault {self.kind} on {self.target}"
         real(f"{what}: at_s", self.at_s, 0.0, SECONDS_MAX)
         real(f"{what}: lasts_s", self.lasts_s, 0.0, SECONDS_MAX)
-        if bool(self.lasts_s) != lasts:
+        if bool(self.lasts_s) != lasts and not (self.kind == "kill" and self.target != "syncer"):
             raise ConfigError(f"{what} {'lasts: give lasts_s' if lasts else 'is an instant: leave out lasts_s'}")
         if self.kind in AMOUNTS:
             real(f"{what}: amount", self.amount, *AMOUNTS[self.kind])

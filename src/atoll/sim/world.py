@@ -37,6 +37,9 @@ LAST_EVENTS = 40
 
 
 class World:
+    learner_host: type[LearnerHost] = LearnerHost
+    """What a learner's process is. The lab's train real models."""
+
     def __init__(self, scenario: Scenario, *, tracing: bool = False, checkers: Checkers | None = None) -> None:
         self.scenario = scenario
         self.clock = Clock()
@@ -170,6 +173,10 @@ class World:
         self.links[name] = Link(self.clock, Random(f"link/{self.scenario.seed}/{name}"), fair)
         self.start_learner(name)
 
+    def guest_spec(self, name: str) -> LearnerSpec:
+        """What a learner that joins is like: as the first one. The lab's have speeds of their own."""
+        return self.scenario.learners[0]
+
     def start_learner(self, name: str) -> None:
         """Start a process of this learner, unless one runs or it is kept down."""
         old = self.learners.get(name)
@@ -177,7 +184,7 @@ class World:
             return
         self._instances += 1
         again = "+" if old is not None else ""
-        host = LearnerHost(self, name, f"{name}#{self._instances}{again}", self.specs[name], self.links[name])
+        host = self.learner_host(self, name, f"{name}#{self._instances}{again}", self.specs[name], self.links[name])
         self.learners[name] = host
         self.hosts.append(host)
         self.clock.after(START_NS, host.call, host.start)
@@ -259,7 +266,7 @@ class World:
             self._hit_syncer(fault)
         elif fault.kind == "join":
             self._down.pop(fault.target, None)
-            self.add_learner(fault.target, self.scenario.learners[0])
+            self.add_learner(fault.target, self.guest_spec(fault.target))
         else:
             self._hit_learner(fault)
         if fault.lasts_s:
@@ -300,7 +307,7 @@ class World:
             self.skipped += 1
         elif fault.kind == "kill":
             host.die()
-            self.clock.after(RESTART_NS, self.start_learner, fault.target)
+            self.clock.after(int(fault.lasts_s * 1e9) or RESTART_NS, self.start_learner, fault.target)
         elif fault.kind == "freeze":
             host.freeze()
         elif fault.kind == "slow":

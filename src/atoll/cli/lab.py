@@ -1,0 +1,363 @@
+"""`atoll lab`: real training of many learners on one device in virtual time; studies, and what comes of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli import options as o
+from atoll.cli.amounts import count, duration
+from atoll.cli.terminal import human, print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from atoll.lab.conduct import Outcome, Runner
+    from atoll.lab.spec import LabResult, LabSpec
+    from atoll.lab.study import Planned, Study
+
+EXIT_FAILED = 1
+THREADS_MAX = 1024
+"""More cores than any machine of today has for one process."""
+EXIT_INTERRUPTED = 130
+"""The shell's status for Ctrl-C."""
+
+lab = typer.Typer(
+    help="Train real models by many learners on one device in virtual time, and compare methods.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
+Threads = Annotated[int, typer.Option(help="CPU threads (0: as PyTorch chooses). On a busy machine 1 is fastest.")]
+StoreFile = Annotated[
+    Path | None, typer.Option("--store", help="JSONL file of results (default results.jsonl beside the study).")
+]
+Studies = Annotated[list[Path], typer.Argument(help="Study files (TOML); see docs/LAB.md.")]
+
+
+@lab.command("run")
+def run_command(
+    *,
+    method: Annotated[str, typer.Option(help="decoupled, streaming, diloco, dp or single.")] = "decoupled",
+    model: Annotated[str, typer.Option(help="Size of the GPT: nano, tiny, small, medium, base.")] = "tiny",
+    corpus: Annotated[str, typer.Option(help="What is read, as for atoll train.")] = "stdlib",
+    learners: Annotated[int, typer.Option(help="How many train.")] = 4,
+    batch: Annotated[int, typer.Option(help="Sequences of one step of all learners together.")] = 32,
+    seq: Annotated[int, typer.Option(help="Bytes of a sequence.")] = 128,
+    tokens: Annotated[int, typer.Option(help="Processed in total, by all learners.")] = 1_000_000,
+    optimizer: Annotated[str, typer.Option(help="Inner optimizer: adamw, muon or sgd.")] = "adamw",
+    lr: Annotated[float, typer.Option(help="Peak learning rate (0: the model's own).")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the model, the data and what a scenario draws.")] = 0,
+    scenario: Annotated[Path | None, typer.Option(help="TOML file of speeds, links and faults.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other setting, such as sync_every=24; as often as you like.")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = 0,
+    store: Annotated[Path | None, typer.Option("--store", help="Append the result to this JSONL file.")] = None,
+    json: o.Json = False,
+) -> None:
+    """Train once, and say how it went."""
+    from atoll.lab.scenario import LabScenario
+    from atoll.lab.study import make_spec
+    from atoll.lab.toml import read_toml
+
+    console = human(json_wanted=json)
+    values: dict[str, Any] = {
+        "method": method,
+        "model": model,
+        "corpus": corpus,
+        "learners": learners,
+        "batch": batch,
+        "seq": seq,
+        "tokens": tokens,
+        "optimizer": optimizer,
+        "lr": lr,
+        "seed": seed,
+    }
+    if scenario is not None:
+        LabScenario.load(scenario)
+        values["world"] = read_toml(scenario, "scenario")
+    spec = make_spec(_with_settings(values, settings or []))
+    result = _run_one(spec, _runner(device, threads), console)
+    _print_result(console, result)
+    if store is not None:
+        from atoll.lab.store import Record, ResultStore
+
+        ResultStore(store).append(Record.of(result, label=method))
+        console.print(f"the result is in {store}", markup=False, soft_wrap=True)
+    if json:
+        print_json(result.to_dict())
+
+
+@lab.command("study")
+def study_command(
+    studies: Studies,
+    *,
+    store: StoreFile = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only the arm with this label; as often as you like.")] = None,
+    minutes: Annotated[float, typer.Option(help="Start no new run after so many minutes (0: no limit).")] = 0.0,
+    listing: Annotated[bool, typer.Option("--list", help="Only show the runs and which of them are done.")] = False,
+    device: Device = "auto",
+    threads: Threads = 0,
+    json: o.Json = False,
+) -> None:
+    """Run what the store does not have yet. Stop it whenever you like: the same command goes on where it was."""
+    from time import monotonic
+
+    from atoll.lab.conduct import Forecast, Outcome, check_minutes, conduct, pending
+    from atoll.lab.store import ResultStore
+    from atoll.lab.study import load_study
+
+    console = human(json_wanted=json)
+    check_minutes(minutes)
+    loaded = [load_study(path) for path in studies]
+    chosen = [(study, study.only(only or ()), ResultStore(store or study.store)) for study in loaded]
+    if listing:
+        for study, planned, results in chosen:
+            _print_list(console, study, planned, results)
+        return
+    began_s, outcomes, runner = monotonic(), [], None
+    for study, planned, results in chosen:
+        known = results.records()
+        queue = pending(planned, known)
+        _print_head(console, study, planned, len(queue), results.path)
+        left = minutes - (monotonic() - began_s) / 60.0 if minutes else 0.0
+        outcome = Outcome(left=len(queue))
+        if queue and left >= 0.0:
+            runner = runner or _runner(device, threads)
+            with _watched(console, queue, Forecast(known)) as watcher:
+                outcome = conduct(planned, results, runner, study=study.name, watcher=watcher, minutes=left)
+        outcomes.append(outcome)
+        _print_outcome(console, study, outcome)
+        if outcome.interrupted:
+            break
+    if json:
+        print_json({"studies": [_outcome_dict(s, x) for (s, _, _), x in zip(chosen, outcomes, strict=False)]})
+    if any(outcome.interrupted for outcome in outcomes):
+        raise typer.Exit(EXIT_INTERRUPTED)
+    if any(outcome.failed for outcome in outcomes):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@lab.command("report")
+def report_command(
+    studies: Studies,
+    *,
+    store: StoreFile = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the tables to this file.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Draw figures and a page into this folder.")] = None,
+    json: o.Json = False,
+) -> None:
+    """Tables and figures of what studies have found so far. Nothing is run."""
+    from atoll.lab import tables
+    from atoll.lab.store import ResultStore
+    from atoll.lab.study import load_study
+
+    console = human(json_wanted=json)
+    loaded = [load_study(path) for path in studies]
+    found = [(study, tables.table_of(study, ResultStore(store or study.store).records())) for study in loaded]
+    for study, lines in found:
+        _print_table(console, study, tables.text_table(study, lines))
+    if markdown is not None:
+        _write(markdown, "\n".join(tables.markdown(study, lines) for study, lines in found))
+        console.print(f"the tables are in {markdown}", markup=False, soft_wrap=True)
+    if figures is not None:
+        from atoll.cli.lab_figures import draw
+
+        console.print(f"the figures are in {draw(figures, found)}", markup=False, soft_wrap=True)
+    if json:
+        print_json({"studies": [tables.to_dict(study, lines) for study, lines in found]})
+
+
+# ---------------------------------------------------------------- running
+
+
+def _runner(device: str, threads: int) -> Runner:
+    """The engine, with a workshop that all runs share. Loads PyTorch."""
+    from atoll.errors import ConfigError
+
+    if not 0 <= threads <= THREADS_MAX:
+        raise ConfigError(f"--threads must be from 0 to {THREADS_MAX}; not {threads}")
+    try:
+        import torch
+
+        from atoll.lab.run import Workshop, run
+    except ImportError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError("the lab needs PyTorch: pip install 'atoll[torch]'") from None
+    if threads:
+        torch.set_num_threads(threads)
+    workshop = Workshop(device)
+
+    def runner(spec: LabSpec, *, progress: Any = None) -> LabResult:
+        return run(spec, progress=progress, keep=workshop)
+
+    return runner
+
+
+def _run_one(spec: LabSpec, runner: Runner, console: Console) -> LabResult:
+    from atoll.lab.conduct import Forecast
+    from atoll.lab.study import Planned
+
+    one = Planned(f"{spec.method} {spec.model}", {}, spec)
+    with _watched(console, [one], Forecast()) as watcher:
+        watcher.began(one)
+        try:
+            return runner(spec, progress=watcher.progressed)
+        except KeyboardInterrupt:
+            console.print("interrupted; a single run keeps nothing (a study keeps what is finished)", style="yellow")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _watched(console: Console, queue: list[Planned], forecast: Any) -> Any:
+    from atoll.cli.lab_progress import StudyProgress
+
+    return StudyProgress(console, queue, forecast)
+
+
+def _with_settings(values: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """`--set name=value`: of the synchronisation, or any other setting of a run."""
+    from dataclasses import fields
+
+    from atoll.core.config import SyncConfig
+    from atoll.errors import ConfigError
+    from atoll.lab.spec import LabSpec
+
+    sync_names = {entry.name for entry in fields(SyncConfig)}
+    own_names = {entry.name for entry in fields(LabSpec)} - {"sync", "world"}
+    sync: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        name = name.strip().removeprefix("sync.").replace("-", "_")
+        if not equals or name not in sync_names | own_names:
+            known = ", ".join(sorted(sync_names | own_names))
+            raise ConfigError(f"--set {text[:60]}: give NAME=VALUE with one of {known}")
+        (sync if name in sync_names else values)[name] = _value(value.strip())
+    return {**values, "sync": sync}
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _write(path: Path, text: str) -> None:
+    from atoll.errors import ConfigError
+
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--markdown {path}: {error.strerror}; give a file in a folder that exists") from None
+
+
+# ---------------------------------------------------------------- saying
+
+
+def _print_result(console: Console, result: LabResult) -> None:
+    spec = result.spec
+    many = f", {spec.learners} learners" if spec.method not in ("dp", "single") else ""
+    console.print(
+        f"{spec.method}{many}, {spec.model}, {spec.optimizer}, {result.tokens:,} tokens: "
+        f"held-out loss {result.loss:.4f} nats per token",
+        style="bold",
+        soft_wrap=True,
+    )
+    curve = "  ".join(f"{count(tokens)} {loss:.3f}" for tokens, loss in result.curve)
+    console.print(f"on the way: {curve}", style="dim", soft_wrap=True)
+    console.print(
+        f"virtual time {duration(result.virtual_s)}; here {duration(result.wall_s)} "
+        f"at {result.tokens_per_s:,.0f} tokens/s on {result.facts.get('device', 'this machine')}",
+        soft_wrap=True,
+        markup=False,
+    )
+    facts = {name: value for name, value in result.facts.items() if _worth_saying(name, value)}
+    if facts:
+        said = ", ".join(f"{name.replace('_', ' ')} {_fact(value)}" for name, value in facts.items())
+        console.print(said, style="dim", soft_wrap=True, markup=False)
+
+
+def _worth_saying(name: str, value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and name not in ("eval_s", "machine_events")
+
+
+def _fact(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _print_head(console: Console, study: Study, planned: tuple[Planned, ...], left: int, path: Path) -> None:
+    runs = len({one.spec.key for one in planned})
+    tokens = sum({one.spec.key: one.spec.tokens for one in planned}.values())
+    console.print(
+        f"{study.name}: {runs} runs of {len({one.label for one in planned})} arms, {count(tokens)} tokens; "
+        f"{runs - left} are done, {left} to go; results in {path}",
+        markup=False,
+        soft_wrap=True,
+    )
+
+
+def _print_outcome(console: Console, study: Study, outcome: Outcome) -> None:
+    for one, reason in outcome.failed:
+        text = f"{one.title}, seed {one.spec.seed} failed: {reason}"
+        console.print(text, style="red", markup=False, soft_wrap=True)
+    if outcome.interrupted:
+        console.print("interrupted; what is finished is kept, and the same command goes on", style="yellow")
+    elif outcome.left:
+        console.print(f"{outcome.left} runs are left; the same command goes on with them", style="yellow")
+    else:
+        text, style = ("the others are done", "bold") if outcome.failed else ("all runs are done", "bold green")
+        console.print(f"{study.name}: {text}", style=style, markup=False)
+
+
+def _outcome_dict(study: Study, outcome: Outcome) -> dict[str, Any]:
+    return {
+        "study": study.name,
+        "done": outcome.done,
+        "failed": [{"run": one.title, "seed": one.spec.seed, "reason": reason} for one, reason in outcome.failed],
+        "left": outcome.left,
+        "interrupted": outcome.interrupted,
+    }
+
+
+def _print_list(console: Console, study: Study, planned: tuple[Planned, ...], results: Any) -> None:
+    from rich.table import Table
+
+    from atoll.lab.conduct import Forecast
+
+    known = results.records()
+    forecast = Forecast(known)
+    table = Table(title=f"{study.name}: {results.path}", title_justify="left")
+    for name in ("run", "seed", "tokens", "key", ""):
+        table.add_column(name, justify="right" if name in ("seed", "tokens") else "left")
+    for one in planned:
+        seconds = forecast.seconds(one.spec)
+        ahead = f"about {duration(seconds)}" if seconds is not None else "to go"
+        state = f"done, loss {known[one.spec.key].loss:.4f}" if one.spec.key in known else ahead
+        table.add_row(one.title, str(one.spec.seed), f"{one.spec.tokens:,}", one.spec.key, state)
+    console.print(table, markup=False)
+
+
+def _print_table(console: Console, study: Study, text: Any) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=escape(study.name), title_justify="left")
+    for place, name in enumerate(text.header):
+        numbers = [row[place] for row in text.rows if row[place] not in ("", "-")]
+        numeric = bool(numbers) and all(cell[0] in "+-0123456789" for cell in numbers)
+        table.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+    for row in text.rows:
+        table.add_row(*(escape(cell) for cell in row))
+    console.print(table)

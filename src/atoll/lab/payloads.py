@@ -1,0 +1,280 @@
+"""The lab's bytes: real parameters on the device on one side, production's `Vault` and `ModelState` on the other.
+
+What differs from production is only who does the work: there is one process, so a version that several learners would
+each decode is decoded once. Its bits are the syncer's (the checksum was compared), so sharing it changes nothing.
+Encoding, and bringing a version to the device, are given to threads as soon as they are known to come, as in
+production; whoever needs the result waits for it. What a thread reads does not change while it works, so the numbers
+do not depend on when it does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import xxhash
+from numpy.typing import NDArray
+
+from atoll.core.config import SyncConfig
+from atoll.core.effects import Adopt
+from atoll.core.layout import Layout
+from atoll.core.messages import NO_VERSION, PushHeader
+from atoll.errors import PayloadError
+from atoll.lab.replica import Replica
+from atoll.learner.snapshot import Mover, Snapshot, Staged
+from atoll.learner.tensors import ParameterSet
+from atoll.learner.vault import AdoptKey, Published, Sending, Vault
+from atoll.sim.arrays import ArraySyncer, Replaced, poisoned
+from atoll.sim.payloads import Made
+from atoll.syncer.state import Held
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+T = TypeVar("T")
+
+VERSIONS_SHARED = 4
+"""Decoded versions kept per fragment: learners that are further behind decode for themselves."""
+
+
+class LabSyncer(ArraySyncer):
+    """Production's merge; a contribution is looked at once, and nothing is copied for a disk that is not there."""
+
+    def __init__(self, layout: Layout, config: SyncConfig, *, durable: bool) -> None:
+        super().__init__(layout, config)
+        self.rhos: list[float] = []
+        """Cosines of successive merged gradients of a fragment, merge by merge."""
+        self.merged = 0
+        """Contributions in all merges."""
+        self._durable = durable
+        self._looked: dict[int, Held] = {}
+
+    def inspect(self, fragment: int, payload: U8) -> tuple[bool, float]:
+        finite, held = self.state.inspect(fragment, payload)
+        self._looked[id(payload)] = held
+        return finite, float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
+
+    def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
+        held = [self._held(fragment, payload) for payload in payloads]
+        result = self.state.merge(fragment, held, weights)
+        if not result.finite:
+            return Made(False)
+        self.merged += len(payloads)
+        if not math.isnan(result.rho):
+            self.rhos.append(result.rho)
+        return Made(True, self.state.fragments[fragment].checksum, True, result.gradient_norm)
+
+    def _held(self, fragment: int, payload: U8) -> Held:
+        held = self._looked.pop(id(payload), None)
+        return held if held is not None and held.payload is payload else self.state.inspect(fragment, payload)[1]
+
+    def durable(self, fragment: int) -> dict[str, F32]:
+        return super().durable(fragment) if self._durable else {}
+
+
+class SharedVersions:
+    """Decoded versions that learners of one process need not decode again."""
+
+    def __init__(self, fragments: int) -> None:
+        self._kept: list[dict[tuple[int, int], F32]] = [{} for _ in range(fragments)]
+
+    def find(self, fragment: int, version: int, checksum: int) -> F32 | None:
+        return self._kept[fragment].get((version, checksum)) if checksum else None
+
+    def keep(self, fragment: int, published: Published) -> None:
+        kept = self._kept[fragment]
+        kept[published.version, published.checksum] = published.theta
+        while len(kept) > VERSIONS_SHARED:
+            del kept[min(kept)]
+
+
+class AtOnce(Executor):
+    """No threads: what is submitted is done on the spot."""
+
+    def submit(self, work: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(work(*arguments, **named))
+        except PayloadError as error:
+            future.set_exception(error)
+        return future
+
+
+class LabLearner:
+    """One process of a learner: what `learner.engine` keeps and does, around one replica."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        config: SyncConfig,
+        replica: Replica,
+        *,
+        shared: SharedVersions,
+        threads: Executor,
+        plan_adopt: Callable[[int, int], Adopt],
+    ) -> None:
+        self.replica = replica
+        self._parameters = ParameterSet(replica.model, layout)
+        self.vault = Vault(layout, config, self._parameters.as_kept)
+        self._shared = shared
+        self._threads = threads
+        self._plan_adopt = plan_adopt
+        with replica.queue():
+            self._mover = Mover(self._parameters)
+        self._sizes = [fragment.size for fragment in layout.fragments]
+        self._snapshots: dict[int, Snapshot] = {}
+        self._prepared: dict[int, Published] = {}
+        self._encoding: dict[tuple[int, int], Future[U8]] = {}
+        self._staging: dict[tuple[int, int], tuple[AdoptKey, Future[Staged]]] = {}
+
+    def step(self) -> None:
+        """The step was queued when it began."""
+
+    # ------------------------------------------------------------ contributions
+
+    def take(self, fragment: int) -> None:
+        self.drop(fragment)
+        with self.replica.queue():
+            self._snapshots[fragment] = self._mover.take(fragment)
+
+    def drop(self, fragment: int) -> None:
+        snapshot = self._snapshots.pop(fragment, None)
+        if snapshot is not None:
+            self._mover.release(snapshot)
+
+    def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None:
+        sending = self.vault.start_sending(header, self._snapshots.pop(header.fragment), minus, feedback)
+        self._encoding[header.fragment, header.seq] = self._threads.submit(self.vault.encode, sending)
+
+    def encode(self, fragment: int, seq: int, poison: str) -> tuple[U8, int] | None:
+        sending = self.vault.sending[fragment, seq]
+        try:
+            payload = self._encoding.pop((fragment, seq)).result()
+            if poison:
+                payload = self._encode_poisoned(sending, poison)
+        except PayloadError:
+            return None
+        checksum = xxhash.xxh3_64_intdigest(payload.data)
+        sending.header = replace(sending.header, size=int(payload.nbytes), checksum=checksum)
+        return payload, checksum
+
+    def _encode_poisoned(self, sending: Sending, poison: str) -> U8:
+        honest = sending.snapshot
+        sending.snapshot = Replaced(poisoned(honest.values(), sending.origin, poison))
+        try:
+            return self.vault.encode(sending)
+        finally:
+            sending.snapshot = honest
+
+    def _finish(self, fragment: int) -> None:
+        """Residuals and snapshots are about to change: whoever reads them now must be done with it."""
+        for (of, _), encoding in self._encoding.items():
+            if fragment in (-1, of):
+                encoding.exception()
+        for (of, _), (_, staging) in self._staging.items():
+            if fragment in (-1, of):
+                staging.exception()
+
+    def settle(self, fragment: int, seq: int, merged: bool) -> None:
+        self._finish(fragment)
+        self._encoding.pop((fragment, seq), None)
+        sending = self.vault.settle(fragment, seq, merged)
+        if sending is not None and isinstance(sending.snapshot, Snapshot):
+            self._mover.release(sending.snapshot)
+
+    def sending(self, fragment: int, seq: int) -> tuple[PushHeader, U8] | None:
+        sending = self.vault.sending.get((fragment, seq))
+        return None if sending is None or sending.payload is None else (sending.header, sending.payload)
+
+    # ------------------------------------------------------------ versions
+
+    def prepare_whole(self, fragment: int, version: int, payload: U8) -> int:
+        checksum = xxhash.xxh3_64_intdigest(payload.data)
+        self._prepared[fragment] = self.vault.prepare_whole(fragment, version, payload, checksum)
+        return checksum
+
+    def prepare_update(self, fragment: int, version: int, payload: U8, checksum: int) -> int:
+        before = self.vault.newest(fragment)
+        if before is None or before.version != version - 1:
+            raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
+        theta = self._shared.find(fragment, version, checksum)
+        if theta is None:
+            published = self.vault.prepare_update(fragment, before, payload, checksum)
+            self._shared.keep(fragment, published)
+        else:
+            published = Published(version, theta, self._parameters.as_kept(fragment, theta), checksum)
+        self._prepared[fragment] = published
+        self._stage_ahead(fragment, published)
+        return published.checksum
+
+    def _stage_ahead(self, fragment: int, new: Published) -> None:
+        """Make what the adopt will need. If the guess is wrong, the adopt makes it again."""
+        if self.vault.prepared[fragment]:
+            return  # an older one will be adopted first
+        old = self.vault.current[fragment]
+        plan = self._plan_adopt(fragment, new.version)
+        if old is None and plan.rule != "overwrite":
+            return
+        key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
+        sent = [self.vault.sending[fragment, seq] for seq in plan.minus]
+        self._staging[fragment, new.version] = (key, self._threads.submit(self._stage, key, old, new, sent))
+
+    def _stage(self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]) -> Staged:
+        return self._mover.stage(self.vault.adopt_values(key, old, new, sent))
+
+    def keep(self, fragment: int, version: int) -> None:
+        self.vault.prepared[fragment][version] = self._prepared.pop(fragment)
+
+    def forget_prepared(self, fragment: int) -> None:
+        for index in range(len(self._sizes)):
+            if fragment in (-1, index):
+                self.vault.prepared[index] = {}
+
+    def forget_residuals(self) -> None:
+        self._finish(-1)
+        self.vault.residuals = [None] * len(self._sizes)
+
+    def adopt(self, effect: Adopt) -> int:
+        vault, fragment = self.vault, effect.fragment
+        old = vault.current[fragment]
+        new = vault.prepared[fragment].get(effect.version, old)
+        assert new is not None and new.version == effect.version, "the machine and the vault disagree"
+        key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus)
+        ahead = self._staging.pop((fragment, effect.version), None)
+        if ahead is not None and ahead[0] == key:
+            staged = ahead[1].result()
+        else:
+            staged = self._stage(key, old, new, [vault.sending[fragment, seq] for seq in effect.minus])
+        for late in [version for of, version in self._staging if of == fragment and version < effect.version]:
+            del self._staging[fragment, late]
+        with self.replica.queue():
+            values = staged.tensor()
+            if effect.rule == "rebase":
+                self._parameters.add(fragment, values)
+            elif effect.rule == "mix":
+                self._parameters.mix(fragment, values, effect.alpha)
+            else:
+                self._parameters.write(fragment, values)
+        vault.adopted(fragment, effect.version)
+        return new.checksum or xxhash.xxh3_64_intdigest(new.theta.data)
+
+    def seed(self, fragment: int) -> U8:
+        current = self.vault.current[fragment]
+        if current is not None:
+            return current.theta.copy().view(np.uint8)
+        with self.replica.queue():
+            flat = torch.zeros(self._sizes[fragment], dtype=torch.float32, device=self._parameters.device)
+            self._parameters.read(fragment, flat)
+            values: F32 = flat.cpu().numpy()
+        return values.view(np.uint8)
+
+    def held(self, fragment: int, version: int) -> tuple[U8, int] | None:
+        held = self.vault.held(fragment, version)
+        if held is None:
+            return None
+        return held.theta.copy().view(np.uint8), xxhash.xxh3_64_intdigest(held.theta.data)

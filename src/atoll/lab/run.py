@@ -1,0 +1,305 @@
+"""Run one spec: the whole cluster in virtual time, its training on one device."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from atoll import kernels
+from atoll.core import effects as fx
+from atoll.core.layout import elements_of
+from atoll.core.policy import fragments_for
+from atoll.errors import LabError
+from atoll.lab.payloads import AtOnce
+from atoll.lab.replica import Bench, Replica, pick_device
+from atoll.lab.scenario import LabScenario
+from atoll.lab.spec import LOCAL_METHODS, LabResult, LabSpec
+from atoll.lab.task import Task, load_task
+from atoll.lab.world import LabWorld
+from atoll.learner.tensors import ParameterSet, describe
+from atoll.sim.scenario import Scenario
+from atoll.zoo.optim import lr_at
+
+Progress = Callable[[int, int], None]
+"""Tokens done and wanted."""
+
+KERNEL_THREADS_MAX = 4
+"""Threads of the merge and the codecs: beyond these, fragments of a small model gain nothing."""
+BACKGROUND_THREADS = 4
+"""Threads that encode and stage while a GPU computes: a learner's share of both is one fragment per step."""
+COMPILE_TOKENS_MIN = 20_000_000
+"""A run of fewer tokens is over before a compilation (about a minute) has paid."""
+STANDSTILL_NS = 3_600_000_000_000
+"""A virtual hour without a step: the scenario leaves nobody who could finish the run."""
+CLOSE_NS = 600_000_000_000
+"""Virtual time for leaving: far above the waits of a learner that closes."""
+
+
+class Workshop:
+    """What runs that follow each other on one device can share: data, compiled and captured steps."""
+
+    def __init__(self, device: str = "auto", *, compiles: bool | None = None) -> None:
+        self.device = pick_device(device)
+        on_gpu = self.device.type == "cuda"
+        self.threads: Executor = ThreadPoolExecutor(BACKGROUND_THREADS, "lab") if on_gpu else AtOnce()
+        self._compiles = compiles
+        self._tasks: dict[tuple[Any, ...], Task] = {}
+        self._bench: tuple[tuple[Any, ...], Bench] | None = None
+        self._replicas: list[Replica] = []
+
+    def bench(self, spec: LabSpec) -> Bench:
+        """The bench for runs like this one. Only the last is kept: each holds the memory of its captured steps."""
+        compiles = self._compiles
+        if compiles is None:
+            compiles = self.device.type == "cuda" and spec.tokens >= COMPILE_TOKENS_MIN
+        about = (spec.task, spec.model, spec.corpus, spec.seq, spec.eval_windows)
+        key = (*about, spec.optimizer, spec.learner_batch, compiles)
+        if self._bench is None or self._bench[0] != key:
+            self._bench, self._replicas = None, []
+            if about not in self._tasks:
+                self._tasks = {about: load_task(spec)}
+            bench = Bench(spec, self._tasks[about], self.device, compiles=compiles)
+            self._bench = (key, bench)
+        return self._bench[1]
+
+    def replica(self, bench: Bench, index: int) -> Replica:
+        while len(self._replicas) <= index:
+            self._replicas.append(Replica(bench))
+        return self._replicas[index]
+
+    def settle(self) -> None:
+        """Everything that was queued is done."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def run(
+    spec: LabSpec, *, device: str = "auto", progress: Progress | None = None, keep: Workshop | None = None
+) -> LabResult:
+    """Train as the spec says. `keep` is a workshop that serves several runs."""
+    workshop = keep or Workshop(device)
+    kernels.set_threads(min(KERNEL_THREADS_MAX, os.cpu_count() or 1))
+    kernels.warm_up()
+    one = LocalRun if spec.method in LOCAL_METHODS else ClusterRun
+    return one(spec, workshop, progress).run()
+
+
+class _Run:
+    """What both kinds share: progress, evaluations, time."""
+
+    def __init__(self, spec: LabSpec, workshop: Workshop, progress: Progress | None) -> None:
+        self.spec = spec
+        self.workshop = workshop
+        self.bench = workshop.bench(spec)
+        self.scenario = LabScenario.from_values(spec.world)
+        self.peak_lr = spec.lr or self.bench.task.lr
+        self.tokens = 0
+        self.curve: list[tuple[int, float]] = []
+        self._progress = progress
+        self._began_s = 0.0
+        self._eval_s = 0.0
+
+    def lr(self, step: int) -> float:
+        return lr_at(step, self.spec.steps, peak=self.peak_lr, schedule=self.spec.schedule)
+
+    def count(self, tokens: int) -> None:
+        """So many tokens more were processed."""
+        self.tokens += tokens
+        due = self.spec.tokens * (len(self.curve) + 1) / self.spec.evals
+        if self.tokens >= due and len(self.curve) < self.spec.evals - 1:
+            self.evaluate()
+        if self._progress is not None:
+            self._progress(min(self.tokens, self.spec.tokens), self.spec.tokens)
+
+    def evaluate(self) -> None:
+        self.workshop.settle()
+        began_s = time.perf_counter()
+        loss = self.published_loss()
+        self._eval_s += time.perf_counter() - began_s
+        if not math.isfinite(loss):
+            loss = math.inf
+        self.curve.append((self.tokens, loss))
+
+    def published_loss(self) -> float:
+        raise NotImplementedError
+
+    def start_clock(self) -> None:
+        self.workshop.settle()
+        self._began_s = time.perf_counter()
+
+    def result(self, virtual_s: float, facts: dict[str, Any]) -> LabResult:
+        self.workshop.settle()
+        wall_s = time.perf_counter() - self._began_s
+        trained_s = wall_s - self._eval_s
+        return LabResult(
+            spec=self.spec,
+            loss=self.curve[-1][1],
+            curve=tuple(self.curve),
+            tokens=self.tokens,
+            virtual_s=virtual_s,
+            wall_s=wall_s,
+            tokens_per_s=self.tokens / trained_s,
+            facts={**facts, "eval_s": self._eval_s, **_machine(self.workshop.device)},
+        )
+
+
+class LocalRun(_Run):
+    """Data-parallel and single: one model. Data-parallel takes everybody's batch at once, which is what an average of
+    the gradients is."""
+
+    def run(self) -> LabResult:
+        replica = self.workshop.replica(self.bench, 0)
+        self._replica = replica
+        replica.get_ready(self.spec, 0)
+        self.start_clock()
+        for step in range(self.spec.steps):
+            replica.launch(self.lr(step))
+            self.count(self.spec.tokens_per_step)
+        self.evaluate()
+        specs = self.scenario.learners(self.spec.learners, self.spec.tokens_per_step)
+        slowest_s = max(spec.step_ns for spec in specs) / 1e9
+        mean_loss = float(replica.losses) / self.spec.steps
+        return self.result(self.spec.steps * slowest_s, {"train_loss": mean_loss})
+
+    def published_loss(self) -> float:
+        return self.bench.evaluate(self._replica.model)
+
+
+class ClusterRun(_Run):
+    """Learners around a syncer, as in production."""
+
+    def __init__(self, spec: LabSpec, workshop: Workshop, progress: Progress | None) -> None:
+        super().__init__(spec, workshop, progress)
+        self.tensors = describe(self.bench.template, {})
+        self.threads = workshop.threads
+        self.steps: dict[str, int] = {}
+        self._places: dict[str, int] = {}
+        self._first_ns = -1
+        self._last_ns = 0
+        self.world = self._build_world()
+
+    def _build_world(self) -> LabWorld:
+        spec = self.spec
+        config = spec.config()
+        if not config.fragments:
+            config = replace(config, fragments=fragments_for(sum(elements_of(tensor) for tensor in self.tensors)))
+        learners = self.scenario.learners(spec.learners, spec.tokens_per_step)
+        names = [f"learner-{index}" for index in range(spec.learners)]
+        seconds = self.scenario.seconds(spec.learners, spec.steps)
+        faults = self.scenario.faults(names, seconds, spec.seed)
+        durable = any(fault.target == "syncer" for fault in faults)
+        scenario = Scenario(
+            seed=spec.seed,
+            config=config,
+            learners=learners,
+            seconds=max(seconds, 0.001),
+            faults=faults,
+            inline=False,
+            durability="commit" if durable else "none",
+        )
+        return LabWorld(scenario, self, self.tensors, guests=self.scenario.guests(spec.tokens_per_step))
+
+    def replica(self, name: str) -> Replica:
+        if name not in self._places:
+            place = self._places[name] = len(self._places)
+            self.workshop.replica(self.bench, place).get_ready(self.spec, place)
+        return self.workshop.replica(self.bench, self._places[name])
+
+    def beginning(self) -> None:
+        """A step begins somewhere."""
+        if self._first_ns < 0:
+            self._first_ns = self.world.now_ns
+
+    def stepped(self, name: str, tokens: int) -> None:
+        self._last_ns = self.world.now_ns
+        self.steps[name] = self.steps.get(name, 0) + 1
+        self.count(tokens)
+
+    def published_loss(self) -> float:
+        syncer = self.world.lab_syncer()
+        if syncer is None:
+            return math.inf
+        parameters = ParameterSet(self.bench.template, syncer.state.layout)
+        for fragment, arrays in enumerate(syncer.state.fragments):
+            parameters.write(fragment, torch.from_numpy(arrays.theta))
+        return self.bench.evaluate(self.bench.template)
+
+    def run(self) -> LabResult:
+        for name in (*self.world.scenario.names, *self.scenario.guests(self.spec.tokens_per_step)):
+            self.replica(name)
+        self.start_clock()
+        self.world.begin()
+        self._train()
+        self._close()
+        self.evaluate()
+        return self.result((self._last_ns - self._first_ns) / 1e9, self._facts())
+
+    def _train(self) -> None:
+        """Until the budget is spent."""
+        world = self.world
+        glance_ns = min(spec.step_ns for spec in world.specs.values())
+        while self.tokens < self.spec.tokens:
+            world.clock.run(world.now_ns + glance_ns)
+            self._check()
+            if world.now_ns - self._last_ns > STANDSTILL_NS:
+                raise LabError(
+                    f"nobody has taken a step for a virtual hour, after {self.tokens} of {self.spec.tokens} tokens; "
+                    "look at the scenario's faults"
+                )
+
+    def _check(self) -> None:
+        if self.world.broken:
+            found = "; ".join(str(violation) for violation in self.world.checkers.violations[:3])
+            raise LabError(f"an invariant of the protocol is broken: {found}; please report it with this spec")
+
+    def _close(self) -> None:
+        """Everybody leaves; the syncer merges what they handed over."""
+        world = self.world
+        world.finishing = True
+        for host in world.learners.values():
+            if not host.dead:
+                host.call(host.close, "the run is over")
+        until_ns = world.now_ns + CLOSE_NS
+        while world.now_ns < until_ns and not all(host.dead for host in world.learners.values()):
+            world.clock.run(world.now_ns + 100_000_000)
+            self._check()
+        syncer = world.syncer
+        if syncer is not None:
+            syncer.call(syncer.hear, fx.StopRequested("the run is over"))
+            while world.now_ns < until_ns and not syncer.finished:
+                world.clock.run(world.now_ns + 100_000_000)
+                self._check()
+
+    def _facts(self) -> dict[str, Any]:
+        world = self.world
+        syncer = world.lab_syncer()
+        losses = {name: float(self.replica(name).losses) / max(1, steps) for name, steps in self.steps.items()}
+        able_s = dict.fromkeys(self.steps, 0.0)
+        for host in world.hosts:
+            host.count_able()
+            able_s[host.name] = able_s.get(host.name, 0.0) + host.able_ns / 1e9
+        return {
+            "steps": dict(self.steps),
+            "train_loss": fmean(losses.values()) if losses else math.nan,
+            "able_s": able_s,
+            "machine_events": world.events,
+            "faults": world.faults_done,
+            "rho": fmean(syncer.rhos) if syncer is not None and syncer.rhos else math.nan,
+            "contributions_merged": syncer.merged if syncer is not None else 0,
+            **world.counts(),
+        }
+
+
+def _machine(device: torch.device) -> dict[str, str]:
+    """Where this was."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {"device": name, "torch": torch.__version__, "python": platform.python_version()}

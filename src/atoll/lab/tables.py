@@ -1,0 +1,268 @@
+"""From a study and its store to one table: loss with its standard error, and against the baseline.
+
+A line is an arm with one combination of what it sweeps, over all its seeds. It is compared with that line of the
+baseline which has the same values of everything that the baseline itself sweeps and of everything without which losses
+cannot be compared (`COMMON`); seed by seed where both have it, because a seed's luck is largely common to both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, stdev
+from typing import Any
+
+from atoll.lab.spec import LabSpec
+from atoll.lab.store import Record
+from atoll.lab.study import Study, short, title_of
+
+COMMON = ("task", "model", "corpus", "seq", "tokens", "eval_windows")
+"""Losses of runs that differ in one of these say nothing about each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over seeds."""
+
+    mean: float
+    error: float = math.nan
+    """Standard error of the mean; NaN when one seed tells nothing about it."""
+    count: int = 1
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+        return cls(fmean(values), error, len(values))
+
+
+@dataclass(slots=True)
+class Line:
+    """One line of a study's table. What is not known yet is None."""
+
+    label: str
+    settings: Mapping[str, Any]
+    spec: LabSpec
+    """Of its first seed."""
+    wanted: list[int] = field(default_factory=list)
+    """Seeds."""
+    runs: dict[int, Record] = field(default_factory=dict)
+    """By seed, those that are finished."""
+    loss: Estimate | None = None
+    diverged: int = 0
+    """Seeds whose loss is not a number."""
+    percent: Estimate | None = None
+    """How much higher the loss is than the baseline's."""
+    paired: bool = True
+    """Whether `percent` compares seed by seed."""
+    percent_best: Estimate | None = None
+    """Against the best line of the baseline's arm."""
+    time_ratio: float | None = None
+    """Virtual time, in that of the baseline."""
+
+    @property
+    def title(self) -> str:
+        return title_of(self.label, self.settings)
+
+    @property
+    def virtual_s(self) -> float | None:
+        return fmean(run.virtual_s for run in self.runs.values()) if self.runs else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        return fmean(run.tokens_per_s for run in self.runs.values()) if self.runs else None
+
+    def losses(self) -> dict[int, float]:
+        return {seed: run.loss for seed, run in self.runs.items() if math.isfinite(run.loss)}
+
+    def fact(self, name: str) -> float | None:
+        values = [value for run in self.runs.values() if math.isfinite(value := run.fact(name))]
+        return fmean(values) if values else None
+
+
+def table_of(study: Study, records: Mapping[str, Record]) -> list[Line]:
+    """Every line of the study, in the order of its file."""
+    lines: dict[tuple[str, str], Line] = {}
+    for planned in study.planned:
+        key = (planned.label, repr(sorted(planned.settings.items())))
+        line = lines.setdefault(key, Line(planned.label, planned.settings, planned.spec))
+        line.wanted.append(planned.spec.seed)
+        if planned.spec.key in records:
+            line.runs[planned.spec.seed] = records[planned.spec.key]
+    order = {label: place for place, label in enumerate(study.labels)}
+    found = sorted(lines.values(), key=lambda line: order[line.label])
+    for line in found:
+        losses = line.losses()
+        line.loss = Estimate.of(list(losses.values())) if losses else None
+        line.diverged = len(line.runs) - len(losses)
+    for line in found:
+        _compare(line, [other for other in found if other.label == study.baselines.get(line.label)])
+    return found
+
+
+def _compare(line: Line, baselines: Sequence[Line]) -> None:
+    alike = [other for other in baselines if all(_same(line, other, name) for name in COMMON)]
+    own = next((other for other in alike if all(_same(line, other, name) for name in other.settings)), None)
+    if own is not None:
+        line.percent, line.paired = _percent(line, own)
+        if line.virtual_s and own.virtual_s:
+            line.time_ratio = line.virtual_s / own.virtual_s
+    known = [other for other in alike if other.loss is not None]
+    if len(alike) > 1 and known:
+        line.percent_best, _ = _percent(line, min(known, key=lambda other: other.loss.mean if other.loss else math.inf))
+
+
+def _same(line: Line, other: Line, name: str) -> bool:
+    return bool(_setting(line.spec, name) == _setting(other.spec, name))
+
+
+def _setting(spec: LabSpec, name: str) -> Any:
+    return spec.sync.get(short(name)) if name.startswith("sync.") else getattr(spec, name)
+
+
+def _percent(line: Line, baseline: Line) -> tuple[Estimate | None, bool]:
+    ours, theirs = line.losses(), baseline.losses()
+    if not ours or not theirs:
+        return None, True
+    common = sorted(set(ours) & set(theirs))
+    if common:
+        return Estimate.of([100.0 * (ours[seed] / theirs[seed] - 1.0) for seed in common]), True
+    mine, base = Estimate.of(list(ours.values())), Estimate.of(list(theirs.values()))
+    error = 100.0 * mine.mean / base.mean * math.hypot(mine.error / mine.mean, base.error / base.mean)
+    return Estimate(100.0 * (mine.mean / base.mean - 1.0), error, min(mine.count, base.count)), False
+
+
+# ---------------------------------------------------------------- as text
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        lines = [self.header, tuple("---" for _ in self.header), *self.rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def text_table(study: Study, lines: Sequence[Line]) -> TextTable:
+    """The table as people read it. Columns that would be empty are left out."""
+    settings = tuple(dict.fromkeys(name for line in lines for name in line.settings))
+    columns: list[tuple[str, list[str]]] = [("arm", [line.label for line in lines])]
+    columns += [(short(name), [_plain(line.settings.get(name)) for line in lines]) for name in settings]
+    columns += [
+        ("seeds", [_seeds(line) for line in lines]),
+        ("loss", [_loss(line) for line in lines]),
+        (_against(study, lines), [_percent_text(line.percent, line.paired) for line in lines]),
+        ("published", [_published(study, line) for line in lines]),
+        ("against the best", [_percent_text(line.percent_best) for line in lines]),
+        ("virtual time", [_virtual(line) for line in lines]),
+        ("tokens/s", [_rate(line.tokens_per_s) for line in lines]),
+    ]
+    columns += [(name, [_number(line.fact(name)) for line in lines]) for name in study.columns]
+    shown = [column for column in columns if any(column[1]) or column[0] in study.columns]
+    return TextTable(
+        tuple(name for name, _ in shown), tuple(tuple(cells) for cells in zip(*(c for _, c in shown), strict=True))
+    )
+
+
+def markdown(study: Study, lines: Sequence[Line]) -> str:
+    """A section of a document: what was done, and the table."""
+    head = [f"## {study.name}", ""]
+    if study.description:
+        head += [study.description.strip(), ""]
+    notes = ["Losses are held-out, in nats per token, of the published model; ± is the standard error over seeds."]
+    notes += [f"On {machine}." for machine in sorted({run.machine for line in lines for run in line.runs.values()})]
+    if any(line.percent is not None and not line.paired for line in lines):
+        notes.append("Percentages with * compare means of different seeds.")
+    return "\n".join([*head, text_table(study, lines).markdown(), " ".join(notes), ""])
+
+
+def to_dict(study: Study, lines: Sequence[Line]) -> dict[str, Any]:
+    """For programs. What is not known is null."""
+    return {
+        "study": study.name,
+        "runs": len({planned.spec.key for planned in study.planned}),
+        "finished": len({run.key for line in lines for run in line.runs.values()}),
+        "lines": [_line_dict(study, line) for line in lines],
+    }
+
+
+def _line_dict(study: Study, line: Line) -> dict[str, Any]:
+    return {
+        "label": line.label,
+        "settings": dict(line.settings),
+        "seeds": sorted(line.runs),
+        "seeds_wanted": line.wanted,
+        "diverged": line.diverged,
+        **_estimate("loss", line.loss),
+        "baseline": study.baselines.get(line.label),
+        **_estimate("percent", line.percent),
+        "paired": line.paired if line.percent else None,
+        **_estimate("percent_best", line.percent_best),
+        "published": study.published.get(line.label),
+        "virtual_s": line.virtual_s,
+        "time_ratio": line.time_ratio,
+        "tokens_per_s": line.tokens_per_s,
+        "facts": {name: line.fact(name) for name in study.columns},
+        "keys": {str(seed): run.key for seed, run in line.runs.items()},
+    }
+
+
+def _estimate(name: str, value: Estimate | None) -> dict[str, float | None]:
+    if value is None:
+        return {name: None, f"{name}_error": None}
+    return {name: value.mean, f"{name}_error": None if math.isnan(value.error) else value.error}
+
+
+def _against(study: Study, lines: Sequence[Line]) -> str:
+    names = {study.baselines[line.label] for line in lines if line.label in study.baselines}
+    return f"against {names.pop()}" if len(names) == 1 else "against baseline"
+
+
+def _seeds(line: Line) -> str:
+    have, wanted = len(line.runs), len(line.wanted)
+    return str(have) if have == wanted else f"{have} of {wanted}"
+
+
+def _loss(line: Line) -> str:
+    if line.loss is None:
+        return "diverged" if line.diverged else "-"
+    error = "" if math.isnan(line.loss.error) else f" ± {line.loss.error:.4f}"
+    return f"{line.loss.mean:.4f}{error}" + (f" ({line.diverged} diverged)" if line.diverged else "")
+
+
+def _percent_text(value: Estimate | None, paired: bool = True) -> str:
+    if value is None:
+        return ""
+    error = "" if math.isnan(value.error) else f" ± {value.error:.2f}"
+    return f"{value.mean:+.2f}{error}%" + ("" if paired else " *")
+
+
+def _published(study: Study, line: Line) -> str:
+    return f"{study.published[line.label]:+g}%" if line.label in study.published else ""
+
+
+def _virtual(line: Line) -> str:
+    if line.virtual_s is None:
+        return ""
+    ratio = f" ({line.time_ratio:.2f}x)" if line.time_ratio is not None else ""
+    return f"{line.virtual_s:,.0f} s{ratio}"
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.0f}k" if value >= 1e4 else f"{value:,.0f}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

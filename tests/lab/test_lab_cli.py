@@ -1,0 +1,237 @@
+"""`atoll lab` as a user meets it: runs, studies that go on where they were, tables, pages, clear messages."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from lab_fakes import SMALL, FakeRunner
+
+from atoll.cli import lab as lab_cli
+from atoll.cli import main
+from atoll.cli.amounts import count, duration
+from atoll.lab.store import ResultStore
+
+
+class Said(NamedTuple):
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def last(self) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
+        return values
+
+
+Lab = Callable[..., Said]
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lab:
+    """Runs `atoll lab ...` in this process."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments: str | Path) -> Said:
+        monkeypatch.setattr(sys, "argv", ["atoll", "lab", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return Said(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
+    """Takes the place of the engine."""
+    fake = FakeRunner()
+    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads: fake)
+    return fake
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+# ---------------------------------------------------------------- run
+
+
+def test_one_run_says_how_it_went(lab: Lab, runner: FakeRunner, tmp_path: Path) -> None:
+    (tmp_path / "world.toml").write_text("step_ms = 250\n[[learner]]\nwho = 1\nstep_ms = 500\n")
+    said = lab(
+        *(
+            "run",
+            "--model",
+            "nano",
+            "--learners",
+            2,
+            "--tokens",
+            65536,
+            "--seed",
+            2,
+            "--scenario",
+            tmp_path / "world.toml",
+        ),
+        *("--set", "sync_every=8", "--set", "outer-lr=1", "--set", "quorum=2", "--set", "evals=3", "--json"),
+        *("--store", tmp_path / "runs.jsonl"),
+    )
+    assert said.code == 0, said
+    (spec,) = runner.ran
+    config = spec.config()
+    assert (config.sync_every, config.outer_lr, config.quorum, spec.evals) == (8, 1.0, "2", 3)
+    assert (spec.learners, spec.tokens, spec.seed, spec.world["step_ms"]) == (2, 65536, 2, 250.0)
+    assert said.last["loss"] == pytest.approx(1.938) and said.last["key"] == spec.key
+    assert (
+        "held-out loss 1.9380" in said.stderr and "1,000 tokens/s on a fake" in said.stderr and "rho 0.5" in said.stderr
+    )
+    assert list(ResultStore(tmp_path / "runs.jsonl").records()) == [spec.key]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--learners", "0"], "learners must be"),
+        (["--tokens", "-5"], "tokens must be"),
+        (["--lr", "nan"], "lr must be"),
+        (["--method", "magic"], "method must be one of decoupled"),
+        (["--batch", "5"], "does not split among 4 learners"),
+        (["--set", "quorum=9"], "quorum 9 is above"),
+        (["--set", "pace=9"], "give NAME=VALUE with one of adopt"),
+        (["--set", "quorum"], "give NAME=VALUE"),
+        (["--set", "outer_lr=much"], "outer_lr must be float"),
+        (["--scenario", "none.toml"], "none.toml cannot be read"),
+    ],
+    ids=str,
+)
+def test_a_run_that_cannot_be(lab: Lab, runner: FakeRunner, arguments: list[str], words: str) -> None:
+    said = lab("run", *arguments)
+    assert said.code == 2 and words in said.stderr and not runner.ran and "Traceback" not in said.stderr
+
+
+# ---------------------------------------------------------------- study
+
+
+def test_a_study_is_run_once(lab: Lab, runner: FakeRunner, file: Path) -> None:
+    said = lab("study", file, "--json")
+    assert said.code == 0, said
+    assert said.last == {"studies": [{"study": "small", "done": 18, "failed": [], "left": 0, "interrupted": False}]}
+    assert "18 runs of 2 arms, 230k tokens; 0 are done, 18 to go" in said.stderr
+    assert "18 of 18  decoupled optimizer=muon learners=4, seed 2: loss 1.7680" in said.stderr
+    assert "small: all runs are done" in said.stderr
+    again = lab("study", file)
+    assert again.code == 0 and "18 are done, 0 to go" in again.stdout and len(runner.ran) == 18
+
+
+def test_a_study_can_be_interrupted_limited_and_listed(
+    lab: Lab, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = tmp_path / "elsewhere.jsonl"
+    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads: FakeRunner(stops_after=2))
+    said = lab("study", file, "--store", store, "--only", "dp")
+    assert said.code == 130 and "the same command goes on" in said.stdout
+    listed = lab("study", file, "--store", store, "--list")
+    assert listed.stdout.count("done, loss") == 2 and listed.stdout.count("about 13 s") == 16
+    late = lab("study", file, "--store", store, "--minutes", 1e-12)
+    assert late.code == 0 and "16 runs are left" in late.stdout
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_a_run_that_fails_is_named_at_the_end(lab: Lab, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = FakeRunner(fails=lambda spec: spec.learners == 2 and spec.seed == 0)
+    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads: runner)
+    said = lab("study", file, "--json")
+    assert said.code == 1 and said.last["studies"][0]["done"] == 16
+    assert said.stderr.count("decoupled optimizer=muon learners=2, seed 0 failed: RuntimeError: out of memory") == 2
+
+
+def test_bad_studies(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+    for arguments, words in (
+        ([tmp_path / "none.toml"], "cannot be read"),
+        ([file, "--only", "x"], "no arm 'x'"),
+        ([file, "--minutes", "-1"], "minutes must be"),
+        ([file, "--store", tmp_path], "--store"),
+    ):
+        said = lab("study", *arguments)
+        assert said.code == 2 and words in said.stderr and "Traceback" not in said.stderr
+
+
+# ---------------------------------------------------------------- report
+
+
+def test_a_report_has_tables_for_everybody(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+    lab("study", file)
+    said = lab("report", file, "--markdown", tmp_path / "out.md", "--json")
+    assert said.code == 0, said
+    assert "+4.00 ± 0.00%" in said.stderr and "against dp" in said.stderr
+    assert (tmp_path / "out.md").read_text().startswith("## small")
+    (study,) = said.last["studies"]
+    assert study["finished"] == 18 and study["lines"][-1]["percent"] == pytest.approx(4.0)
+    assert len(runner.ran) == 18, "a report runs nothing"
+
+
+def test_a_report_draws_figures(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert lab("report", file, "--figures", tmp_path / "figures").code == 2, "nothing is finished"
+    lab("study", file)
+    said = lab("report", file, "--figures", tmp_path / "figures")
+    assert said.code == 0, said
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {"index.html", "small-loss.png", "small-relative.png", "small-by-learners.png"}
+    page = (tmp_path / "figures" / "index.html").read_text()
+    assert page.count("<svg") == 3 and "+4.00 ± 0.00%" in page
+
+
+def test_a_report_that_cannot_be_written(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+    said = lab("report", file, "--markdown", tmp_path / "none" / "out.md")
+    assert said.code == 2 and "folder that exists" in said.stderr
+
+
+def test_a_damaged_store_is_named(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "results.jsonl").write_text("x\ny\n")
+    said = lab("report", file)
+    assert said.code == 2 and "results.jsonl, line 1 is damaged" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.6, "9.6 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_counts() -> None:
+    assert [count(value) for value in (0, 7, 12_800, 40_000_000, 1.2e9)] == ["0", "7", "12.8k", "40M", "1.2G"]
+
+
+# ---------------------------------------------------------------- the real engine
+
+
+def test_a_real_study_from_file_to_table(lab: Lab, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    file = tmp_path / "real.toml"
+    file.write_text(
+        'baseline = "dp"\n[base]\nmodel = "nano"\nlearners = 2\nbatch = 4\nseq = 32\ntokens = 2560\nevals = 2\n'
+        "eval_windows = 8\n"
+        '[[arm]]\nlabel = "dp"\nmethod = "dp"\n[[arm]]\nlabel = "decoupled"\nsync.sync_every = 4\n'
+        "[arm.world]\njitter = 0.1\nlearner = [{ who = 1, step_ms = 1500 }]\n"
+        'failures = { every = "50%", down = "10%" }\n'
+    )
+    said = lab("study", file, "--device", "cpu", "--threads", 1, "--json")
+    torch.set_num_threads(threads)
+    assert said.code == 0 and said.last["studies"][0]["done"] == 2, said
+    table = lab("report", file, "--json").last["studies"][0]
+    dp, decoupled = table["lines"]
+    assert 1.0 < dp["loss"] < 6.0 and 1.0 < decoupled["loss"] < 6.0 and decoupled["percent"] is not None
+    assert decoupled["virtual_s"] > dp["virtual_s"] * 0.5

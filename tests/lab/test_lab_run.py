@@ -1,0 +1,157 @@
+"""Runs of the lab: every method trains, the same spec gives the same numbers, and what happens to learners shows."""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from atoll.errors import ConfigError
+from atoll.lab.run import Workshop, run
+from atoll.lab.spec import LabResult, LabSpec
+
+BEGINNING = math.log(256)
+"""Loss of a model that knows nothing."""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Text that can be learned: words in random order."""
+    dice = np.random.default_rng(1)
+    words = ["the ", "sea ", "ring ", "island ", "lagoon ", "drift\n"]
+    file = tmp_path_factory.mktemp("corpus") / "text.txt"
+    file.write_text("".join(dice.choice(words, 20_000)))
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Workshop:
+    torch.set_num_threads(1)
+    return Workshop("cpu")
+
+
+def go(text: str, workshop: Workshop, **changes: Any) -> LabResult:
+    values = {"model": "nano", "corpus": text, "batch": 8, "seq": 32, "tokens": 16_000, "evals": 2, "eval_windows": 16}
+    return run(LabSpec(**{**values, "learners": 2, **changes}), keep=workshop)
+
+
+@pytest.mark.parametrize("method", ["decoupled", "streaming", "diloco", "dp", "single"])
+def test_every_method_trains(text: str, workshop: Workshop, method: str) -> None:
+    result = go(text, workshop, method=method)
+    assert result.loss < 0.7 * BEGINNING
+    assert len(result.curve) == 2 and result.curve[-1] == (result.tokens, result.loss)
+    assert abs(result.tokens - 16_000) <= 2 * 8 * 32
+    assert result.to_dict()["key"] == result.spec.key
+
+
+def test_the_same_spec_gives_the_same_numbers(text: str, workshop: Workshop) -> None:
+    world = {"jitter": 0.3, "fault": [{"kind": "kill", "target": "learner-1", "at": "40%"}]}
+    first, again = (go(text, workshop, learners=4, world=world) for _ in range(2))
+    other = go(text, Workshop("cpu"), learners=4, world=world)
+    assert first.curve == again.curve == other.curve
+    assert first.facts["steps"] == again.facts["steps"]
+    assert go(text, workshop, learners=4, world=world, seed=1).curve != first.curve
+
+
+def test_one_learner_that_is_taken_at_its_word_is_plain_training(text: str, workshop: Workshop) -> None:
+    """Outer lr 1 without momentum and without rounding: the published model is the learner's own."""
+    sync = {"outer_lr": 1.0, "outer_momentum": 0.0, "codec_up": "fp32", "codec_down": "fp32", "merge": "mean"}
+    tokens = 8 * 32 * 96
+    plain = go(text, workshop, method="dp", learners=1, tokens=tokens)
+    one = go(text, workshop, learners=1, tokens=tokens, sync=sync)
+    assert one.tokens - tokens <= 2 * 8 * 32
+    assert one.loss == pytest.approx(plain.loss, rel=2e-2)
+    other = go(text, workshop, learners=1, tokens=tokens, sync={**sync, "outer_lr": 0.1})
+    assert abs(other.loss - plain.loss) > 5 * abs(one.loss - plain.loss)
+
+
+def test_nothing_of_a_quiet_run_is_lost(text: str, workshop: Workshop) -> None:
+    result = go(text, workshop, learners=4)
+    facts = result.facts
+    assert facts["tokens_merged"] == result.tokens and facts["tokens_pending"] == 0
+    assert {name for name in facts if name.startswith("tokens_")} == {"tokens_merged", "tokens_pending"}
+    assert sum(facts["steps"].values()) * 2 * 32 == result.tokens
+
+
+def test_a_slow_learner_takes_fewer_steps_and_still_counts(text: str, workshop: Workshop) -> None:
+    result = go(text, workshop, learners=4, world={"learner": [{"who": 3, "step_ms": 4000}]})
+    steps = result.facts["steps"]
+    assert 3.5 < steps["learner-0"] / steps["learner-3"] < 4.5
+    assert result.facts["tokens_merged"] == result.tokens
+
+
+def test_killed_learners_come_back_and_lose_only_their_own(text: str, workshop: Workshop) -> None:
+    faults = [{"kind": "kill", "target": f"learner-{i}", "at": f"{30 + 20 * i}%"} for i in range(2)]
+    result = go(text, workshop, learners=4, tokens=30_000, world={"fault": faults})
+    quiet = go(text, workshop, learners=4, tokens=30_000)
+    facts = result.facts
+    assert facts["faults"] == 2
+    assert facts["tokens_merged"] < result.tokens
+    lost = result.tokens - facts["tokens_merged"]
+    assert lost <= 2 * 26 * 2 * 32, "more than one period of each of the two is gone"
+    assert facts["steps"]["learner-0"] < facts["steps"]["learner-2"]
+    assert result.loss < 1.1 * quiet.loss
+
+
+def test_extra_learners_share_the_work(text: str, workshop: Workshop) -> None:
+    alone = go(text, workshop, tokens=30_000)
+    world = {"extra": [{"learners": 2, "from": "25%", "until": "60%"}]}
+    helped = go(text, workshop, tokens=30_000, world=world)
+    assert len(helped.facts["steps"]) == 4
+    assert helped.virtual_s < 0.95 * alone.virtual_s
+
+
+def test_muon_and_tasks_of_ones_own(text: str, workshop: Workshop) -> None:
+    assert go(text, workshop, optimizer="muon").loss < 0.7 * BEGINNING
+    own = LabSpec(task="lab_fakes:make", learners=2, batch=8, seq=1, tokens=2000, optimizer="sgd", evals=4)
+    result = run(own, keep=workshop)
+    assert result.loss < 0.05
+    assert result.curve[0][1] > result.loss
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learners": 0}, "learners must be"),
+        ({"learners": 3, "batch": 8}, "does not split"),
+        ({"tokens": 10}, "less than one step"),
+        ({"method": "magic"}, "method must be one of"),
+        ({"lr": -1.0}, "lr must be"),
+        ({"lr": math.nan}, "lr must be"),
+        ({"sync": {"quorum": "5"}, "learners": 2}, "quorum 5 is above"),
+        ({"sync": {"nonsense": 1}}, "unknown setting 'nonsense'"),
+        ({"method": "dp", "sync": {"sync_every": 4}}, "nothing is synchronised"),
+    ],
+)
+def test_specs_that_make_no_sense(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LabSpec(**changes)
+
+
+def test_tasks_that_are_not_there(workshop: Workshop) -> None:
+    for task in ("nowhere:make", "lab_fakes:nothing", "lab_fakes"):
+        with pytest.raises(ConfigError, match="cannot load the task"):
+            run(LabSpec(task=task), keep=workshop)
+
+
+def test_a_spec_is_data() -> None:
+    spec = LabSpec(sync={"sync_every": 8}, world={"step_ms": 10})
+    assert LabSpec.from_dict(spec.to_dict()) == spec
+    assert LabSpec.from_dict(spec.to_dict()).key == spec.key != LabSpec(sync={"sync_every": 9}).key
+    with pytest.raises(ConfigError, match="unknown setting"):
+        LabSpec.from_dict({"speed": 3})
+    with pytest.raises(ConfigError, match="must be a text"):
+        LabSpec.from_dict({"model": 3})
+
+
+def test_threads_change_no_number(text: str) -> None:
+    world = {"jitter": 0.4, "latency_ms": 300, "fault": [{"kind": "kill", "target": "learner-1", "at": "40%"}]}
+    changes = {"learners": 4, "sync": {"fragments": 4, "sync_every": 8}, "world": world}
+    alone, helped = Workshop("cpu"), Workshop("cpu")
+    with ThreadPoolExecutor(4) as threads:
+        helped.threads = threads
+        assert go(text, alone, **changes).curve == go(text, helped, **changes).curve

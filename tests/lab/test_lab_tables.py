@@ -1,0 +1,114 @@
+"""Tables of a study: means and errors over seeds, comparisons with the right baseline, and what is not there yet."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from lab_fakes import SMALL, fake_result, records_of, small_study
+
+from atoll.lab.store import Record
+from atoll.lab.study import Study
+from atoll.lab.tables import Estimate, Line, markdown, table_of, text_table, to_dict
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    return small_study(tmp_path)
+
+
+def line_of(lines: list[Line], label: str, **settings: object) -> Line:
+    (found,) = [
+        line for line in lines if line.label == label and all(line.settings[name] == v for name, v in settings.items())
+    ]
+    return found
+
+
+def test_means_and_standard_errors() -> None:
+    estimate = Estimate.of([1.0, 2.0, 4.0])
+    assert estimate.mean == pytest.approx(7 / 3) and estimate.error == pytest.approx(math.sqrt(7 / 3) / math.sqrt(3))
+    assert math.isnan(Estimate.of([1.0]).error)
+
+
+def test_losses_are_averaged_and_compared_seed_by_seed(study: Study) -> None:
+    lines = table_of(study, records_of(study))
+    assert [line.label for line in lines] == ["dp"] * 2 + ["decoupled"] * 4
+    dp, four = line_of(lines, "dp", optimizer="adamw"), line_of(lines, "decoupled", optimizer="adamw", learners=4)
+    assert dp.loss is not None and dp.loss.mean == pytest.approx(2.0)
+    assert dp.loss.error == pytest.approx(0.1 / math.sqrt(3)) and dp.percent is None
+    # Every seed is 4% worse than its twin: seed by seed the luck of the seeds is gone.
+    assert four.percent is not None and four.percent.mean == pytest.approx(4.0) and four.paired
+    assert four.percent.error == pytest.approx(0.0, abs=1e-9)
+    assert four.fact("rho") == 0.5 and four.fact("none") is None
+
+
+def test_the_baseline_is_the_one_with_the_same_settings(study: Study) -> None:
+    lines = table_of(study, records_of(study))
+    muon, adamw = (line_of(lines, "decoupled", optimizer=name, learners=2) for name in ("muon", "adamw"))
+    assert muon.percent is not None and muon.percent.mean == pytest.approx(2.0)
+    assert muon.percent_best is not None and muon.percent_best.mean == pytest.approx(2.0), "muon is the best baseline"
+    assert adamw.percent is not None and adamw.percent.mean == pytest.approx(2.0)
+    assert adamw.percent_best is not None and adamw.percent_best.mean == pytest.approx(13.3, abs=0.2)
+    assert adamw.time_ratio == pytest.approx(1.0)
+
+
+def test_what_cannot_be_compared_is_not(tmp_path: Path) -> None:
+    study = small_study(tmp_path, SMALL + '[[arm]]\nlabel = "long"\ntokens = 25600\n')
+    lines = table_of(study, records_of(study))
+    assert line_of(lines, "long", optimizer="muon").percent is None
+
+
+def test_other_seeds_are_compared_by_their_means(tmp_path: Path) -> None:
+    study = small_study(tmp_path, SMALL + '[[arm]]\nlabel = "late"\nlearners = 2\nseeds = [3, 4]\n')
+    lines = table_of(study, records_of(study))
+    late = line_of(lines, "late", optimizer="adamw")
+    assert late.percent is not None and not late.paired
+    assert late.percent.mean == pytest.approx(100 * (2.05 * 1.02 / 2.0 - 1)) and late.percent.error > 1.0
+    assert "*" in text_table(study, lines).markdown() and "different seeds" in markdown(study, lines)
+
+
+def test_what_is_missing_is_said(study: Study) -> None:
+    records = records_of(study)
+    gone = [one.spec.key for one in study.planned if one.label == "decoupled" and one.spec.seed > 0]
+    lines = table_of(study, {key: record for key, record in records.items() if key not in gone})
+    text = text_table(study, lines)
+    row = dict(zip(text.header, text.rows[2], strict=True))
+    assert row["seeds"] == "1 of 3" and row["against dp"] == "+2.00%" and "±" not in row["loss"]
+    empty = text_table(study, table_of(study, {}))
+    assert {row[empty.header.index("loss")] for row in empty.rows} == {"-"} and "against dp" not in empty.header
+
+
+def test_a_seed_that_diverged_is_counted_and_left_out(study: Study) -> None:
+    records = records_of(study)
+    for one in study.planned:
+        if one.label == "decoupled" and one.spec.learners == 4 and (one.spec.seed == 1 or one.spec.optimizer == "muon"):
+            records[one.spec.key] = Record.of(fake_result(one.spec, math.inf))
+    lines = table_of(study, records)
+    some, all_ = (line_of(lines, "decoupled", optimizer=name, learners=4) for name in ("adamw", "muon"))
+    assert some.diverged == 1 and some.percent is not None and some.percent.count == 2
+    assert all_.diverged == 3 and all_.loss is None and all_.percent is None
+    column = text_table(study, lines).header.index("loss")
+    cells = [row[column] for row in text_table(study, lines).rows]
+    assert any("1 diverged" in cell for cell in cells) and "diverged" in cells
+
+
+def test_markdown_and_json_say_the_same(study: Study) -> None:
+    lines = table_of(replace(study, description="What | this is."), records_of(study))
+    text = markdown(replace(study, published={"decoupled": 3.9}), lines)
+    assert text.startswith("## small\n") and "a fake" in text
+    assert "| decoupled | muon | 4 | 3 | 1.8720 ± 0.0600 | +4.00 ± 0.00% | +3.9% | +4.00 ± 0.00% |" in text
+    values = json.loads(json.dumps(to_dict(study, lines), allow_nan=False))
+    assert values["runs"] == values["finished"] == 18
+    last = values["lines"][-1]
+    assert last["loss"] == pytest.approx(1.872) and last["percent"] == pytest.approx(4.0)
+    assert last["settings"] == {"optimizer": "muon", "learners": 4} and last["seeds"] == [0, 1, 2]
+    assert last["facts"] == {"rho": 0.5} and len(last["keys"]) == 3
+    assert to_dict(study, table_of(study, {}))["finished"] == 0
+
+
+def test_cells_cannot_break_the_table(tmp_path: Path) -> None:
+    study = small_study(tmp_path, '[[arm]]\nlabel = "a|b"\nmethod = "dp"\n')
+    assert "| a\\|b |" in text_table(study, table_of(study, records_of(study))).markdown()
