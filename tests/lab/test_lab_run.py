@@ -107,7 +107,7 @@ def test_extra_learners_share_the_work(text: str, workshop: Workshop) -> None:
 
 def test_muon_and_tasks_of_ones_own(text: str, workshop: Workshop) -> None:
     assert go(text, workshop, optimizer="muon").loss < 0.7 * BEGINNING
-    own = LabSpec(task="lab_fakes:make", learners=2, batch=8, seq=1, tokens=2000, optimizer="sgd", evals=4)
+    own = LabSpec(task="lab_own_task:make", learners=2, batch=8, seq=1, tokens=2000, optimizer="sgd", evals=4)
     result = run(own, keep=workshop)
     assert result.loss < 0.05
     assert result.curve[0][1] > result.loss
@@ -133,7 +133,7 @@ def test_specs_that_make_no_sense(changes: dict[str, Any], message: str) -> None
 
 
 def test_tasks_that_are_not_there(workshop: Workshop) -> None:
-    for task in ("nowhere:make", "lab_fakes:nothing", "lab_fakes"):
+    for task in ("nowhere:make", "lab_own_task:nothing", "lab_own_task"):
         with pytest.raises(ConfigError, match="cannot load the task"):
             run(LabSpec(task=task), keep=workshop)
 

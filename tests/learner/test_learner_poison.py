@@ -15,6 +15,9 @@ from atoll.learner.chaos import HUGE, Poison, poison_from_environment
 from atoll.learner.vault import F32, Sending, Vault
 
 SIZE = 600
+ROUNDED = {codec: 0.05 for codec in CODECS} | {"int2": 0.1}
+"""How much of a norm or a direction the rounding of a codec may cost: two bits lose 12% of the squares of normal
+values, and so 6% of their norm."""
 
 
 class Snapshot:
@@ -77,7 +80,7 @@ def test_a_huge_contribution_is_a_thousand_times_as_large(tmp_path: Path, codec:
     payload, delta = sent(tmp_path, codec, "huge")
     finite, norm = inspect(codec, payload, delta.size)
     assert finite
-    assert norm == pytest.approx(HUGE * float(np.linalg.norm(delta)), rel=0.05)
+    assert norm == pytest.approx(HUGE * float(np.linalg.norm(delta)), rel=ROUNDED[codec])
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -85,8 +88,8 @@ def test_a_flipped_contribution_points_the_other_way(tmp_path: Path, codec: str)
     payload, delta = sent(tmp_path, codec, "flip")
     decoded = get_codec(codec).decode(payload, delta.size)
     cosine = float(decoded @ delta / np.linalg.norm(decoded) / np.linalg.norm(delta))
-    assert cosine < -0.95
-    assert float(np.linalg.norm(decoded)) == pytest.approx(float(np.linalg.norm(delta)), rel=0.05)
+    assert cosine < ROUNDED[codec] - 1.0
+    assert float(np.linalg.norm(decoded)) == pytest.approx(float(np.linalg.norm(delta)), rel=ROUNDED[codec])
 
 
 @pytest.mark.parametrize("text", ["", "cyanide"])

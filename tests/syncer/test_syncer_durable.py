@@ -62,14 +62,17 @@ def check_state(folder: Path, threads: list[TrainingThread]) -> None:
             assert {on_disk.arrays["theta"].tobytes()} == values
 
 
-def finish(syncer: SyncerProcess, threads: list[TrainingThread]) -> dict[str, object]:
-    """Stop everything in order; every token that was processed was merged."""
+def finish(syncer: SyncerProcess, threads: list[TrainingThread], *, uncertain: bool = False) -> dict[str, object]:
+    """Stop everything in order; every token that was processed was merged. Where the record was lost, what may be
+    inside a version that a learner brought back is given up by name instead."""
     for thread in threads:
         thread.stop()
         assert thread.error is None, thread.error
     status = syncer.wait_for(lambda s: s["active"] == 0 and not s["tokens_pending"], "everything handed over is merged")
     check_books(status)
-    assert status["tokens_merged"] == status["tokens_processed"] == 32 * sum(thread.taken for thread in threads)
+    given_up = status["tokens_discarded"].get("uncertain", 0) if uncertain else 0
+    assert status["tokens_processed"] == 32 * sum(thread.taken for thread in threads)
+    assert status["tokens_merged"] + given_up == status["tokens_processed"], status
     assert syncer.stop() == 0, syncer.output()
     return status
 
@@ -160,7 +163,7 @@ def test_what_a_dead_disk_missed_comes_back_from_learners(folder: Path) -> None:
     assert all(status["versions"][fragment] >= version for fragment, version in published.items())
     wait_event(folder, "fragment_healed")
     train_on(threads, 20)
-    finish(syncer, threads)
+    finish(syncer, threads, uncertain=True)
 
 
 def test_a_damaged_slot_is_named_and_the_snapshot_is_used(folder: Path) -> None:
