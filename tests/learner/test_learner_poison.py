@@ -15,7 +15,7 @@ from atoll.learner.chaos import HUGE, Poison, poison_from_environment
 from atoll.learner.vault import F32, Sending, Vault
 
 SIZE = 600
-ROUNDED = {codec: 0.05 for codec in CODECS} | {"int2": 0.1}
+ROUNDED = dict.fromkeys(CODECS, 0.05) | {"int2": 0.1}
 """How much of a norm or a direction the rounding of a codec may cost: two bits lose 12% of the squares of normal
 values, and so 6% of their norm."""
 

@@ -1,0 +1,45 @@
+"""A user's own task for the lab's tests: linear regression with a known best loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from atoll.lab.spec import LabSpec
+from atoll.lab.task import Batch, Feeder, Model
+
+WEIGHTS = torch.tensor([[1.0, -2.0, 0.5]])
+
+
+class Planes:
+    """Batches of points on a plane."""
+
+    def __init__(self, stream: int, size: int, seed: int) -> None:
+        self._key = 1_000_003 * seed + 10_007 * stream
+        self._size = size
+
+    def load(self, position: int) -> Batch:
+        dice = torch.Generator().manual_seed(self._key + position)
+        points = torch.randn(self._size, 3, generator=dice)
+        return points, points @ WEIGHTS.T
+
+
+class PlaneTask:
+    lr = 0.05
+
+    def build(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        return nn.Linear(3, 1)
+
+    def loss(self, model: Model, batch: Batch) -> Tensor:
+        return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+    def feeder(self, stream: int, size: int, seed: int, device: torch.device) -> Feeder:
+        return Planes(stream, size, seed)
+
+    def held_out(self) -> list[Batch]:
+        return [Planes(999, 64, 0).load(0)]
+
+
+def make(spec: LabSpec) -> PlaneTask:
+    return PlaneTask()
