@@ -25,10 +25,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20_000_000)
     parser.add_argument("--optimizer", default="adamw")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--compile", choices=["auto", "yes", "no"], default="auto")
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=False)
     arguments = parser.parse_args()
-    compiles = {"auto": None, "yes": True, "no": False}[arguments.compile]
-    workshop = Workshop(arguments.device, compiles=compiles)
+    workshop = Workshop(arguments.device, compiles=arguments.compile)
     for learners in arguments.learners:
         common = {
             "model": arguments.model,
@@ -38,7 +37,7 @@ def main() -> None:
             "optimizer": arguments.optimizer,
             "evals": 1,
         }
-        run(LabSpec(method="single", tokens=arguments.tokens // 20, **common), keep=workshop)
+        run(LabSpec(method="decoupled", tokens=arguments.tokens // 20, **common), keep=workshop)
         rates = {}
         for method in ("single", "decoupled"):
             rates[method] = run(LabSpec(method=method, tokens=arguments.tokens, **common), keep=workshop).tokens_per_s

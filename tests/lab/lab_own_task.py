@@ -41,5 +41,32 @@ class PlaneTask:
         return [Planes(999, 64, 0).load(0)]
 
 
+class FrozenTask(PlaneTask):
+    """A layer that is never trained stands before the one that is."""
+
+    def build(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 1))
+        model[0].requires_grad_(False)
+        return model
+
+
+class BufferedTask(PlaneTask):
+    def build(self, seed: int) -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+
+
 def make(spec: LabSpec) -> PlaneTask:
     return PlaneTask()
+
+
+def make_frozen(spec: LabSpec) -> PlaneTask:
+    return FrozenTask()
+
+
+def make_buffered(spec: LabSpec) -> PlaneTask:
+    return BufferedTask()
+
+
+def make_nothing(spec: LabSpec) -> int:
+    return 5

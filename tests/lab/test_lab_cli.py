@@ -52,7 +52,7 @@ def lab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     """Takes the place of the engine."""
     fake = FakeRunner()
-    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads: fake)
+    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads, compiles: fake)
     return fake
 
 
@@ -136,7 +136,7 @@ def test_a_study_can_be_interrupted_limited_and_listed(
     lab: Lab, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     store = tmp_path / "elsewhere.jsonl"
-    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads: FakeRunner(stops_after=2))
+    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads, compiles: FakeRunner(stops_after=2))
     said = lab("study", file, "--store", store, "--only", "dp")
     assert said.code == 130 and "the same command goes on" in said.stdout
     listed = lab("study", file, "--store", store, "--list")
@@ -148,7 +148,7 @@ def test_a_study_can_be_interrupted_limited_and_listed(
 
 def test_a_run_that_fails_is_named_at_the_end(lab: Lab, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner(fails=lambda spec: spec.learners == 2 and spec.seed == 0)
-    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads: runner)
+    monkeypatch.setattr(lab_cli, "_runner", lambda device, threads, compiles: runner)
     said = lab("study", file, "--json")
     assert said.code == 1 and said.last["studies"][0]["done"] == 16
     assert said.stderr.count("decoupled optimizer=muon learners=2, seed 0 failed: RuntimeError: out of memory") == 2

@@ -42,6 +42,7 @@ def spec_for(corpus: str, learners: int, **changes: object) -> LabSpec:
         batch=2 * learners,
         seq=SEQ,
         tokens=2 * learners * SEQ * STEPS * 10,
+        schedule_by="steps",
         seed=3,
         eval_windows=8,
         sync={**SYNC, "learners_expected": learners, **changes},

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from atoll.errors import ConfigError
+from atoll.lab.replica import Replica
 from atoll.lab.run import Workshop, run
 from atoll.lab.spec import LabResult, LabSpec
 
@@ -55,6 +56,43 @@ def test_the_same_spec_gives_the_same_numbers(text: str, workshop: Workshop) -> 
     assert first.curve == again.curve == other.curve
     assert first.facts["steps"] == again.facts["steps"]
     assert go(text, workshop, learners=4, world=world, seed=1).curve != first.curve
+
+
+def test_guests_get_a_peers_optimizer_whatever_ran_before(text: str) -> None:
+    workshop = Workshop("cpu")
+    world = {"extra": [{"learners": 1, "from": "40%", "until": "90%"}]}
+    assert go(text, workshop, world=world).curve == go(text, workshop, world=world).curve
+
+
+def test_the_schedule_ends_with_the_run(text: str, workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Helpers end a run sooner; the learning rate must have come down by then."""
+    rates: dict[str, list[float]] = {"tokens": [], "steps": []}
+    launch = Replica.launch
+    world = {"extra": [{"learners": 6, "from": "20%"}]}
+    for by, seen in rates.items():
+        monkeypatch.setattr(Replica, "launch", lambda self, lr, seen=seen: (seen.append(lr), launch(self, lr))[1])
+        go(text, workshop, world=world, schedule_by=by)
+    assert min(rates["tokens"]) < 0.2 * max(rates["tokens"])
+    assert min(rates["steps"][len(rates["steps"]) // 2 :]) > 0.3 * max(rates["steps"])
+
+
+def test_frozen_parameters_are_those_of_the_seed_when_the_published_model_is_evaluated(workshop: Workshop) -> None:
+    common = {"task": "lab_own_task:make_frozen", "batch": 8, "seq": 1, "tokens": 4000, "optimizer": "sgd", "evals": 1}
+    for seed in (0, 1):
+        plain = run(LabSpec(method="dp", learners=1, seed=seed, **common), keep=workshop)
+        one = run(LabSpec(learners=1, seed=seed, **common), keep=workshop)
+        assert one.loss < 2.0 * plain.loss + 0.1
+
+
+def test_models_with_buffers_are_refused(workshop: Workshop) -> None:
+    with pytest.raises(ConfigError, match="the model has buffers"):
+        run(LabSpec(task="lab_own_task:make_buffered", batch=8, seq=1, tokens=2000, learners=2), keep=workshop)
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "mps"])
+def test_devices_that_are_not_there(device: str) -> None:
+    with pytest.raises(ConfigError, match="device"):
+        Workshop(device)
 
 
 def test_one_learner_that_is_taken_at_its_word_is_plain_training(text: str, workshop: Workshop) -> None:
@@ -136,6 +174,8 @@ def test_tasks_that_are_not_there(workshop: Workshop) -> None:
     for task in ("nowhere:make", "lab_own_task:nothing", "lab_own_task"):
         with pytest.raises(ConfigError, match="cannot load the task"):
             run(LabSpec(task=task), keep=workshop)
+    with pytest.raises(ConfigError, match="gave int, which has no lr, build"):
+        run(LabSpec(task="lab_own_task:make_nothing"), keep=workshop)
 
 
 def test_a_spec_is_data() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,8 @@ lab = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+COMPILES = ("auto", "yes", "no")
+Compile = Annotated[str, typer.Option("--compile", help="Compile the step: auto (long runs on a GPU), yes or no.")]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 Threads = Annotated[int, typer.Option(help="CPU threads (0: as PyTorch chooses). On a busy machine 1 is fastest.")]
 StoreFile = Annotated[
@@ -57,6 +60,7 @@ def run_command(
         list[str] | None, typer.Option("--set", help="Any other setting, such as sync_every=24; as often as you like.")
     ] = None,
     device: Device = "auto",
+    compiles: Compile = "auto",
     threads: Threads = 0,
     store: Annotated[Path | None, typer.Option("--store", help="Append the result to this JSONL file.")] = None,
     json: o.Json = False,
@@ -83,7 +87,7 @@ def run_command(
         LabScenario.load(scenario)
         values["world"] = read_toml(scenario, "scenario")
     spec = make_spec(_with_settings(values, settings or []))
-    result = _run_one(spec, _runner(device, threads), console)
+    result = _run_one(spec, _runner(device, threads, compiles), console)
     _print_result(console, result)
     if store is not None:
         from atoll.lab.store import Record, ResultStore
@@ -103,6 +107,7 @@ def study_command(
     minutes: Annotated[float, typer.Option(help="Start no new run after so many minutes (0: no limit).")] = 0.0,
     listing: Annotated[bool, typer.Option("--list", help="Only show the runs and which of them are done.")] = False,
     device: Device = "auto",
+    compiles: Compile = "auto",
     threads: Threads = 0,
     json: o.Json = False,
 ) -> None:
@@ -129,7 +134,7 @@ def study_command(
         left = minutes - (monotonic() - began_s) / 60.0 if minutes else 0.0
         outcome = Outcome(left=len(queue))
         if queue and left >= 0.0:
-            runner = runner or _runner(device, threads)
+            runner = runner or _runner(device, threads, compiles)
             with _watched(console, queue, Forecast(known)) as watcher:
                 outcome = conduct(planned, results, runner, study=study.name, watcher=watcher, minutes=left)
         outcomes.append(outcome)
@@ -177,8 +182,9 @@ def report_command(
 # ---------------------------------------------------------------- running
 
 
-def _runner(device: str, threads: int) -> Runner:
+def _runner(device: str, threads: int, compiles: str) -> Runner:
     """The engine, with a workshop that all runs share. Loads PyTorch."""
+    from atoll.core.config import one_of
     from atoll.errors import ConfigError
 
     if not 0 <= threads <= THREADS_MAX:
@@ -193,7 +199,11 @@ def _runner(device: str, threads: int) -> Runner:
         raise ConfigError("the lab needs PyTorch: pip install 'atoll[torch]'") from None
     if threads:
         torch.set_num_threads(threads)
-    workshop = Workshop(device)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # a task of the user's own lies there
+    workshop = Workshop(
+        device, compiles={"auto": None, "yes": True, "no": False}[one_of("--compile", compiles, COMPILES)]
+    )
 
     def runner(spec: LabSpec, *, progress: Any = None) -> LabResult:
         return run(spec, progress=progress, keep=workshop)
@@ -269,8 +279,9 @@ def _print_result(console: Console, result: LabResult) -> None:
     spec = result.spec
     many = f", {spec.learners} learners" if spec.method not in ("dp", "single") else ""
     console.print(
-        f"{spec.method}{many}, {spec.model}, {spec.optimizer}, {result.tokens:,} tokens: "
-        f"held-out loss {result.loss:.4f} nats per token",
+        f"{spec.method}{many}, {spec.model if spec.task == 'gpt' else spec.task}, {spec.optimizer}, "
+        f"{result.tokens:,} tokens: "
+        f"held-out loss {result.loss:.4f}{' nats per token' if spec.task == 'gpt' else ''}",
         style="bold",
         soft_wrap=True,
     )

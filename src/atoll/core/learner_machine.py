@@ -307,14 +307,20 @@ class LearnerMachine:
         progress.checksums = {v: c for v, c in progress.checksums.items() if v > version}
         self._drop_snapshot(progress, out)
 
-    def plan_adopt(self, fragment: int, version: int) -> Adopt:
-        """How this version would be adopted now. The shell asks ahead of time, to have the values ready."""
+    def plan_adopt(self, fragment: int, version: int, *, ahead: bool = False) -> Adopt:
+        """How this version would be adopted now. The shell asks ahead of time, to have the values ready: by then a
+        learner that does not wait has taken a step, so that there is progress of its own to keep."""
         progress = self.fragments[fragment]
         merged = progress.merged_in(version)
         rule, alpha = parse_adopt(self.config.adopt)
         if not progress.based or progress.reseed:
             rule = "overwrite"
-        elif rule == "rebase" and progress.local.steps == 0 and len(merged) == len(progress.outstanding):
+        elif (
+            rule == "rebase"
+            and progress.local.steps == 0
+            and len(merged) == len(progress.outstanding)
+            and (not ahead or self.config.synchronous)
+        ):
             rule = "overwrite"  # no progress of its own to keep: the same values, and exactly Theta
         minus = tuple(s.seq for s in merged if not s.overwritten) if rule == "rebase" else ()
         return Adopt(fragment, version, rule, alpha, minus)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -93,6 +93,12 @@ class SharedVersions:
             del kept[min(kept)]
 
 
+class PlanAdopt(Protocol):
+    """`LearnerMachine.plan_adopt`."""
+
+    def __call__(self, fragment: int, version: int, *, ahead: bool = False) -> Adopt: ...
+
+
 class AtOnce(Executor):
     """No threads: what is submitted is done on the spot."""
 
@@ -116,7 +122,7 @@ class LabLearner:
         *,
         shared: SharedVersions,
         threads: Executor,
-        plan_adopt: Callable[[int, int], Adopt],
+        plan_adopt: PlanAdopt,
     ) -> None:
         self.replica = replica
         self._parameters = ParameterSet(replica.model, layout)
@@ -217,7 +223,7 @@ class LabLearner:
         if self.vault.prepared[fragment]:
             return  # an older one will be adopted first
         old = self.vault.current[fragment]
-        plan = self._plan_adopt(fragment, new.version)
+        plan = self._plan_adopt(fragment, new.version, ahead=True)
         if old is None and plan.rule != "overwrite":
             return
         key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
@@ -231,9 +237,12 @@ class LabLearner:
         self.vault.prepared[fragment][version] = self._prepared.pop(fragment)
 
     def forget_prepared(self, fragment: int) -> None:
+        self._finish(fragment)
         for index in range(len(self._sizes)):
             if fragment in (-1, index):
                 self.vault.prepared[index] = {}
+        for key in [key for key in self._staging if fragment in (-1, key[0])]:
+            del self._staging[key]  # the same number may name another version after the syncer went back
 
     def forget_residuals(self) -> None:
         self._finish(-1)

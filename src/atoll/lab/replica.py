@@ -19,8 +19,10 @@ from atoll.errors import ConfigError
 from atoll.lab.spec import LabSpec
 from atoll.lab.task import Batch, Feeder, Task
 from atoll.zoo.evaluate import autocast
-from atoll.zoo.optim import GRADIENT_NORM_MAX, CombinedOptimizer, make_optimizer, set_lr
+from atoll.zoo.optim import GRADIENT_NORM_MAX, CombinedOptimizer, create_state, make_optimizer, set_lr
 
+RECOMPILED_MAX = 64
+"""Batch sizes of one process: beyond its limit (8 by default) torch.compile falls back to slow code, with a warning."""
 WARM_UPS = 3
 """Steps before a capture: libraries choose their algorithms and allocate their workspaces in the first ones."""
 
@@ -36,9 +38,28 @@ class Optimizer(Protocol):
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"{name!r} is no device; use auto, cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"the lab runs on CPUs and CUDA devices, not on {name!r}; use auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("there is no CUDA device that this PyTorch can use; take --device cpu or auto")
-    return torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"there are {torch.cuda.device_count()} CUDA devices here, counted from 0; not {name}")
+    return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+def _compile(function: Any) -> Any:
+    """Compiled for each batch size by itself: shapes that are left open would make the speed and the rounding of a run
+    depend on the runs before it."""
+    import torch._dynamo.config as dynamo
+
+    for name in ("recompile_limit", "cache_size_limit"):  # the second is the first one's older name
+        if hasattr(dynamo, name):
+            setattr(dynamo, name, RECOMPILED_MAX)
+    return torch.compile(function, dynamic=False)
 
 
 class Bench:
@@ -52,7 +73,13 @@ class Bench:
         self.size = spec.learner_batch
         self.template = self.task.build(0).to(device)
         """Never trained: it lends its structure to compiled steps, and its memory to evaluations."""
-        self._compiled: Any = torch.compile(self._loss_of_parameters) if compiles else None
+        if any(True for _ in self.template.buffers()):
+            raise ConfigError(
+                "the model has buffers, which stay local to each learner, so there is no published model to evaluate; "
+                "use a model without buffers (LayerNorm instead of BatchNorm)"
+            )
+        self._compiled: Any = _compile(self._loss_of_parameters) if compiles else None
+        self._initial: tuple[int, list[Tensor]] = (-1, [])
         self._held_out = [tuple(part.to(device) for part in batch) for batch in self.task.held_out()]
 
     def _loss_of_parameters(self, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
@@ -61,6 +88,23 @@ class Bench:
 
         with autocast(self.device):
             return self.task.loss(model, batch)
+
+    @property
+    def compiles(self) -> bool:
+        return self._compiled is not None
+
+    def compile_no_more(self) -> None:
+        """Go on without: this machine cannot compile."""
+        self._compiled = None
+
+    @torch.no_grad()
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        """Give the model the parameters of this seed, frozen ones too."""
+        if self._initial[0] != seed:
+            fresh = self.task.build(seed)
+            self._initial = (seed, [value.detach().to(self.device) for value in fresh.parameters()])
+        for parameter, value in zip(model.parameters(), self._initial[1], strict=True):
+            parameter.copy_(value)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         if self._compiled is not None:
@@ -95,6 +139,7 @@ class Replica:
             """Sum of the losses of all steps, on the device."""
             self.model = bench.task.build(0).to(bench.device)
             made = make_optimizer(self.model, bench.optimizer, bench.task.lr, capturable=self._cuda)
+            create_state(made)
             self.optimizer = cast(Optimizer, made)
         self._feeder: Feeder | None = None
         self._inputs: Batch = ()
@@ -104,9 +149,7 @@ class Replica:
     def begin(self, spec: LabSpec, stream: int) -> None:
         """As new: parameters of the seed, an optimizer without memory, data from the start."""
         with self.queue(), torch.no_grad():
-            fresh = self.bench.task.build(spec.seed)
-            for parameter, value in zip(self.model.parameters(), fresh.parameters(), strict=True):
-                parameter.copy_(value)
+            self.bench.initialise(self.model, spec.seed)
             self.losses.zero_()
             self._feeder = self.bench.task.feeder(stream, self.bench.size, spec.seed, self.bench.device)
         self.forget_inner()
@@ -227,8 +270,9 @@ class Replica:
     @torch.no_grad()
     def _take(self, source: list[Tensor]) -> bool:
         inner = self._inner()
-        if not source or len(inner) != len(source):
+        if not source:
             return False
+        assert len(inner) == len(source), "replicas of one bench have one optimizer"
         with self.queue():
             for tensor, kept in zip(inner, source, strict=True):
                 tensor.copy_(kept)

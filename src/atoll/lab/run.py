@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import platform
 import time
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
@@ -61,20 +63,41 @@ class Workshop:
         compiles = self._compiles
         if compiles is None:
             compiles = self.device.type == "cuda" and spec.tokens >= COMPILE_TOKENS_MIN
-        about = (spec.task, spec.model, spec.corpus, spec.seq, spec.eval_windows)
+        about: tuple[Any, ...] = (spec.task, spec.model, spec.corpus, spec.seq, spec.eval_windows)
+        if spec.task != "gpt":
+            about = (spec.key,)  # a user's task may depend on anything
         key = (*about, spec.optimizer, spec.learner_batch, compiles)
         if self._bench is None or self._bench[0] != key:
-            self._bench, self._replicas = None, []
+            self.clear()
             if about not in self._tasks:
                 self._tasks = {about: load_task(spec)}
             bench = Bench(spec, self._tasks[about], self.device, compiles=compiles)
             self._bench = (key, bench)
         return self._bench[1]
 
+    def clear(self) -> None:
+        """Give the memory of captured steps back."""
+        self._bench, self._replicas = None, []
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def replica(self, bench: Bench, index: int) -> Replica:
         while len(self._replicas) <= index:
             self._replicas.append(Replica(bench))
         return self._replicas[index]
+
+    def ready(self, bench: Bench, index: int, spec: LabSpec) -> None:
+        """Make the replica at this place ready for the run. Where torch.compile does not work, go on without it."""
+        try:
+            self.replica(bench, index).get_ready(spec, index)
+        except Exception as error:
+            if not bench.compiles:
+                raise
+            warnings.warn(f"this machine cannot compile the step, so it runs without: {error}", stacklevel=2)
+            bench.compile_no_more()
+            self._replicas = self._replicas[:index]
+            self.replica(bench, index).get_ready(spec, index)
 
     def settle(self) -> None:
         """Everything that was queued is done."""
@@ -90,7 +113,11 @@ def run(
     kernels.set_threads(min(KERNEL_THREADS_MAX, os.cpu_count() or 1))
     kernels.warm_up()
     one = LocalRun if spec.method in LOCAL_METHODS else ClusterRun
-    return one(spec, workshop, progress).run()
+    try:
+        return one(spec, workshop, progress).run()
+    except BaseException:
+        workshop.clear()  # nobody knows in which state its replicas are
+        raise
 
 
 class _Run:
@@ -109,7 +136,11 @@ class _Run:
         self._eval_s = 0.0
 
     def lr(self, step: int) -> float:
-        return lr_at(step, self.spec.steps, peak=self.peak_lr, schedule=self.spec.schedule)
+        """Of a step that begins now and is the learner's own `step`-th."""
+        spec = self.spec
+        if spec.schedule_by == "tokens":
+            step = round(spec.steps * self.tokens / spec.tokens)
+        return lr_at(step, spec.steps, peak=self.peak_lr, schedule=spec.schedule)
 
     def count(self, tokens: int) -> None:
         """So many tokens more were processed."""
@@ -148,7 +179,12 @@ class _Run:
             virtual_s=virtual_s,
             wall_s=wall_s,
             tokens_per_s=self.tokens / trained_s,
-            facts={**facts, "eval_s": self._eval_s, **_machine(self.workshop.device)},
+            facts={
+                **facts,
+                "data": getattr(self.bench.task, "fingerprint", ""),
+                "eval_s": self._eval_s,
+                **_machine(self.workshop.device),
+            },
         )
 
 
@@ -157,18 +193,17 @@ class LocalRun(_Run):
     the gradients is."""
 
     def run(self) -> LabResult:
-        replica = self.workshop.replica(self.bench, 0)
-        self._replica = replica
-        replica.get_ready(self.spec, 0)
+        self.workshop.ready(self.bench, 0, self.spec)
+        replica = self._replica = self.workshop.replica(self.bench, 0)
         self.start_clock()
-        for step in range(self.spec.steps):
+        steps = -(-self.spec.tokens // self.spec.tokens_per_step)
+        for step in range(steps):
             replica.launch(self.lr(step))
             self.count(self.spec.tokens_per_step)
         self.evaluate()
         specs = self.scenario.learners(self.spec.learners, self.spec.tokens_per_step)
         slowest_s = max(spec.step_ns for spec in specs) / 1e9
-        mean_loss = float(replica.losses) / self.spec.steps
-        return self.result(self.spec.steps * slowest_s, {"train_loss": mean_loss})
+        return self.result(steps * slowest_s, {"train_loss": float(replica.losses) / steps})
 
     def published_loss(self) -> float:
         return self.bench.evaluate(self._replica.model)
@@ -211,7 +246,7 @@ class ClusterRun(_Run):
     def replica(self, name: str) -> Replica:
         if name not in self._places:
             place = self._places[name] = len(self._places)
-            self.workshop.replica(self.bench, place).get_ready(self.spec, place)
+            self.workshop.ready(self.bench, place, self.spec)
         return self.workshop.replica(self.bench, self._places[name])
 
     def beginning(self) -> None:
@@ -228,6 +263,7 @@ class ClusterRun(_Run):
         syncer = self.world.lab_syncer()
         if syncer is None:
             return math.inf
+        self.bench.initialise(self.bench.template, self.spec.seed)
         parameters = ParameterSet(self.bench.template, syncer.state.layout)
         for fragment, arrays in enumerate(syncer.state.fragments):
             parameters.write(fragment, torch.from_numpy(arrays.theta))
@@ -282,17 +318,19 @@ class ClusterRun(_Run):
     def _facts(self) -> dict[str, Any]:
         world = self.world
         syncer = world.lab_syncer()
-        losses = {name: float(self.replica(name).losses) / max(1, steps) for name, steps in self.steps.items()}
+        replicas = [self.replica(name) for name in self.steps]
+        began = sum(replica.position for replica in replicas)
+        happened = [fault for fault in world.scenario.faults if fault.at_s * 1e9 <= self._last_ns]
         able_s = dict.fromkeys(self.steps, 0.0)
         for host in world.hosts:
             host.count_able()
             able_s[host.name] = able_s.get(host.name, 0.0) + host.able_ns / 1e9
         return {
             "steps": dict(self.steps),
-            "train_loss": fmean(losses.values()) if losses else math.nan,
+            "train_loss": sum(float(replica.losses) for replica in replicas) / max(1, began),
             "able_s": able_s,
             "machine_events": world.events,
-            "faults": world.faults_done,
+            "faults": sum(fault.kind != "join" for fault in happened),
             "rho": fmean(syncer.rhos) if syncer is not None and syncer.rhos else math.nan,
             "contributions_merged": syncer.merged if syncer is not None else 0,
             **world.counts(),

@@ -79,7 +79,7 @@ class Pace:
     def spec(self, tokens: int) -> LearnerSpec:
         """For the simulator; `tokens` of one step."""
         for entry in fields(self):
-            real(entry.name, getattr(self, entry.name), 0.0, 1e12)
+            real(entry.name, getattr(self, entry.name), 0.0, LOSS_MAX if entry.name == "loss" else 1e12)
         try:
             return LearnerSpec(
                 step_ns=round(self.step_ms * 1e6),
@@ -98,6 +98,8 @@ class Pace:
         return replace(self, **values)
 
 
+LOSS_MAX = 0.9
+"""A link that loses more than nine packets of ten is one that is down; say so with a fault."""
 PACE_KEYS = tuple(entry.name for entry in fields(Pace))
 
 

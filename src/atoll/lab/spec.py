@@ -51,7 +51,7 @@ class LabSpec:
     """decoupled, streaming, diloco; dp (one model, the whole batch at every step) or single (one model that takes a
     learner's batch, one step after another)."""
     task: str = "gpt"
-    """gpt: the reference GPT on bytes. Else MODULE:FUNCTION that makes an `atoll.lab.Task`."""
+    """gpt: the reference GPT on bytes. Else MODULE:FUNCTION that makes an `atoll.lab.task.Task`."""
     model: str = "tiny"
     """Size of the reference GPT."""
     corpus: str = "stdlib"
@@ -65,6 +65,9 @@ class LabSpec:
     lr: float = 0.0
     """Peak learning rate; 0: the model's own."""
     schedule: str = "cosine"
+    schedule_by: str = "tokens"
+    """What the schedule follows: the tokens that everybody has processed, or the learner's own steps, as in `atoll
+    train`. With steps it ends too early when learners fail, and too late when others help."""
     seed: int = 0
     evals: int = 8
     """How often the published model is evaluated, the end included."""
@@ -79,6 +82,7 @@ class LabSpec:
         one_of("method", self.method, METHODS)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
         one_of("schedule", self.schedule, SCHEDULES)
+        one_of("schedule_by", self.schedule_by, ("tokens", "steps"))
         whole("learners", self.learners, 1, LEARNERS_MAX)
         whole("batch", self.batch, 1, 1_000_000)
         whole("seq", self.seq, 1, 1_000_000)
@@ -100,6 +104,9 @@ class LabSpec:
             )
         if self.method in LOCAL_METHODS and self.sync:
             raise ConfigError(f"nothing is synchronised with method {self.method}; leave out the sync settings")
+        for name, instead in (("learners_expected", "learners"), ("tokens_budget", "tokens")):
+            if name in self.sync and self.sync[name] != getattr(self, instead):
+                raise ConfigError(f"sync.{name} is not set by itself in the lab; set {instead}")
         if self.method not in LOCAL_METHODS:
             self.config()
         if self.steps < 1:

@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError
@@ -66,7 +67,14 @@ def load_task(spec: LabSpec) -> Task:
         raise ConfigError(
             f"cannot load the task {spec.task!r}: {error}; give MODULE:FUNCTION that Python can import from here"
         ) from None
-    return cast(Task, make(spec))
+    task = make(spec)
+    missing = [name for name in ("lr", "build", "loss", "feeder", "held_out") if not hasattr(task, name)]
+    if missing:
+        raise ConfigError(
+            f"{spec.task} gave {type(task).__name__}, which has no {', '.join(missing)}; it must give an object like "
+            "atoll.lab.task.Task (docs/LAB.md has an example)"
+        )
+    return cast(Task, task)
 
 
 class ByteFeeder:
@@ -102,6 +110,8 @@ class ByteTask:
         self._spec = spec
         self._corpus: Corpus = load_corpus(spec.corpus)
         self._corpus.check(1, spec.seq)
+        self.fingerprint = f"{len(self._corpus.train)} bytes, {xxhash.xxh3_64_hexdigest(self._corpus.train.data)}"
+        """Kept with every result: `stdlib` and `python` are not the same text on every machine."""
         self._on_device: dict[torch.device, Tensor] = {}
 
     def build(self, seed: int) -> nn.Module:

@@ -452,7 +452,7 @@ class Exchange(ABC):
         if self.vault.prepared[fragment]:
             return None, None, []
         old = self.vault.current[fragment]
-        plan = self.machine.plan_adopt(fragment, published.version)
+        plan = self.machine.plan_adopt(fragment, published.version, ahead=True)
         if old is None and plan.rule != "overwrite":
             return None, None, []
         sent = [self.vault.sending[fragment, seq] for seq in plan.minus]

@@ -109,7 +109,8 @@ class Mover:
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    # Of high priority: torch gives streams out in turn from a pool per priority, so these never are a training stream.
+    stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
     return stream
 
 
