@@ -72,6 +72,45 @@ def test_a_plan_for_programs(plan: Callable[..., Said]) -> None:
     assert answer["round"]["slack_s"] == pytest.approx(answer["round"]["has_s"] - answer["round"]["takes_s"])
 
 
+def test_what_follows_from_failures_is_null_without_chips(plan: Callable[..., Said]) -> None:
+    without, known = plan(*JOB, "--json").last, plan(*JOB, "--chips", "4k", "--json").last
+    assert {method["goodput"] for method in without["methods"]} == {None}
+    assert (without["quorum"]["chance"], without["quorum"]["up"], without["job"]["syncer_gbit"]) == (None, None, None)
+    assert all(0.9 < method["goodput"] < 1.0 for method in known["methods"])
+    assert known["quorum"]["up"] < 4.0
+
+
+def test_what_is_written_at_intervals(plan: Callable[..., Said]) -> None:
+    """7B parameters, 12 bytes each: 84 GB, in half of the time of a disk of 1.3 GB/s."""
+    job = ("--parameters", "7e9", "--learners", "6", "--up-gbit", "1", "--step-s", "3")
+    said = plan(*job, "--json")
+    disk = said.last["syncer"]["disk_bytes"]
+    assert disk["per_interval"] == pytest.approx(84e9, rel=1e-4)
+    assert disk["per_s"] == pytest.approx(disk["per_interval"] / 130.0)
+    assert "130 s" in said.stderr and "on average: all state, 84 GB, every 130 s" in said.stderr
+    assert "per commit" not in said.stderr
+    assert "The fullest part: uplink of each learner" in said.stderr
+    short = plan(*job, "--durability", "interval", "--durability-interval", "36", "--disk-gbyte-s", "2", "--json")
+    assert "the state that has changed, 42 GB, every 36 s" in short.stderr
+    assert "The fullest part: syncer's disk" in short.stderr  # the user's own interval
+
+
+def test_fragments_0_is_said_to_leave_them_open(plan: Callable[..., Said]) -> None:
+    said = plan(*JOB, "--fragments", "0")
+    assert said.code == 0 and "0 was given, which leaves it open" in said.stdout
+    assert "leaves it open" not in plan(*JOB).stdout
+
+
+def test_learners_of_unequal_speed_are_named(plan: Callable[..., Said]) -> None:
+    said = plan(
+        *JOB[:2], "--step-s", "3", "--region", "a:2:9", "--region", "b:4:9:50:9", "--sync-every", "40", "--json"
+    )
+    assert "3 s to 9 s per step" in said.stderr
+    assert "the fastest do 120 local steps and the slowest 40" in said.stderr
+    assert (said.last["round"]["steps_fastest"], said.last["round"]["steps_slowest"]) == (120.0, 40.0)
+    assert "not equally fast" not in plan(*JOB).stdout
+
+
 def test_a_plan_that_misses_its_own_bandwidth(plan: Callable[..., Said], tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     said = plan(*JOB, "--sync-every", "24", "--codec-up", "fp32", "--json", "--save", str(file))
@@ -141,8 +180,14 @@ def test_a_job_file_and_options_that_win(plan: Callable[..., Said], tmp_path: Pa
         ((*JOB, "--region", "a:1:1"), "links are given twice"),
         ((*JOB, "--durability-interval", "soon"), "durability_interval must be a time"),
         (("--job", "no-such-file.toml"), "cannot read the settings file"),
-        ((*JOB, "--learners", "2000", "--save", "plan.toml"), "learners must be a whole number from 1 to 1024"),
+        ((*JOB, "--learners", "2000", "--save", "plan.toml"), "the plan itself is fine, but atoll run"),
         ((*JOB, "--save", "no/such/folder/plan.toml"), "give a file in a folder that exists"),
+        ((*JOB, "--up-gbit", "0"), "up_gbit must be positive"),
+        ((*JOB, "--down-gbit", "0"), "down_gbit must be positive"),
+        ((*JOB, "--syncer-gbit", "0"), "syncer_gbit must be positive"),
+        ((*JOB, "--tokens-per-step", "0"), "tokens_per_step must be positive"),
+        ((*JOB[:6], "--region", "a:4:1:50:0"), "region 'a': step_s must be positive"),
+        ((*JOB, "--parameters", "7e9B"), "parameters must be a number such as"),
     ],
 )
 def test_bad_input_is_one_clear_message(
@@ -172,11 +217,27 @@ def test_the_published_tables(plan: Callable[..., Said]) -> None:
     assert "71 of 75 cells are the same" in said.stderr
 
 
+def test_the_published_tables_fit_80_columns(plan: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    said = plan("--published")
+    assert "…" not in said.stdout
+    for text in ("Data-Parallel", "+ overlap + FP4", "DeepSeek-V3 671B", "686.6 (-3)"):
+        assert text in said.stdout
+
+
 def test_help_names_every_panel(plan: Callable[..., Said]) -> None:
     said = plan("--help")
     assert said.code == 0
     for text in ("The job", "Links and machines", "Synchronisation", "--region", "--published"):
         assert text in said.stdout
+
+
+def test_the_job_of_an_answer_can_be_planned_again(plan: Callable[..., Said], tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    for arguments in (JOB, (*JOB[:2], "--step-s", "3", "--region", "a:2:9", "--region", "b:4:9:50:9")):
+        answer = plan(*arguments, "--json").last
+        file.write_text(json.dumps(answer["job"]))
+        assert plan("--job", str(file), "--json").last == answer
 
 
 @pytest.mark.parametrize("file", sorted(Path(__file__).parents[2].glob("examples/plan-*.toml")), ids=lambda f: f.name)

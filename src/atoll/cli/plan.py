@@ -122,6 +122,8 @@ def plan(
     from atoll.plan import job_from, make_plan
     from atoll.plan.show import print_plan
 
+    if save is not None:
+        _check_folder(save)
     about, given = _split(arguments, job)
     made = make_plan(job_from(about), given)
     console = human(json_wanted=json)
@@ -156,14 +158,29 @@ def _split(arguments: Mapping[str, Any], file: Path | None) -> tuple[dict[str, A
     return about, {**{_FIELD_OF_OPTION.get(name, name): value for name, value in settings.items()}, **given}
 
 
+def _check_folder(path: Path) -> None:
+    """A slip in the path is said before the plan is made."""
+    from atoll.errors import ConfigError
+
+    if not path.parent.is_dir():
+        raise ConfigError(f"--save {path}: there is no folder {path.parent}; give a file in a folder that exists")
+
+
 def _save(made: Plan, path: Path) -> None:
     """Write what `atoll run` takes; it is read as `atoll run` would first, so that a saved file is a good one."""
     from atoll.errors import ConfigError
     from atoll.launch import run_config
+    from atoll.launch.config import LEARNERS_LOCAL_MAX
     from atoll.launch.folder import write_text
     from atoll.launch.options import to_toml
     from atoll.plan.show import headline
 
+    if made.job.learners > LEARNERS_LOCAL_MAX:
+        raise ConfigError(
+            f"--save {path}: the plan itself is fine, but atoll run, which would read the file, starts its learners on "
+            f"one machine, at most {LEARNERS_LOCAL_MAX} of them, and the plan has {made.job.learners}; give the "
+            "settings above to atoll syncer as options, and set ATOLL_SYNCER where the learners run"
+        )
     values = made.options()
     run_config(values, where=str(path))
     try:

@@ -163,6 +163,10 @@ class Job:
         return self.step_s_of(self.learners // 2 + 1)
 
     @property
+    def step_s_fastest(self) -> float:
+        return self.step_s_of(1)
+
+    @property
     def step_s_slowest(self) -> float:
         return self.step_s_of(self.learners)
 
@@ -180,6 +184,8 @@ class Job:
         return sum(n * place.learners / self.step_at(place) for place, n in self.groups)
 
 
+NEVER_ZERO = ("up_gbit", "down_gbit", "syncer_gbit", "tokens_per_step", "tokens", "layers")
+"""Fields whose 0 stands for "not given". Who writes a 0 means something else, and is told so."""
 COUNTS = ("parameters", "tokens", "tokens_per_step", "chips", "learners")
 """Fields that may be written with a letter, such as 12B."""
 
@@ -195,7 +201,9 @@ def job_from(values: Mapping[str, Any]) -> Job:
     for name in values:
         if name not in known:
             raise ConfigError(f"unknown setting {name!r} of a job; known are {', '.join(known)}")
-    found = {name: parse_count(name, value) if name in COUNTS else value for name, value in values.items()}
+    said = {name: value for name, value in values.items() if value is not None}  # null in JSON: not given
+    found = {name: parse_count(name, value) if name in COUNTS else value for name, value in said.items()}
+    _refuse_zeros(found, NEVER_ZERO)
     found["regions"] = regions_from(found.get("regions", ()))
     if found["regions"] and "learners" not in found:
         found["learners"] = sum(region.learners for region in found["regions"])
@@ -205,6 +213,12 @@ def job_from(values: Mapping[str, Any]) -> Job:
         raise ConfigError(f"a plan needs {options}; give them as options, or in a job file with --job")
     _check_texts(found, known)
     return Job(**found)
+
+
+def _refuse_zeros(values: Mapping[str, Any], names: Iterable[str], where: str = "") -> None:
+    for name in names:
+        if values.get(name) == 0:
+            raise ConfigError(f"{where}{name} must be positive; give more than {values[name]!r}, or leave it out")
 
 
 def _check_texts(found: Mapping[str, Any], known: Mapping[str, str]) -> None:
@@ -234,6 +248,7 @@ def _region(value: Any) -> Region:
     missing = [name for name in ("name", "learners", "up_gbit") if table.get(name) is None]
     if missing or not isinstance(table["name"], str):
         raise ConfigError(f"a region needs a name (text), learners and gbit (or up_gbit and down_gbit); not {value!r}")
+    _refuse_zeros(table, ("step_s",), where=f"region {table['name'][:NAME_CHARS_MAX]!r}: ")
     return Region(**table)
 
 

@@ -64,10 +64,17 @@ def limits_of(job: Job, settings: Settings, times: RoundTimes | None = None) -> 
 
 def disk_rate(job: Job, settings: Settings, period_s: float) -> float:
     """Bytes per second that the syncer writes: every commit, or all dirty fragments once per interval."""
-    period = disk_of(job, settings.sync).commit * settings.sync.fragments
     if settings.durability == "none":
         return 0.0
-    return period / (max(period_s, settings.durability_interval) if settings.durability == "interval" else period_s)
+    if settings.durability == "interval":
+        return interval_bytes(job, settings, period_s) / settings.durability_interval
+    return disk_of(job, settings.sync).commit * settings.sync.fragments / period_s
+
+
+def interval_bytes(job: Job, settings: Settings, period_s: float) -> float:
+    """Bytes that durability interval writes at a time: all state, or the part that has changed since the last."""
+    whole_bytes = disk_of(job, settings.sync).commit * settings.sync.fragments
+    return whole_bytes * min(1.0, settings.durability_interval / period_s)
 
 
 def binding(limits: tuple[Limit, ...]) -> Limit | None:

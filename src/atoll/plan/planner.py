@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atoll.core.policy import quorum_count
-from atoll.plan.job import Job
-from atoll.plan.limits import Limit, binding, disk_rate, effective_sync_every, limits_of
+from atoll.plan.job import NEVER_ZERO, Job
+from atoll.plan.limits import DISK, Limit, binding, disk_rate, effective_sync_every, interval_bytes, limits_of
 from atoll.plan.methods import Method, compare_methods, goodputs
-from atoll.plan.recommend import chance_at_least
+from atoll.plan.recommend import INTERVAL_DISK_SHARE, chance_at_least
 from atoll.plan.remedies import remedies
 from atoll.plan.rounds import RoundTimes, round_times
 from atoll.plan.search import Choice, recommend
@@ -71,6 +71,34 @@ class Plan:
         return self.binding is None
 
     @property
+    def fullest(self) -> Limit:
+        """The limit that is used the most. What an interval that the plan chose makes of the disk is no news."""
+        chosen_here = any(one.name == "durability_interval" and one.chosen_by == "plan" for one in self.choices)
+        by_choice = INTERVAL_DISK_SHARE if chosen_here else 0.0
+        return max((one for one in self.limits if one.kind != DISK or one.share > by_choice), key=lambda one: one.share)
+
+    @property
+    def interval_bytes(self) -> float:
+        """What durability interval writes at a time; NaN with another durability."""
+        if self.settings.durability != "interval":
+            return math.nan
+        return interval_bytes(self.job, self.settings, self.times.period_s)
+
+    @property
+    def steps_fastest(self) -> float:
+        """Steps of the fastest learner between two rounds of a fragment: H, or more if others set the pace."""
+        if self.settings.sync.synchronous:
+            return float(self.settings.sync.sync_every)
+        return self.times.period_s / self.job.step_s_fastest
+
+    @property
+    def steps_slowest(self) -> float:
+        """Steps of the slowest learner between two rounds of a fragment: H, or fewer."""
+        if self.settings.sync.synchronous:
+            return float(self.settings.sync.sync_every)
+        return self.times.period_s / self.job.step_s_slowest
+
+    @property
     def sync_every_effective(self) -> float:
         return effective_sync_every(self.settings, self.limits)
 
@@ -86,7 +114,7 @@ class Plan:
             "fits": self.fits,
             "binding": None if worst is None else {**_limit(worst), "would_fit": list(self.remedies)},
             "sync_every_effective": self.sync_every_effective,
-            "job": {**asdict(self.job), "layers": self.job.depth, "tokens": self.job.tokens_total},
+            "job": _job(self.job),
             "settings": {name: value for name, value in self.options().items() if name != "learners"},
             "choices": [asdict(choice) for choice in self.choices],
             "bytes": {**asdict(self.fragment), "first": first_bytes(self.job.parameters)},
@@ -96,15 +124,21 @@ class Plan:
                 "takes_s": self.times.takes_s,
                 "slack_s": self.times.slack_s,
                 "adopt_s": self.times.adopt_s,
+                "steps_fastest": self.steps_fastest,
+                "steps_slowest": self.steps_slowest,
             },
-            "quorum": asdict(self.quorum),
+            "quorum": {**asdict(self.quorum), **self._unknown("chance", "up")},
             "limits": [_limit(limit) for limit in self.limits],
             "syncer": {
                 "memory_bytes": {**asdict(self.memory), "total": self.memory.total},
-                "disk_bytes": {**asdict(self.disk), "per_s": self.disk_bytes_s},
+                "disk_bytes": {**asdict(self.disk), "per_s": self.disk_bytes_s, "per_interval": self.interval_bytes},
             },
-            "methods": [asdict(method) for method in self.methods],
+            "methods": [{**asdict(method), **self._unknown("goodput")} for method in self.methods],
         }
+
+    def _unknown(self, *names: str) -> dict[str, float]:
+        """NaN for what follows from failures, if the chips that fail are not known."""
+        return {} if self.job.chips else dict.fromkeys(names, math.nan)
 
 
 def make_plan(job: Job, given: Mapping[str, Any] | None = None) -> Plan:
@@ -140,6 +174,14 @@ def _quorum(job: Job, settings: Settings, times: RoundTimes, availability: float
     count = quorum_count(settings.sync, job.learners, job.learners)
     chance = chance_at_least(count, job.learners, availability)
     return Quorum(count, chance, job.learners * availability, times.contributions * availability)
+
+
+def _job(job: Job) -> dict[str, Any]:
+    """The job with what was derived for it; NaN where nothing was given."""
+    derived = {"layers": job.depth, "tokens": job.tokens_total, "down_gbit": job.down_gbit or job.up_gbit}
+    values = {**asdict(job), **derived}
+    values["regions"] = [{**asdict(place), "step_s": job.step_at(place)} for place in job.regions]
+    return {name: math.nan if name in NEVER_ZERO and not value else value for name, value in values.items()}
 
 
 def _limit(limit: Limit) -> dict[str, Any]:

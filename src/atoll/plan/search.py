@@ -49,13 +49,16 @@ class Choice:
 
 def recommend(job: Job, given: Mapping[str, Any], *, availability: float) -> tuple[Settings, tuple[Choice, ...]]:
     """The plan's settings: what the user has chosen, and for the rest what fits best, with reasons."""
-    chosen = {name: value for name, value in given.items() if name != "fragments" or value != 0}
+    left_open = type(given.get("fragments")) is int and given["fragments"] == 0
+    chosen = {name: value for name, value in given.items() if name != "fragments" or not left_open}
     settings_from(chosen, learners=job.learners)  # a slip of the user's is an error before anything is searched
     codec, codec_reason = recommend_codec()
     quorum, quorum_reason = recommend_quorum(job.learners, availability)
     fixed = {"codec_up": codec, "codec_down": codec, "quorum": quorum, **chosen}
     settings, found = _search(job, fixed)
     reasons = {"codec_up": codec_reason, "codec_down": codec_reason, "quorum": quorum_reason, **found}
+    if left_open:
+        reasons["fragments"] = f"0 was given, which leaves it open: {reasons['fragments']}"
     timeout_ns, reason = recommend_timeout(job, settings)
     if "quorum_timeout_ns" not in chosen and timeout_ns != settings.sync.quorum_timeout_ns:
         settings, reasons["quorum_timeout_ns"] = changed(settings, quorum_timeout_ns=timeout_ns), reason

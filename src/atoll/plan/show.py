@@ -36,6 +36,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_round(plan))
     console.print(_syncer(plan))
     console.print(_methods(plan))
+    for warning in warnings(plan):
+        console.print(warning, style="yellow", markup=False, soft_wrap=True)
     for note in notes(plan):
         console.print(note, style="dim", markup=False, soft_wrap=True)
     for number, line in enumerate(verdict(plan)):
@@ -44,15 +46,32 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 def headline(job: Job) -> str:
     where = f" in {len(job.regions)} regions" if job.regions else ""
-    text = (
-        f"{count_text(job.parameters)} parameters, {job.learners} learners{where}, {seconds_text(job.step_s)} per step"
-    )
+    text = f"{count_text(job.parameters)} parameters, {job.learners} learners{where}, {_steps(job)} per step"
     if job.tokens_per_step:
         text += f" of {count_text(job.tokens_per_step)} tokens each, {count_text(job.tokens_total)} tokens in all"
     if job.chips:
         years = "a year" if job.mtbi_years == 1 else f"{job.mtbi_years:g} years"
         text += f"; {job.chips:,} chips with {years} between two interruptions of each"
     return text
+
+
+def _steps(job: Job) -> str:
+    """The time of a step, or the range if places differ."""
+    fastest, slowest = seconds_text(job.step_s_fastest), seconds_text(job.step_s_slowest)
+    return fastest if fastest == slowest else f"{fastest} to {slowest}"
+
+
+def warnings(plan: Plan) -> list[str]:
+    """What a user might take for something else: H counts the steps of the learner that completes the quorum."""
+    job, period, count = plan.job, plan.settings.sync.sync_every, plan.quorum.count
+    if round(plan.steps_fastest) <= period:
+        return []
+    return [
+        f"Learners are not equally fast. H = {period} counts the steps of the one that completes the quorum (number "
+        f"{count} by speed, {seconds_text(job.step_s_of(count))} per step): between two rounds of a fragment the "
+        f"fastest do {plan.steps_fastest:,.0f} local steps and the slowest {plan.steps_slowest:,.0f}. If that is too "
+        "many, give a smaller --sync-every or a smaller --quorum."
+    ]
 
 
 def notes(plan: Plan) -> list[str]:
@@ -74,8 +93,7 @@ def verdict(plan: Plan) -> list[str]:
     """One line that says that it fits, or several that name the binding limit and what would fit."""
     worst = plan.binding
     if worst is None:
-        fullest = max(plan.limits, key=lambda limit: limit.share)
-        return [f"It fits. The fullest part: {fullest.name}, {percent_text(fullest.share)} used."]
+        return [f"It fits. The fullest part: {plan.fullest.name}, {percent_text(plan.fullest.share)} used."]
     lines = [
         f"It does not fit. The binding limit: {worst.name} needs {worst.text(worst.need)} and has "
         f"{worst.text(worst.have)}.",
@@ -111,14 +129,15 @@ def _fill(table: Table, rows: Iterable[Sequence[str]]) -> Table:
 
 def _settings(plan: Plan) -> Table:
     rows = [
-        (_TITLES.get(choice.name, choice.name.replace("_", "-")), _value(choice.value), choice.reason)
+        (_TITLES.get(choice.name, choice.name.replace("_", "-")), _value(choice.name, choice.value), choice.reason)
         for choice in plan.choices
     ]
     return _fill(_table("Settings", "setting", "value", "why", right=(1,)), rows)
 
 
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _value(name: str, value: Any) -> str:
+    unit = " s" if name == "durability_interval" else ""
+    return (f"{value:g}" if isinstance(value, float) else str(value)) + unit
 
 
 def _limits(plan: Plan) -> Table:
@@ -164,7 +183,9 @@ def _round(plan: Plan) -> Table:
         ),
         (
             "learners that are up",
-            f"{quorum.up:.1f} of {job.learners}; a quorum {percent_text(quorum.chance)} of the time",
+            f"{quorum.up:.1f} of {job.learners}; a quorum {percent_text(quorum.chance)} of the time"
+            if job.chips
+            else "-",
         ),
         ("contributions in a round", f"{quorum.merged:.1f}"),
         (
@@ -182,8 +203,17 @@ def _syncer(plan: Plan) -> Table:
     rows = [("memory", bytes_text(memory.total), parts)]
     if plan.settings.durability != "none":
         rows.append(("disk", bytes_text(disk.state), "two slots per fragment"))
-        rows.append(("written", f"{bytes_text(plan.disk_bytes_s)}/s", f"{bytes_text(disk.commit)} per commit"))
+        rows.append(("written", f"{bytes_text(plan.disk_bytes_s)}/s", _written(plan)))
     return _fill(_table("The syncer", "", "needs", "of which", right=(1,)), rows)
+
+
+def _written(plan: Plan) -> str:
+    """What reaches the disk at a time."""
+    if plan.settings.durability == "commit":
+        return f"{bytes_text(plan.disk.commit)} per commit"
+    interval_s = plan.settings.durability_interval
+    what = "all state" if interval_s >= plan.times.period_s else "the state that has changed"
+    return f"on average: {what}, {bytes_text(plan.interval_bytes)}, every {interval_s:g} s"
 
 
 def _methods(plan: Plan) -> Table:

@@ -13,14 +13,18 @@ from rich.text import Text
 from atoll.plan.claims import Claim
 from atoll.plan.published import BITS_PER_PARAMETER, MODELS, UTILISATIONS, Agreement, Cell
 
+WIDE = 120
+"""Columns from which on both numbers of a cell stand side by side."""
+
 
 def print_published(
     cells: tuple[Cell, ...], totals: tuple[Agreement, ...], claims: tuple[Claim, ...], console: Console
 ) -> None:
     """Both tables, how many cells agree, and the other figures."""
     console.print("Gbit/s for a compute utilisation: published, then ours where it is another point of the grid")
+    between = " | " if console.width >= WIDE else "\n"
     for total in totals:
-        console.print(_table(total.table, [cell for cell in cells if cell.table == total.table]))
+        console.print(_table(total.table, [cell for cell in cells if cell.table == total.table], between))
         console.print(f"  {sentence(total)}", markup=False, soft_wrap=True)
         console.print(f"  {inputs(total.table)}", style="dim", markup=False, soft_wrap=True)
     table = Table(title="Other published figures", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
@@ -45,22 +49,23 @@ def inputs(table: str) -> str:
     return f"inputs of ours: {BITS_PER_PARAMETER[table]:g} bits per parameter and exchange; layers: {layers}"
 
 
-def cell_text(cell: Cell) -> str:
+def cell_text(cell: Cell, between: str) -> str:
     """Theirs, and ours with its distance if it differs."""
     theirs = _value(cell.published_gbit_s)
-    return theirs if cell.steps_off == 0 else f"{theirs} | {_value(cell.ours_gbit_s)} ({cell.steps_off:+d})"
+    return theirs if cell.steps_off == 0 else f"{theirs}{between}{_value(cell.ours_gbit_s)} ({cell.steps_off:+d})"
 
 
-def _table(title: str, cells: list[Cell]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model")
-    table.add_column("method")
+def _table(title: str, cells: list[Cell], between: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
+    table.add_column("model, method", no_wrap=True)
     for utilisation in UTILISATIONS:
-        table.add_column(f"{utilisation:.0%}", justify="right")
+        table.add_column(f"{utilisation:.0%}", justify="right", no_wrap=True)
     shown = ""
     for (model, method), row in groupby(cells, key=lambda cell: (cell.model, cell.method)):
-        texts = [Text(cell_text(cell), style="" if cell.steps_off == 0 else "yellow") for cell in row]
-        table.add_row(Text("" if model == shown else model), Text(method), *texts)
+        if model != shown:
+            table.add_row(Text(model, style="bold"))
+        texts = [Text(cell_text(cell, between), style="" if cell.steps_off == 0 else "yellow") for cell in row]
+        table.add_row(Text(f"  {method}"), *texts)
         shown = model
     return table
 

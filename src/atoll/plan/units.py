@@ -9,13 +9,13 @@ from typing import Any
 from atoll.errors import ConfigError
 
 _FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "b": 10**9, "t": 10**12}
-_COUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgbt]?)", re.IGNORECASE)
+_COUNT = re.compile(r"((?:\d+(?:\.\d*)?|\.\d+)(?:e\+?\d{1,2}(?!\s*[kmgbt]))?)\s*([kmgbt]?)", re.IGNORECASE)
 DIGITS_MAX = 40
 """A count is a few digits and a letter; more is some other text."""
 
 
 def parse_count(name: str, value: Any) -> Any:
-    """1500, "1500", "1.5k", "12B" or "2T" as a whole number. What is no text is left for the check of its range."""
+    """1500, "1500", "1.5k", "12B", "2T" or "7e9" as a whole number. What is no text is left for the check of ranges."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, str):
@@ -23,7 +23,7 @@ def parse_count(name: str, value: Any) -> Any:
     text = value.strip().replace("_", "").replace(",", "")
     found = _COUNT.fullmatch(text) if len(text) <= DIGITS_MAX else None
     if found is None:
-        raise ConfigError(f"{name} must be a number such as 1500, 300M, 12B or 2T; not {value[:DIGITS_MAX]!r}")
+        raise ConfigError(f"{name} must be a number such as 1500, 300M, 12B, 7e9 or 2T; not {value[:DIGITS_MAX]!r}")
     return round(float(found[1]) * _FACTORS[found[2].lower()])
 
 
