@@ -19,6 +19,8 @@ from atoll.fleet import (
     simulate_table,
     simulate_unequal,
 )
+from atoll.fleet import cell as cell_module
+from atoll.fleet.memory import Memory, warm_up_s
 from atoll.fleet.published import CHIPS, published_goodput
 
 MECHANICS = Mechanics()
@@ -80,6 +82,45 @@ def test_a_fleet_that_hardly_fails_has_an_honest_interval() -> None:
     assert cell.failures == 0
     assert cell.goodput > 99.0
     assert cell.half_width > 0.0
+
+
+LONG_REPAIRS = Mechanics(slice_chips=8, return_s=86_400.0, restart_s=3600.0)
+
+
+def test_where_repairs_are_long_and_failures_rare_the_interval_holds_the_estimate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cell_module, "EVENTS_MAX", 40_000)
+    monkeypatch.setattr(cell_module, "WINDOW_STEPS_MAX", 400)
+    cell = simulate_cell(64, 4, mechanics=LONG_REPAIRS)
+    assert cell.failures < 5 and cell.few_failures
+    assert cell.events < 100_000
+    assert not cell.precise
+    assert cell.estimate == pytest.approx(97.85, abs=0.1)
+    assert abs(cell.goodput - cell.estimate) <= cell.half_width
+
+
+def test_windows_last_some_repairs_where_a_slice_is_a_good_part_of_its_learner() -> None:
+    cell = simulate_cell(64, 1, "elastic", mechanics=LONG_REPAIRS, mtbi_s=YEAR_S / 10.0)
+    assert cell.window_seconds > 3.0 * LONG_REPAIRS.return_s
+    assert cell.precise and not cell.few_failures
+
+
+def test_windows_of_the_published_table_are_what_they_were() -> None:
+    for chips, learners, method in published_grid():
+        memory = Memory.of(chips, learners, method, mechanics=MECHANICS, mtbi_s=YEAR_S)
+        assert memory.window_s < cell_module.WINDOW_S_MIN
+    assert warm_up_s(MECHANICS, 0.0) == 5.0 * (300.0 + 75.0 + 90.0) + 50.0 * 2.0
+
+
+def test_a_failure_costs_its_repair_by_the_share_of_the_slice() -> None:
+    two = Memory.of(64, 4, "decoupled", mechanics=LONG_REPAIRS, mtbi_s=YEAR_S)
+    many = Memory.of(6400, 4, "decoupled", mechanics=LONG_REPAIRS, mtbi_s=YEAR_S)
+    assert two.cost_s >= (86_400.0 + 75.0) / 2
+    assert many.cost_s < two.cost_s / 50
+    whole_s = warm_up_s(LONG_REPAIRS, 1e9)
+    assert two.bias(whole_s, LONG_REPAIRS) == 0.0
+    assert 0.0 < two.bias(whole_s / 2, LONG_REPAIRS) < two.bias(whole_s / 4, LONG_REPAIRS) < two.out
 
 
 def test_another_seed_gives_another_run_and_the_same_seed_the_same() -> None:

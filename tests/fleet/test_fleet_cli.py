@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,6 +57,9 @@ def test_learners_alone_mean_decoupled(monkeypatch: pytest.MonkeyPatch, capsys: 
         (("--detect", "-1"), "detect_s"),
         (("--precision", "0"), "precision"),
         (("--jobs", "-1"), "jobs"),
+        (("--heterogeneous", "--chips", "20"), "do not use --chips"),
+        (("--heterogeneous", "--grow", "5"), "do not use --grow"),
+        (("--scavenging", "--mtbi-years", "2", "--return", "5"), "do not use --mtbi-years, --return"),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -66,3 +70,32 @@ def test_bad_input_is_one_clear_line(
     assert out == ""
     assert said in err
     assert "Traceback" not in err
+
+
+def test_what_cannot_be_written_is_said_before_anything_is_simulated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("atoll.fleet.simulate_table", lambda *_, **__: pytest.fail("it was simulated first"))
+    code, _, err = run(monkeypatch, capsys, "--save", str(tmp_path / "nofolder" / "x.json"))
+    assert code == 2 and "folder that exists" in err
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, _, err = run(monkeypatch, capsys, "--figures", str(tmp_path / "figures"))
+    assert code == 2 and "matplotlib" in err
+
+
+def test_a_cell_with_hardly_a_failure_says_so_and_shows_the_estimate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("atoll.fleet.cell.EVENTS_MAX", 20_000)
+    monkeypatch.setattr("atoll.fleet.cell.WINDOW_STEPS_MAX", 400)
+    times = ("--slice-chips", "8", "--return", "86400", "--restart", "3600")
+    _, out, _ = run(monkeypatch, capsys, "--chips", "64", "--learners", "4", *times, "--jobs", "1")
+    assert "no failure seen" in out or "only 1 failure" in out
+    assert "on paper 97.9%" in out
+    assert "limit of 20,000 events" in out
+
+
+def test_a_log_hears_of_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--method", "elastic", "--seconds", "2400", "--jobs", "1")
+    _, _, err = run(monkeypatch, capsys, *words)
+    assert "5 of 5 cells" in err

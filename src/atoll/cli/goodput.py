@@ -20,6 +20,10 @@ _FLEET = "Fleet"
 _TIMES = "Mechanics (seconds)"
 _EFFORT = "Effort"
 _UNITS = {"k": 1e3, "m": 1e6}
+_NOTES_MAX = 8
+"""Cells of which a note says how sure they are; the others are counted."""
+_SAY_EVERY = 5
+"""Finished cells between two lines of progress where there is no terminal for a bar: a row of the published table."""
 
 
 def goodput(
@@ -93,7 +97,7 @@ def goodput(
     from atoll.fleet import YEAR_S, Aim, Mechanics, simulate_scavenging, simulate_unequal
 
     console = human(json_wanted=json)
-    given = {
+    given: dict[str, Any] = {
         "slice_chips": slice_chips,
         "step_s": step,
         "detect_s": detect,
@@ -105,10 +109,15 @@ def goodput(
         "restart_shape": restart_shape,
         "speed_spread": speed_spread,
     }
-    mechanics = Mechanics(**{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
+    mechanics = Mechanics(**{name: value for name, value in given.items() if value is not None})
     aim = Aim(seconds=seconds, seed=seed) if precision is None else Aim(precision, seconds, seed)
     answer: dict[str, Any] = {"cells": []}
-    if chips or learners or method or not (heterogeneous or scavenging):
+    if heterogeneous or scavenging:
+        cells_only = {"chips": chips, "learners": learners, "method": method, "precision": precision}
+        others = {"mtbi-years": mtbi_years != 1.0, "seconds": seconds, "figures": figures is not None}
+        _refuse_unused(cells_only | others | given, grows=scavenging)
+    _check_outputs(figures, save)
+    if not (heterogeneous or scavenging):
         table = _simulate(_grid(chips, learners, method), mechanics, mtbi_years * YEAR_S, aim=aim, jobs=jobs)
         _print_cells(console, table)
         answer |= table.to_dict()
@@ -128,11 +137,36 @@ def goodput(
         print_json(answer)
 
 
-def _draw(console: Console, folder: Path, cells: list[dict[str, Any]]) -> None:
+def _refuse_unused(given: dict[str, Any], *, grows: bool) -> None:
+    """--heterogeneous and --scavenging have learners of their own and no failures: only the step's time matters, and
+    with scavenging that of a planned resize."""
     from atoll.errors import ConfigError
 
-    if not cells:
-        raise ConfigError("there are figures of cells only; give --chips, --learners or --method as well")
+    used = ("step_s", "grow_s") if grows else ("step_s",)
+    unused = [name for name, value in given.items() if value not in (None, "", False, 0.0) and name not in used]
+    if unused:
+        names = ", ".join("--" + name.removesuffix("_s").replace("_", "-") for name in unused)
+        raise ConfigError(
+            f"--heterogeneous and --scavenging do not use {names}: they have learners of their own, and no failures; "
+            "leave it away, or run it as a command of its own"
+        )
+
+
+def _check_outputs(figures: Path | None, save: Path | None) -> None:
+    """What would fail only after minutes of simulation."""
+    from atoll.errors import ConfigError
+
+    if figures is not None:
+        from atoll.figures.style import require_matplotlib
+
+        require_matplotlib()
+        if figures.exists() and not figures.is_dir():
+            raise ConfigError(f"--figures {figures} is not a folder; give one, or a name that is still free")
+    if save is not None and (save.is_dir() or not save.parent.is_dir()):
+        raise ConfigError(f"--save {save}: no such folder, or a folder itself; give a file in a folder that exists")
+
+
+def _draw(console: Console, folder: Path, cells: list[dict[str, Any]]) -> None:
     from atoll.cli.paper_figures import draw_goodput
 
     console.print(f"figures: {draw_goodput(folder, cells)}", markup=False, soft_wrap=True)
@@ -151,7 +185,7 @@ def _save(console: Console, path: Path, answer: dict[str, Any]) -> None:
 
 
 def _simulate(grid: list[tuple[int, int, str]] | None, mechanics: Any, mtbi_s: float, *, aim: Any, jobs: int) -> Cells:
-    """All cells, with a bar that says how long it will still take."""
+    """All cells, with a bar that says how long it will still take; in a log, a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -164,8 +198,13 @@ def _simulate(grid: list[tuple[int, int, str]] | None, mechanics: Any, mtbi_s: f
         *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
     ) as bar:
         task = bar.add_task("cells", total=len(wanted))
+        finished: list[Cell] = []
 
         def done(cell: Cell) -> None:
+            finished.append(cell)
+            if not console.is_terminal and len(finished) % _SAY_EVERY == 0:
+                last = f"{_name(cell)}, {_short(cell.chips)}: {cell.goodput:.1f}%"
+                console.print(f"{len(finished)} of {len(wanted)} cells; last {last}", markup=False, soft_wrap=True)
             bar.update(task, advance=1, description=f"{_name(cell)}, {_short(cell.chips)}: {cell.goodput:.1f}%")
 
         return simulate_table(wanted, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, jobs=jobs, progress=done)
@@ -243,11 +282,34 @@ def _print_cells(console: Console, table: Cells) -> None:
         style="dim",
         soft_wrap=True,
     )
+    _print_doubts(console, table)
+
+
+def _print_doubts(console: Console, table: Cells) -> None:
+    """Cells that are less sure than they look: hardly a failure seen, or not as precise as was asked for."""
+    doubtful = [(cell, text) for cell in table.cells if (text := _doubt(cell))]
+    for cell, text in doubtful[:_NOTES_MAX]:
+        console.print(f"{_name(cell)}, {_short(cell.chips)} chips: {text}", style="yellow", soft_wrap=True)
+    if len(doubtful) > _NOTES_MAX:
+        console.print(f"and {len(doubtful) - _NOTES_MAX} more such cells", style="yellow")
+
+
+def _doubt(cell: Cell) -> str:
+    from atoll.fleet.cell import EVENTS_MAX
+
+    parts = []
+    if cell.few_failures:
+        seen = {0: "no failure", 1: "only 1 failure"}.get(cell.failures, f"only {cell.failures} failures")
+        parts.append(f"{seen} seen")
+    if not cell.precise:
+        parts.append(f"±{cell.half_width:.2f} points at the limit of {EVENTS_MAX:,} events, wider than asked for")
+    return f"{', '.join(parts)}; on paper {cell.estimate:.1f}%" if parts else ""
 
 
 def _goodput_text(cell: Cell) -> str:
     if cell.difference is None or cell.published is None:
-        return f"{cell.goodput:.1f} ±{cell.half_width:.1f}"
+        paper = f" (on paper {cell.estimate:.1f})" if cell.few_failures or not cell.precise else ""
+        return f"{cell.goodput:.1f} ±{cell.half_width:.1f}{paper}"
     colour = "green" if abs(cell.difference) <= 1.5 else "yellow" if abs(cell.difference) <= 3.0 else "red"
     return f"{cell.goodput:.1f} {cell.published:g} [{colour}]{cell.difference:+.1f}[/{colour}]"
 
@@ -269,10 +331,11 @@ def _print_grid(
 
 
 def _print_unequal(console: Console, rows: list[Unequal]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     console.print("eight learners, four of them 18% slower, speeds vary by 10%", style="bold", soft_wrap=True)
-    table = Table()
+    table = Table(box=SIMPLE_HEAD)
     for name in ("quorum", "variance drawn", "goodput, %", "published", "merged per commit"):
         table.add_column(name, justify="left" if name in ("quorum", "variance drawn") else "right")
     for row in rows:
@@ -282,10 +345,11 @@ def _print_unequal(console: Console, rows: list[Unequal]) -> None:
 
 
 def _print_scavenged(console: Console, rows: list[Scavenged]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     console.print("four learners, extra ones for half of the tokens: time relative to none", style="bold")
-    table = Table()
+    table = Table(box=SIMPLE_HEAD)
     for name in ("extra", "learners", "decoupled", "published", "perfect", "DP", "DP published"):
         table.add_column(name, justify="right")
     for row in rows:

@@ -9,7 +9,8 @@ from typing import Any
 
 from atoll.core.config import SyncConfig
 from atoll.fleet.estimate import expected_goodput
-from atoll.fleet.mechanics import MTBI_YEARS, YEAR_S, Mechanics, check_fleet, real, slices_of, whole
+from atoll.fleet.mechanics import MTBI_YEARS, YEAR_S, Mechanics, check_fleet, real, whole
+from atoll.fleet.memory import Memory, warm_up_s
 from atoll.fleet.published import published_goodput
 from atoll.fleet.runs import DataParallel, Islands, decoupled_config, synchronous_config
 from atoll.fleet.windows import NORMAL_95, WINDOWS_MIN, Windows
@@ -18,8 +19,7 @@ from atoll.fleet.world import FleetWorld
 PRECISION = 0.4
 """Half of the 95% interval, in points, at which a cell is done; half a point is what the table's rounding leaves."""
 WINDOW_S_MIN = 400.0
-"""Longer than a repair, which moves the goodput by a few tenths of a point only, and than several stalls: windows are
-nearly independent."""
+"""Longer than several stalls. Where repairs are a good part of what a failure costs, `Memory` asks for longer ones."""
 WINDOW_FAILURES = 2.0
 """Failures that a window should have, where that is affordable."""
 WINDOW_STEPS_MAX = 5_000
@@ -27,14 +27,19 @@ WINDOW_STEPS_MAX = 5_000
 WINDOW_STEPS_MIN = 100
 """Steps of each learner in one window."""
 EVENTS_MAX = 4_000_000
-"""Events of one cell: a minute or two of work. A cell that is not precise by then says so in its interval."""
+"""Events of one cell: a minute or two of work. A cell that is not precise by then says so (`precise` is false, and its
+interval is as wide as it is). Warm-up and windows that follow long repairs are cut to fit into it."""
+EVENTS_PER_STEP = 4.0
+"""Inputs of the machines per learner step, rounded up (3.2 measured with P = 4 and H = 24)."""
+STALLS_PER_FAILURE = 2.0
+"""One unplanned and one planned."""
 BASELINE_FINER = 3.0
 """Data-parallel cells need no machines and cost next to nothing, so they are simulated to a narrower interval."""
 LOOK_EVERY = 16
 """The interval is looked at each time the windows have grown by a sixteenth: often enough to stop in time, seldom
 enough that looking does not find a lucky moment."""
 FEW_FAILURES = 20
-"""With fewer than this the windows' own spread says nothing, and the interval is a count's."""
+"""With fewer than this the windows' own spread says little, and the interval is at least a count's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +57,19 @@ class Cell:
     estimate: float
     """What `expected_goodput` says."""
     failures: int
+    precise: bool
+    """The interval is as narrow as was asked for, or so many seconds were asked for instead."""
     windows: int
     window_seconds: float
     simulated_seconds: float
     events: int
     """Inputs that the real machines handled; of a data-parallel baseline: stalls."""
     wall_seconds: float
+
+    @property
+    def few_failures(self) -> bool:
+        """So few that the estimate on paper says more than the simulation."""
+        return self.failures < FEW_FAILURES
 
     @property
     def difference(self) -> float | None:
@@ -100,19 +112,24 @@ def simulate_cell(
     began_s = time.perf_counter()
     run = _make(chips, learners, method, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, config=config)
     stepping = 0 if isinstance(run, DataParallel) else learners
+    memory = Memory.of(chips, learners, method, mechanics=mechanics, mtbi_s=mtbi_s)
+    affordable_s = EVENTS_MAX / _events_per_s(chips / mtbi_s, stepping, mechanics)
     window_s = _window_s(chips / mtbi_s, stepping, mechanics, aim)
-    run.window(_warm_up_s(mechanics), None)
+    if not aim.seconds:
+        window_s = max(window_s, min(memory.window_s, affordable_s / 2.0 / WINDOWS_MIN))
+    run.window(warm_up_s(mechanics, affordable_s / 4.0), None)
     failures, events, warmed_s = run.failures, run.events, run.now_s
     windows, wanted = Windows(), WINDOWS_MIN
-    restarts = method == "inelastic" or slices_of(chips, learners, mechanics) == 1
-    cost_s = _cost_s(mechanics, restarts)
     precision = aim.precision if stepping else aim.precision / BASELINE_FINER
     while True:
-        while len(windows) < wanted:
+        while len(windows) < wanted and (len(windows) < WINDOWS_MIN or run.events < EVENTS_MAX):
             run.window(window_s, windows)
         simulated_s = run.now_s - warmed_s
         share, half = windows.goodput()
-        half = max(half, _count_half(run.failures - failures, cost_s / (learners * simulated_s)))
+        seen = run.failures - failures
+        if seen < FEW_FAILURES or window_s < memory.window_s:
+            half = max(half, _count_half(seen, memory.cost_s / (learners * simulated_s)))
+        half = min(1.0, half + memory.bias(warmed_s, mechanics))
         if aim.seconds or 100.0 * half <= precision or run.events >= EVENTS_MAX:
             break
         wanted += 1 + wanted // LOOK_EVERY
@@ -125,7 +142,8 @@ def simulate_cell(
         uptime=100.0 * windows.uptime(),
         published=published_goodput(chips, learners, method, mtbi_s),
         estimate=expected_goodput(chips, learners, method, mechanics, mtbi_s),
-        failures=run.failures - failures,
+        failures=seen,
+        precise=aim.seconds > 0.0 or 100.0 * half <= precision,
         windows=len(windows),
         window_seconds=window_s,
         simulated_seconds=simulated_s,
@@ -155,9 +173,9 @@ def _make(
     return islands
 
 
-def _warm_up_s(mechanics: Mechanics) -> float:
-    """A fresh fleet has no slice in repair: wait until those that come and go are in balance."""
-    return 5.0 * (mechanics.return_s + mechanics.hold_off_s + mechanics.restart_s) + 50.0 * mechanics.step_s
+def _events_per_s(rate: float, learners: int, mechanics: Mechanics) -> float:
+    """Events per simulated second, rounded up: learners' steps and stalls; of a data-parallel run: stalls."""
+    return learners * EVENTS_PER_STEP / mechanics.step_s + STALLS_PER_FAILURE * rate
 
 
 def _window_s(rate: float, learners: int, mechanics: Mechanics, aim: Aim) -> float:
@@ -170,13 +188,7 @@ def _window_s(rate: float, learners: int, mechanics: Mechanics, aim: Aim) -> flo
     return min(window_s, affordable)
 
 
-def _cost_s(mechanics: Mechanics, restarts: bool) -> float:
-    """What a failure costs its learner, roughly."""
-    resizes_s = mechanics.restart_s if restarts else mechanics.shrink_s + mechanics.grow_s
-    return mechanics.detect_s + resizes_s + mechanics.step_s
-
-
 def _count_half(failures: int, cost: float) -> float:
     """Half of an interval that follows from the number of failures alone, each of which costs this share of the
-    learners' time. It matters only where there are hardly any: then windows without one say nothing."""
-    return NORMAL_95 * math.sqrt(failures + 1.0) * cost if failures < FEW_FAILURES else 0.0
+    learners' time. It matters where windows say little: hardly any has a failure, or a repair outlasts them."""
+    return NORMAL_95 * math.sqrt(failures + 1.0) * cost
