@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,6 +32,8 @@ lab = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+LABEL_MIN = 10
+"""Room for `decoupled` on a narrow terminal."""
 COMPILES = ("auto", "yes", "no")
 Compile = Annotated[str, typer.Option("--compile", help="Compile the step: auto (long runs on a GPU), yes or no.")]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
@@ -343,13 +345,20 @@ def _outcome_dict(study: Study, outcome: Outcome) -> dict[str, Any]:
 
 
 def _print_list(console: Console, study: Study, planned: tuple[Planned, ...], results: Any) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from atoll.lab.conduct import Forecast
 
     known = results.records()
     forecast = Forecast(known)
-    table = Table(title=f"{study.name}: {results.path}", title_justify="left")
+    table = Table(
+        title=f"{study.name}: {results.path}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for name in ("run", "seed", "tokens", "key", ""):
         table.add_column(name, justify="right" if name in ("seed", "tokens") else "left")
     for one in planned:
@@ -361,14 +370,18 @@ def _print_list(console: Console, study: Study, planned: tuple[Planned, ...], re
 
 
 def _print_table(console: Console, study: Study, text: Any) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=escape(study.name), title_justify="left")
+    table = Table(
+        title=escape(study.name), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
     for place, name in enumerate(text.header):
         numbers = [row[place] for row in text.rows if row[place] not in ("", "-")]
         numeric = bool(numbers) and all(cell[0] in "+-0123456789" for cell in numbers)
-        table.add_column(escape(name), justify="right" if numeric else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if numeric else "left"
+        table.add_column(escape(name), justify=side, overflow="fold", min_width=LABEL_MIN if place == 0 else None)
     for row in text.rows:
         table.add_row(*(escape(cell) for cell in row))
     console.print(table)
