@@ -2,53 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from said import Command, command
 
 from atoll.check import Bounded
 from atoll.check.facts import Committed
-from atoll.cli import main
 from atoll.sim.scenario import SimFault, draw, load, to_json
 
 QUIET_SEED, SEED = 6, 7
 """Without faults and with some; both without arrays and quick."""
 
 
-class Said(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def last(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
-        return values
-
-
-Sim = Callable[..., Said]
-
-
 @pytest.fixture
-def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Sim:
-    """Runs `atoll sim ...` in this process."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["atoll", "sim", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return run
+def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return command("sim", monkeypatch=monkeypatch, capsys=capsys)
 
 
 @pytest.fixture
@@ -65,7 +36,7 @@ def defect(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- fuzz
 
 
-def test_fuzz_adds_up_its_seeds(sim: Sim) -> None:
+def test_fuzz_adds_up_its_seeds(sim: Command) -> None:
     said = sim("fuzz", "--seeds", "3", "--first", "4", "--jobs", "1", "--json")
     assert said.code == 0, said
     assert said.stdout.count("\n") == 1, "with --json standard output is the object alone"
@@ -80,7 +51,7 @@ def test_fuzz_adds_up_its_seeds(sim: Sim) -> None:
     assert "3 seeds in" in said.stderr and "no invariant was broken" in said.stderr
 
 
-def test_fuzz_explains_a_failure_and_exits_with_1(sim: Sim, defect: None) -> None:
+def test_fuzz_explains_a_failure_and_exits_with_1(sim: Command, defect: None) -> None:
     said = sim("fuzz", "--seeds", "1", "--first", str(SEED), "--jobs", "1", "--json")
     assert said.code == 1
     assert said.last["violations"] == 1 and said.last["failing_seeds"] == [SEED]
@@ -91,7 +62,7 @@ def test_fuzz_explains_a_failure_and_exits_with_1(sim: Sim, defect: None) -> Non
     assert "1 seeds broke an invariant: 7" in told and "Traceback" not in told
 
 
-def test_fuzz_on_two_processes_comes_to_the_same(sim: Sim) -> None:
+def test_fuzz_on_two_processes_comes_to_the_same(sim: Command) -> None:
     one = sim("fuzz", "--seeds", "2", "--first", "6", "--jobs", "1", "--json").last
     two = sim("fuzz", "--seeds", "2", "--first", "6", "--jobs", "2", "--json").last
     for name in ("seeds", "violations", "simulated_hours", "faults", "fault_kinds", "events", "commits"):
@@ -101,7 +72,7 @@ def test_fuzz_on_two_processes_comes_to_the_same(sim: Sim) -> None:
 # ---------------------------------------------------------------- run
 
 
-def test_a_run_says_what_it_was_and_what_it_came_to(sim: Sim) -> None:
+def test_a_run_says_what_it_was_and_what_it_came_to(sim: Command) -> None:
     said = sim("run", "--seed", str(SEED))
     scenario = draw(SEED)
     assert said.code == 0 and said.stderr == ""
@@ -110,7 +81,7 @@ def test_a_run_says_what_it_was_and_what_it_came_to(sim: Sim) -> None:
     assert "simulated seconds" in second and "machine events" in second and last == "no invariant was broken"
 
 
-def test_a_trace_is_the_same_bytes_every_time(sim: Sim) -> None:
+def test_a_trace_is_the_same_bytes_every_time(sim: Command) -> None:
     one, two = (sim("run", "--seed", str(SEED), "--trace") for _ in range(2))
     assert one.code == 0 and one == two
     lines = one.stdout.splitlines()
@@ -120,7 +91,7 @@ def test_a_trace_is_the_same_bytes_every_time(sim: Sim) -> None:
     assert sim("run", "--seed", str(QUIET_SEED), "--trace").stdout != one.stdout
 
 
-def test_a_saved_scenario_is_the_same_run(sim: Sim, tmp_path: Path) -> None:
+def test_a_saved_scenario_is_the_same_run(sim: Command, tmp_path: Path) -> None:
     file, again = tmp_path / "seed.json", tmp_path / "again.json"
     drawn = sim("run", "--seed", str(SEED), "--save", str(file), "--json")
     read = sim("run", "--scenario", str(file), "--save", str(again), "--json")
@@ -130,7 +101,7 @@ def test_a_saved_scenario_is_the_same_run(sim: Sim, tmp_path: Path) -> None:
     assert drawn.last["faults"] == len(draw(SEED).faults)
 
 
-def test_a_failing_run_exits_with_1_and_may_be_saved_small(sim: Sim, tmp_path: Path, defect: None) -> None:
+def test_a_failing_run_exits_with_1_and_may_be_saved_small(sim: Command, tmp_path: Path, defect: None) -> None:
     whole, small = tmp_path / "whole.json", tmp_path / "small.json"
     said = sim("run", "--seed", str(SEED), "--save", str(whole), "--json")
     assert said.code == 1 and said.last["violations"] == ["I10: a second version"]
@@ -142,7 +113,7 @@ def test_a_failing_run_exits_with_1_and_may_be_saved_small(sim: Sim, tmp_path: P
     assert sim("run", "--scenario", str(small)).code == 1
 
 
-def test_a_plan_of_chaos_replaces_the_faults(sim: Sim, tmp_path: Path) -> None:
+def test_a_plan_of_chaos_replaces_the_faults(sim: Command, tmp_path: Path) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text('[[fault]]\nkind = "kill"\ntarget = "syncer"\nat = "50%"\n')
     file = tmp_path / "seed.json"
@@ -178,7 +149,7 @@ def test_a_plan_of_chaos_replaces_the_faults(sim: Sim, tmp_path: Path) -> None:
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )
 def test_wrong_arguments_are_one_clear_message(
-    sim: Sim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
+    sim: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = sim(*arguments)
@@ -187,7 +158,7 @@ def test_wrong_arguments_are_one_clear_message(
 
 
 @pytest.mark.parametrize("arguments", [("run", "--seed", "x"), ("run", "--seed", "1.5"), ("fuzz", "--seeds", "many")])
-def test_a_seed_that_is_not_a_number(sim: Sim, arguments: tuple[str, ...]) -> None:
+def test_a_seed_that_is_not_a_number(sim: Command, arguments: tuple[str, ...]) -> None:
     said = sim(*arguments)
     assert said.code == 2 and arguments[1] in said.stderr and "integer" in said.stderr
     assert "Traceback" not in said.stderr and said.stdout == ""
@@ -206,7 +177,7 @@ def test_a_seed_that_is_not_a_number(sim: Sim, arguments: tuple[str, ...]) -> No
     ids=["truncated", "foreign", "unknown fault", "unknown learner", "negative time", "deep"],
 )
 def test_a_wrong_scenario_is_one_clear_message(
-    sim: Sim, tmp_path: Path, change: Callable[[str], str], words: str
+    sim: Command, tmp_path: Path, change: Callable[[str], str], words: str
 ) -> None:
     good = to_json(replace(draw(SEED), faults=(SimFault("kill", "syncer", 3.0),)))
     file = tmp_path / "scenario.json"

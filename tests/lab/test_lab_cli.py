@@ -2,50 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 from lab_fakes import SMALL, FakeRunner
+from said import Command, command
 
 from atoll.cli import lab as lab_cli
-from atoll.cli import main
 from atoll.cli.amounts import count, duration
 from atoll.lab.store import ResultStore
 
 
-class Said(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def last(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
-        return values
-
-
-Lab = Callable[..., Said]
-
-
 @pytest.fixture
-def lab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lab:
-    """Runs `atoll lab ...` in this process."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["atoll", "lab", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return run
+def lab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return command("lab", monkeypatch=monkeypatch, capsys=capsys)
 
 
 @pytest.fixture
@@ -66,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 # ---------------------------------------------------------------- run
 
 
-def test_one_run_says_how_it_went(lab: Lab, runner: FakeRunner, tmp_path: Path) -> None:
+def test_one_run_says_how_it_went(lab: Command, runner: FakeRunner, tmp_path: Path) -> None:
     (tmp_path / "world.toml").write_text("step_ms = 250\n[[learner]]\nwho = 1\nstep_ms = 500\n")
     said = lab(
         *(
@@ -113,7 +83,7 @@ def test_one_run_says_how_it_went(lab: Lab, runner: FakeRunner, tmp_path: Path) 
     ],
     ids=str,
 )
-def test_a_run_that_cannot_be(lab: Lab, runner: FakeRunner, arguments: list[str], words: str) -> None:
+def test_a_run_that_cannot_be(lab: Command, runner: FakeRunner, arguments: list[str], words: str) -> None:
     said = lab("run", *arguments)
     assert said.code == 2 and words in said.stderr and not runner.ran and "Traceback" not in said.stderr
 
@@ -121,7 +91,7 @@ def test_a_run_that_cannot_be(lab: Lab, runner: FakeRunner, arguments: list[str]
 # ---------------------------------------------------------------- study
 
 
-def test_a_study_is_run_once(lab: Lab, runner: FakeRunner, file: Path) -> None:
+def test_a_study_is_run_once(lab: Command, runner: FakeRunner, file: Path) -> None:
     said = lab("study", file, "--json")
     assert said.code == 0, said
     assert said.last == {"studies": [{"study": "small", "done": 18, "failed": [], "left": 0, "interrupted": False}]}
@@ -133,7 +103,7 @@ def test_a_study_is_run_once(lab: Lab, runner: FakeRunner, file: Path) -> None:
 
 
 def test_a_study_can_be_interrupted_limited_and_listed(
-    lab: Lab, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    lab: Command, file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     store = tmp_path / "elsewhere.jsonl"
     monkeypatch.setattr(lab_cli, "_runner", lambda device, threads, compiles: FakeRunner(stops_after=2))
@@ -146,7 +116,7 @@ def test_a_study_can_be_interrupted_limited_and_listed(
     assert not (tmp_path / "results.jsonl").exists()
 
 
-def test_a_run_that_fails_is_named_at_the_end(lab: Lab, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_fails_is_named_at_the_end(lab: Command, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = FakeRunner(fails=lambda spec: spec.learners == 2 and spec.seed == 0)
     monkeypatch.setattr(lab_cli, "_runner", lambda device, threads, compiles: runner)
     said = lab("study", file, "--json")
@@ -154,7 +124,7 @@ def test_a_run_that_fails_is_named_at_the_end(lab: Lab, file: Path, monkeypatch:
     assert said.stderr.count("decoupled optimizer=muon learners=2, seed 0 failed: RuntimeError: out of memory") == 2
 
 
-def test_bad_studies(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+def test_bad_studies(lab: Command, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
     for arguments, words in (
         ([tmp_path / "none.toml"], "cannot be read"),
         ([file, "--only", "x"], "no arm 'x'"),
@@ -168,7 +138,7 @@ def test_bad_studies(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -
 # ---------------------------------------------------------------- report
 
 
-def test_a_report_has_tables_for_everybody(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+def test_a_report_has_tables_for_everybody(lab: Command, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
     lab("study", file)
     said = lab("report", file, "--markdown", tmp_path / "out.md", "--json")
     assert said.code == 0, said
@@ -179,7 +149,7 @@ def test_a_report_has_tables_for_everybody(lab: Lab, runner: FakeRunner, file: P
     assert len(runner.ran) == 18, "a report runs nothing"
 
 
-def test_a_report_draws_figures(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+def test_a_report_draws_figures(lab: Command, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert lab("report", file, "--figures", tmp_path / "figures").code == 2, "nothing is finished"
     lab("study", file)
@@ -191,12 +161,12 @@ def test_a_report_draws_figures(lab: Lab, runner: FakeRunner, file: Path, tmp_pa
     assert page.count("<svg") == 3 and "+4.00 ± 0.00%" in page
 
 
-def test_a_report_that_cannot_be_written(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written(lab: Command, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
     said = lab("report", file, "--markdown", tmp_path / "none" / "out.md")
     assert said.code == 2 and "folder that exists" in said.stderr
 
 
-def test_a_damaged_store_is_named(lab: Lab, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
+def test_a_damaged_store_is_named(lab: Command, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
     (tmp_path / "results.jsonl").write_text("x\ny\n")
     said = lab("report", file)
     assert said.code == 2 and "results.jsonl, line 1 is damaged" in said.stderr
@@ -217,7 +187,7 @@ def test_counts() -> None:
 # ---------------------------------------------------------------- the real engine
 
 
-def test_a_real_study_from_file_to_table(lab: Lab, tmp_path: Path) -> None:
+def test_a_real_study_from_file_to_table(lab: Command, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     file = tmp_path / "real.toml"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
+from said import Command, command
 
 from atoll.cli import main
 from atoll.core.config import SyncConfig
@@ -18,35 +17,12 @@ from atoll.launch.options import read_config_file
 JOB = ("--parameters", "1B", "--learners", "4", "--step-s", "1", "--up-gbit", "1", "--tokens-per-step", "500k")
 
 
-class Said(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-    @property
-    def last(self) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(self.stdout.splitlines()[-1])
-        return values
-
-
 @pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """Runs `atoll plan ...` in this process."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["atoll", "plan", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return run
+def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    return command("plan", monkeypatch=monkeypatch, capsys=capsys)
 
 
-def test_a_plan_for_people(plan: Callable[..., Said]) -> None:
+def test_a_plan_for_people(plan: Command) -> None:
     said = plan(*JOB, "--chips", "4k")
     assert said.code == 0
     for text in (
@@ -61,7 +37,7 @@ def test_a_plan_for_people(plan: Callable[..., Said]) -> None:
     assert "Failures are left out" not in said.stdout
 
 
-def test_a_plan_for_programs(plan: Callable[..., Said]) -> None:
+def test_a_plan_for_programs(plan: Command) -> None:
     said = plan(*JOB, "--json")
     answer = said.last
     assert (said.code, len(said.stdout.splitlines())) == (0, 1)
@@ -72,7 +48,7 @@ def test_a_plan_for_programs(plan: Callable[..., Said]) -> None:
     assert answer["round"]["slack_s"] == pytest.approx(answer["round"]["has_s"] - answer["round"]["takes_s"])
 
 
-def test_what_follows_from_failures_is_null_without_chips(plan: Callable[..., Said]) -> None:
+def test_what_follows_from_failures_is_null_without_chips(plan: Command) -> None:
     without, known = plan(*JOB, "--json").last, plan(*JOB, "--chips", "4k", "--json").last
     assert {method["goodput"] for method in without["methods"]} == {None}
     assert (without["quorum"]["chance"], without["quorum"]["up"], without["job"]["syncer_gbit"]) == (None, None, None)
@@ -80,7 +56,7 @@ def test_what_follows_from_failures_is_null_without_chips(plan: Callable[..., Sa
     assert known["quorum"]["up"] < 4.0
 
 
-def test_what_is_written_at_intervals(plan: Callable[..., Said]) -> None:
+def test_what_is_written_at_intervals(plan: Command) -> None:
     """7B parameters, 12 bytes each: 84 GB, in half of the time of a disk of 1.3 GB/s."""
     job = ("--parameters", "7e9", "--learners", "6", "--up-gbit", "1", "--step-s", "3")
     said = plan(*job, "--json")
@@ -95,13 +71,13 @@ def test_what_is_written_at_intervals(plan: Callable[..., Said]) -> None:
     assert "The fullest part: syncer's disk" in short.stderr  # the user's own interval
 
 
-def test_fragments_0_is_said_to_leave_them_open(plan: Callable[..., Said]) -> None:
+def test_fragments_0_is_said_to_leave_them_open(plan: Command) -> None:
     said = plan(*JOB, "--fragments", "0")
     assert said.code == 0 and "0 was given, which leaves it open" in said.stdout
     assert "leaves it open" not in plan(*JOB).stdout
 
 
-def test_learners_of_unequal_speed_are_named(plan: Callable[..., Said]) -> None:
+def test_learners_of_unequal_speed_are_named(plan: Command) -> None:
     said = plan(
         *JOB[:2], "--step-s", "3", "--region", "a:2:9", "--region", "b:4:9:50:9", "--sync-every", "40", "--json"
     )
@@ -111,7 +87,7 @@ def test_learners_of_unequal_speed_are_named(plan: Callable[..., Said]) -> None:
     assert "not equally fast" not in plan(*JOB).stdout
 
 
-def test_a_plan_that_misses_its_own_bandwidth(plan: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_plan_that_misses_its_own_bandwidth(plan: Command, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     said = plan(*JOB, "--sync-every", "24", "--codec-up", "fp32", "--json", "--save", str(file))
     assert said.code == 1
@@ -121,7 +97,7 @@ def test_a_plan_that_misses_its_own_bandwidth(plan: Callable[..., Said], tmp_pat
     assert not file.exists()
 
 
-def test_saved_settings_are_taken_by_run_and_by_train(plan: Callable[..., Said], tmp_path: Path) -> None:
+def test_saved_settings_are_taken_by_run_and_by_train(plan: Command, tmp_path: Path) -> None:
     file = tmp_path / "plan.toml"
     said = plan(*JOB, "--disk-gbyte-s", "0.2", "--grace-cap", "0.5", "--json", "--save", str(file))
     assert said.code == 0
@@ -137,7 +113,7 @@ def test_saved_settings_are_taken_by_run_and_by_train(plan: Callable[..., Said],
 
 
 def test_atoll_run_reads_the_saved_file(
-    plan: Callable[..., Said], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    plan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The real command, up to the command that is missing: it says first what the settings come to."""
     file = tmp_path / "plan.toml"
@@ -151,7 +127,7 @@ def test_atoll_run_reads_the_saved_file(
     assert "needs the learners' command" in err
 
 
-def test_a_job_file_and_options_that_win(plan: Callable[..., Said], tmp_path: Path) -> None:
+def test_a_job_file_and_options_that_win(plan: Command, tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text(
         'parameters = "2B"\nstep-s = 2.0\nsync_every = 30\ngrace_cap_steps = 0.5\n'
@@ -191,7 +167,7 @@ def test_a_job_file_and_options_that_win(plan: Callable[..., Said], tmp_path: Pa
     ],
 )
 def test_bad_input_is_one_clear_message(
-    plan: Callable[..., Said], arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: Command, arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = plan(*arguments)
@@ -200,14 +176,14 @@ def test_bad_input_is_one_clear_message(
     assert "Traceback" not in said.stderr
 
 
-def test_unknown_names_in_a_job_file(plan: Callable[..., Said], tmp_path: Path) -> None:
+def test_unknown_names_in_a_job_file(plan: Command, tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text("parameters = 5\nspeed = 3\n")
     said = plan("--job", str(file))
     assert said.code == 2 and "unknown setting 'speed'" in said.stderr
 
 
-def test_the_published_tables(plan: Callable[..., Said]) -> None:
+def test_the_published_tables(plan: Command) -> None:
     said = plan("--published", "--json")
     totals = {total["table"]: total["exact"] for total in said.last["agreement"]}
     assert said.code == 0
@@ -217,7 +193,7 @@ def test_the_published_tables(plan: Callable[..., Said]) -> None:
     assert "71 of 75 cells are the same" in said.stderr
 
 
-def test_the_published_tables_fit_80_columns(plan: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_tables_fit_80_columns(plan: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     said = plan("--published")
     assert "…" not in said.stdout
@@ -225,14 +201,14 @@ def test_the_published_tables_fit_80_columns(plan: Callable[..., Said], monkeypa
         assert text in said.stdout
 
 
-def test_help_names_every_panel(plan: Callable[..., Said]) -> None:
+def test_help_names_every_panel(plan: Command) -> None:
     said = plan("--help")
     assert said.code == 0
     for text in ("The job", "Links and machines", "Synchronisation", "--region", "--published"):
         assert text in said.stdout
 
 
-def test_the_job_of_an_answer_can_be_planned_again(plan: Callable[..., Said], tmp_path: Path) -> None:
+def test_the_job_of_an_answer_can_be_planned_again(plan: Command, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     for arguments in (JOB, (*JOB[:2], "--step-s", "3", "--region", "a:2:9", "--region", "b:4:9:50:9")):
         answer = plan(*arguments, "--json").last
@@ -241,5 +217,5 @@ def test_the_job_of_an_answer_can_be_planned_again(plan: Callable[..., Said], tm
 
 
 @pytest.mark.parametrize("file", sorted(Path(__file__).parents[2].glob("examples/plan-*.toml")), ids=lambda f: f.name)
-def test_examples_can_be_planned(plan: Callable[..., Said], file: Path) -> None:
+def test_examples_can_be_planned(plan: Command, file: Path) -> None:
     assert plan("--job", str(file)).code == 0

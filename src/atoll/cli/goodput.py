@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human, print_json
+from atoll.cli.terminal import EXIT_INTERRUPTED, human, print_json, save_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,7 +133,8 @@ def goodput(
     if figures is not None:
         _draw(console, figures, answer["cells"])
     if save is not None:
-        _save(console, save, answer)
+        save_text(save, dumps(answer, indent=1))
+        console.print(f"saved: {save}", markup=False, soft_wrap=True)
     if json:
         print_json(answer)
 
@@ -172,18 +174,6 @@ def _draw(console: Console, folder: Path, cells: list[dict[str, Any]]) -> None:
     console.print(f"figures: {draw_goodput(folder, cells)}", markup=False, soft_wrap=True)
 
 
-def _save(console: Console, path: Path, answer: dict[str, Any]) -> None:
-    from json import dumps
-
-    from atoll.errors import ConfigError
-
-    try:
-        path.write_text(dumps(answer, indent=1) + "\n")
-    except OSError as error:
-        raise ConfigError(f"--save {path}: {error.strerror}; give a file in a folder that exists") from None
-    console.print(f"saved: {path}", markup=False, soft_wrap=True)
-
-
 def _simulate(grid: list[tuple[int, int, str]] | None, mechanics: Any, mtbi_s: float, *, aim: Any, jobs: int) -> Cells:
     """All cells, with a bar that says how long it will still take; in a log, a line now and then."""
     from rich.console import Console
@@ -207,7 +197,11 @@ def _simulate(grid: list[tuple[int, int, str]] | None, mechanics: Any, mtbi_s: f
                 console.print(f"{len(finished)} of {len(wanted)} cells; last {last}", markup=False, soft_wrap=True)
             bar.update(task, advance=1, description=f"{_name(cell)}, {_short(cell.chips)}: {cell.goodput:.1f}%")
 
-        return simulate_table(wanted, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, jobs=jobs, progress=done)
+        try:
+            return simulate_table(wanted, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, jobs=jobs, progress=done)
+        except KeyboardInterrupt:
+            console.print("interrupted; cells that were finished are not kept", style="yellow")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
 def _grid(chips: str, learners: str, method: str) -> list[tuple[int, int, str]] | None:

@@ -11,7 +11,7 @@ import typer
 
 from atoll.cli import options as o
 from atoll.cli.amounts import count, duration
-from atoll.cli.terminal import human, print_json
+from atoll.cli.terminal import EXIT_INTERRUPTED, human, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 THREADS_MAX = 1024
 """More cores than any machine of today has for one process."""
-EXIT_INTERRUPTED = 130
-"""The shell's status for Ctrl-C."""
 
 lab = typer.Typer(
     help="Train real models by many learners on one device in virtual time, and compare methods.",

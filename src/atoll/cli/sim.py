@@ -10,7 +10,7 @@ import typer
 
 from atoll.cli import options as o
 from atoll.cli.goodput import goodput
-from atoll.cli.terminal import human, print_json
+from atoll.cli.terminal import EXIT_INTERRUPTED, human, print_json, save_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from atoll.sim.run import RunReport
 
 EXIT_VIOLATION = 1
-EXIT_INTERRUPTED = 130
-"""The shell's status for Ctrl-C."""
 SAY_EVERY_S = 2.0
 
 sim = typer.Typer(
@@ -88,21 +86,12 @@ def run_command(
             console.print(line, markup=False, soft_wrap=True, highlight=False)
     _print_run(console, report)
     if save is not None:
-        _save(save, to_json(chosen))
+        save_text(save, to_json(chosen))
         console.print(f"the scenario is in {save}", markup=False, soft_wrap=True)
     if json:
         print_json(_run_values(report))
     if report.violations:
         raise typer.Exit(EXIT_VIOLATION)
-
-
-def _save(path: Path, text: str) -> None:
-    from atoll.errors import ConfigError
-
-    try:
-        path.write_text(text + "\n")
-    except OSError as error:
-        raise ConfigError(f"--save {path}: {error.strerror}; give a file in a folder that exists") from None
 
 
 def _choose(seed: int | None, file: Path | None, plan: Path | None) -> Any:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+EXIT_INTERRUPTED = 130
+"""The shell's status for Ctrl-C."""
 
 
 def human(*, json_wanted: bool) -> Console:
@@ -39,3 +44,13 @@ def print_error(text: str) -> None:
     message = Text("atoll: ", style="bold red")
     message.append(text, style="red")
     Console(stderr=True, highlight=False, soft_wrap=True).print(message)
+
+
+def save_text(path: Path, text: str) -> None:
+    """What --save writes."""
+    from atoll.errors import ConfigError
+
+    try:
+        path.write_text(text + "\n")
+    except OSError as error:
+        raise ConfigError(f"--save {path}: {error.strerror}; give a file that can be written") from None

@@ -9,12 +9,13 @@ from typing import Any
 
 from atoll.core.config import SyncConfig
 from atoll.fleet.estimate import expected_goodput
-from atoll.fleet.mechanics import MTBI_YEARS, YEAR_S, Mechanics, check_fleet, real, whole
+from atoll.fleet.mechanics import MTBI_YEARS, YEAR_S, Mechanics, check_fleet
 from atoll.fleet.memory import Memory, warm_up_s
 from atoll.fleet.published import published_goodput
 from atoll.fleet.runs import DataParallel, Islands, decoupled_config, synchronous_config
 from atoll.fleet.windows import NORMAL_95, WINDOWS_MIN, Windows
 from atoll.fleet.world import FleetWorld
+from atoll.sim.ranges import real, whole
 
 PRECISION = 0.4
 """Half of the 95% interval, in points, at which a cell is done; half a point is what the table's rounding leaves."""

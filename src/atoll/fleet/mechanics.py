@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, fields
 
 from atoll.errors import ConfigError
+from atoll.sim.ranges import real, whole
 
 YEAR_S = 365.25 * 86400.0
 MTBI_YEARS = 1.0
@@ -101,16 +102,3 @@ def check_fleet(chips: int, learners: int, method: str, mtbi_s: float, mechanics
             f"{1 / rate:.3g} s, faster than it can come back: nothing would train; give fewer chips, more learners, or "
             "a longer mean time between interruptions"
         )
-
-
-def real(name: str, value: float, low: float, high: float) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not low <= value <= high:  # NaN is in no range
-        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}; not {value!r}")
-    return float(value)
-
-
-def whole(name: str, value: int, low: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low:,} to {high:,}; not {value!r}")
-    return value

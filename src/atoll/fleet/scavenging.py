@@ -13,11 +13,12 @@ from typing import Any
 
 from atoll.fleet.host import STEP_TOKENS, Host
 from atoll.fleet.island import Island
-from atoll.fleet.mechanics import Mechanics, whole
+from atoll.fleet.mechanics import Mechanics
 from atoll.fleet.published import SCAVENGING
 from atoll.fleet.runs import decoupled_config
 from atoll.fleet.unequal import NEVER_S
 from atoll.fleet.world import FleetWorld
+from atoll.sim.ranges import whole
 
 BASE = 4
 STEPS = 24_000

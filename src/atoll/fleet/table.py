@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from atoll.errors import ConfigError
 from atoll.fleet.cell import Aim, Cell, simulate_cell
-from atoll.fleet.mechanics import MTBI_YEARS, YEAR_S, Mechanics, check_fleet, whole
+from atoll.fleet.mechanics import MTBI_YEARS, YEAR_S, Mechanics, check_fleet
 from atoll.fleet.published import CHIPS, GOODPUT
+from atoll.sim.ranges import whole
+from atoll.sim.workers import workers
 
 CELLS_MAX = 10_000
 JOBS_MAX = 1024
@@ -101,15 +101,9 @@ def _results(tasks: list[Task], jobs: int) -> Iterator[tuple[int, Cell]]:
     if jobs == 1:
         yield from ((number, task.run()) for number, task in enumerate(tasks))
         return
-    context = multiprocessing.get_context("spawn")
-    # Ctrl-C reaches every process of the terminal; it is the parent's to deal with.
-    ignore = (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=signal.signal, initargs=ignore) as pool:
+    with workers(jobs) as pool:
         # The longest first, so that no core is left with one at the end.
         order = sorted(range(len(tasks)), key=lambda number: -tasks[number].learners)
         futures = {pool.submit(tasks[number].run): number for number in order}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+        for future in as_completed(futures):
+            yield futures[future], future.result()

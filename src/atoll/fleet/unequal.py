@@ -14,10 +14,11 @@ from typing import Any
 from atoll.core.config import SyncConfig
 from atoll.fleet.estimate import SYNC_EVERY
 from atoll.fleet.island import Island
-from atoll.fleet.mechanics import PACE_MIN, Mechanics, real, whole
+from atoll.fleet.mechanics import PACE_MIN, Mechanics
 from atoll.fleet.published import HETEROGENEOUS
 from atoll.fleet.runs import decoupled_config, synchronous_config
 from atoll.fleet.world import FleetWorld
+from atoll.sim.ranges import real, whole
 
 LEARNERS = 8
 SLOWER = 0.18

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from atoll.lab.replica import Replica
 from atoll.learner.snapshot import Mover, Snapshot, Staged
 from atoll.learner.tensors import ParameterSet
 from atoll.learner.vault import AdoptKey, Published, Sending, Vault
-from atoll.sim.arrays import ArraySyncer, Replaced, poisoned
+from atoll.sim.arrays import ArraySyncer, VaultLearner
 from atoll.sim.payloads import Made
 from atoll.syncer.state import Held
 
@@ -111,7 +110,7 @@ class AtOnce(Executor):
         return future
 
 
-class LabLearner:
+class LabLearner(VaultLearner):
     """One process of a learner: what `learner.engine` keeps and does, around one replica."""
 
     def __init__(
@@ -126,7 +125,7 @@ class LabLearner:
     ) -> None:
         self.replica = replica
         self._parameters = ParameterSet(replica.model, layout)
-        self.vault = Vault(layout, config, self._parameters.as_kept)
+        super().__init__(Vault(layout, config, self._parameters.as_kept))
         self._shared = shared
         self._threads = threads
         self._plan_adopt = plan_adopt
@@ -134,7 +133,6 @@ class LabLearner:
             self._mover = Mover(self._parameters)
         self._sizes = [fragment.size for fragment in layout.fragments]
         self._snapshots: dict[int, Snapshot] = {}
-        self._prepared: dict[int, Published] = {}
         self._encoding: dict[tuple[int, int], Future[U8]] = {}
         self._staging: dict[tuple[int, int], tuple[AdoptKey, Future[Staged]]] = {}
 
@@ -158,24 +156,13 @@ class LabLearner:
         self._encoding[header.fragment, header.seq] = self._threads.submit(self.vault.encode, sending)
 
     def encode(self, fragment: int, seq: int, poison: str) -> tuple[U8, int] | None:
-        sending = self.vault.sending[fragment, seq]
         try:
             payload = self._encoding.pop((fragment, seq)).result()
             if poison:
-                payload = self._encode_poisoned(sending, poison)
+                payload = self.encode_poisoned(self.vault.sending[fragment, seq], poison)
         except PayloadError:
             return None
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
-        sending.header = replace(sending.header, size=int(payload.nbytes), checksum=checksum)
-        return payload, checksum
-
-    def _encode_poisoned(self, sending: Sending, poison: str) -> U8:
-        honest = sending.snapshot
-        sending.snapshot = Replaced(poisoned(honest.values(), sending.origin, poison))
-        try:
-            return self.vault.encode(sending)
-        finally:
-            sending.snapshot = honest
+        return self.sealed(fragment, seq, payload)
 
     def _finish(self, fragment: int) -> None:
         """Residuals and snapshots are about to change: whoever reads them now must be done with it."""
@@ -193,21 +180,10 @@ class LabLearner:
         if sending is not None and isinstance(sending.snapshot, Snapshot):
             self._mover.release(sending.snapshot)
 
-    def sending(self, fragment: int, seq: int) -> tuple[PushHeader, U8] | None:
-        sending = self.vault.sending.get((fragment, seq))
-        return None if sending is None or sending.payload is None else (sending.header, sending.payload)
-
     # ------------------------------------------------------------ versions
 
-    def prepare_whole(self, fragment: int, version: int, payload: U8) -> int:
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
-        self._prepared[fragment] = self.vault.prepare_whole(fragment, version, payload, checksum)
-        return checksum
-
     def prepare_update(self, fragment: int, version: int, payload: U8, checksum: int) -> int:
-        before = self.vault.newest(fragment)
-        if before is None or before.version != version - 1:
-            raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
+        before = self.before(fragment, version)
         theta = self._shared.find(fragment, version, checksum)
         if theta is None:
             published = self.vault.prepare_update(fragment, before, payload, checksum)
@@ -233,27 +209,19 @@ class LabLearner:
     def _stage(self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]) -> Staged:
         return self._mover.stage(self.vault.adopt_values(key, old, new, sent))
 
-    def keep(self, fragment: int, version: int) -> None:
-        self.vault.prepared[fragment][version] = self._prepared.pop(fragment)
-
     def forget_prepared(self, fragment: int) -> None:
         self._finish(fragment)
-        for index in range(len(self._sizes)):
-            if fragment in (-1, index):
-                self.vault.prepared[index] = {}
+        super().forget_prepared(fragment)
         for key in [key for key in self._staging if fragment in (-1, key[0])]:
             del self._staging[key]  # the same number may name another version after the syncer went back
 
     def forget_residuals(self) -> None:
         self._finish(-1)
-        self.vault.residuals = [None] * len(self._sizes)
+        super().forget_residuals()
 
     def adopt(self, effect: Adopt) -> int:
         vault, fragment = self.vault, effect.fragment
-        old = vault.current[fragment]
-        new = vault.prepared[fragment].get(effect.version, old)
-        assert new is not None and new.version == effect.version, "the machine and the vault disagree"
-        key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus)
+        key, old, new = self.adopted(effect)
         ahead = self._staging.pop((fragment, effect.version), None)
         if ahead is not None and ahead[0] == key:
             staged = ahead[1].result()
@@ -281,9 +249,3 @@ class LabLearner:
             self._parameters.read(fragment, flat)
             values: F32 = flat.cpu().numpy()
         return values.view(np.uint8)
-
-    def held(self, fragment: int, version: int) -> tuple[U8, int] | None:
-        held = self.vault.held(fragment, version)
-        if held is None:
-            return None
-        return held.theta.copy().view(np.uint8), xxhash.xxh3_64_intdigest(held.theta.data)

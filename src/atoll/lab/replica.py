@@ -19,7 +19,7 @@ from atoll.errors import ConfigError
 from atoll.lab.spec import LabSpec
 from atoll.lab.task import Batch, Feeder, Task
 from atoll.zoo.evaluate import autocast
-from atoll.zoo.optim import GRADIENT_NORM_MAX, CombinedOptimizer, create_state, make_optimizer, set_lr
+from atoll.zoo.optim import CombinedOptimizer, clip_grad_norm, create_state, make_optimizer, set_lr
 
 RECOMPILED_MAX = 64
 """Batch sizes of one process: beyond its limit (8 by default) torch.compile falls back to slow code, with a warning."""
@@ -201,7 +201,7 @@ class Replica:
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.bench.loss(self.model, self._inputs)
         loss.backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM_MAX, foreach=True)
+        clip_grad_norm(self.model.parameters())
         self.optimizer.step()
         self.losses += loss.detach()
 

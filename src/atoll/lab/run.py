@@ -8,6 +8,7 @@ import os
 import platform
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
@@ -120,7 +121,7 @@ def run(
         raise
 
 
-class _Run:
+class _Run(ABC):
     """What both kinds share: progress, evaluations, time."""
 
     def __init__(self, spec: LabSpec, workshop: Workshop, progress: Progress | None) -> None:
@@ -160,8 +161,13 @@ class _Run:
             loss = math.inf
         self.curve.append((self.tokens, loss))
 
+    @abstractmethod
     def published_loss(self) -> float:
-        raise NotImplementedError
+        """Of the model that would be handed out now."""
+
+    @abstractmethod
+    def run(self) -> LabResult:
+        """Train to the end of the budget."""
 
     def start_clock(self) -> None:
         self.workshop.settle()

@@ -28,10 +28,10 @@ from atoll.launch.chaos_plans import (
 from atoll.launch.durability import DurabilityConfig, describe_durability, durability_config, durability_names
 from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options
 from atoll.zoo import count_parameters, model_config
+from atoll.zoo.presets import OPTIMIZERS
 from atoll.zoo.settings import STEP_MS_MAX
 
 METHODS = ("decoupled", "diloco", "dp", "single")
-OPTIMIZERS = ("adamw", "muon", "sgd")
 DEVICES = ("auto", "cpu", "cuda")
 LEARNERS_LOCAL_MAX = 1024
 """More processes than this on one machine only measure its scheduler."""

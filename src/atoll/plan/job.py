@@ -15,6 +15,7 @@ from atoll.core.layout import PARAMETERS_MAX
 from atoll.errors import ConfigError
 from atoll.fleet import MTBI_YEARS
 from atoll.plan.units import parse_count
+from atoll.sim.ranges import real, whole
 
 PRECISIONS = {"fp32": 32, "bf16": 16, "fp16": 16}
 """Bits of a gradient or outer gradient in the methods that all-reduce."""
@@ -277,18 +278,3 @@ def ranked(values: Iterable[tuple[float, int]], rank: int) -> float:
         if seen >= rank:
             break
     return largest
-
-
-def real(name: str, value: Any, low: float, high: float) -> float:
-    """`value` if it is a number in this range, else an error that names the range. NaN is in no range."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not low <= value <= high:
-        raise ConfigError(f"{name} must be a number from {low:g} to {high:g}; not {value!r}")
-    return float(value)
-
-
-def whole(name: str, value: Any, low: int, high: int) -> int:
-    """`value` if it is a whole number in this range, else an error that names the range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low:,} to {high:,}; not {value!r}")
-    return value

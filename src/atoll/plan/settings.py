@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from atoll.core.config import SyncConfig, one_of
@@ -30,11 +30,6 @@ class Settings:
         seconds = self.durability_interval
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.1 <= seconds <= 2.6e6:
             raise ConfigError(f"durability_interval must be from 0.1 to 2.6e6 seconds; not {seconds!r}")
-
-
-def setting_names() -> tuple[str, ...]:
-    """Names that a plan takes besides the job's own: SyncConfig's fields and durability's."""
-    return (*(f.name for f in fields(SyncConfig) if f.name not in _DERIVED), *OWN)
 
 
 def settings_from(values: Mapping[str, Any], *, learners: int) -> Settings:

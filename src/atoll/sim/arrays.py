@@ -18,7 +18,7 @@ from atoll.core.effects import Adopt
 from atoll.core.layout import Layout, padded
 from atoll.core.messages import NO_VERSION, PushHeader
 from atoll.errors import PayloadError
-from atoll.learner.vault import AdoptKey, Published, Vault
+from atoll.learner.vault import AdoptKey, Published, Sending, Vault
 from atoll.sim.payloads import Made
 from atoll.syncer.state import ModelState
 
@@ -107,9 +107,73 @@ class Replaced:
         return self._values
 
 
-class ArrayLearner:
+class VaultLearner:
+    """What a learner's payloads do with the vault, whatever the parameters are: here arrays, in the lab a model's."""
+
+    def __init__(self, vault: Vault) -> None:
+        self.vault = vault
+        self._prepared: dict[int, Published] = {}
+
+    def sending(self, fragment: int, seq: int) -> tuple[PushHeader, U8] | None:
+        sending = self.vault.sending.get((fragment, seq))
+        return None if sending is None or sending.payload is None else (sending.header, sending.payload)
+
+    def sealed(self, fragment: int, seq: int, payload: U8) -> tuple[U8, int]:
+        """The payload and its checksum; the header says both from now on."""
+        sending = self.vault.sending[fragment, seq]
+        checksum = xxhash.xxh3_64_intdigest(payload.data)
+        sending.header = replace(sending.header, size=int(payload.nbytes), checksum=checksum)
+        return payload, checksum
+
+    def encode_poisoned(self, sending: Sending, poison: str) -> U8:
+        """As a learner encodes that went wrong; its own snapshot stays what it was."""
+        honest = sending.snapshot
+        sending.snapshot = Replaced(poisoned(honest.values(), sending.origin, poison))
+        try:
+            return self.vault.encode(sending)
+        finally:
+            sending.snapshot = honest
+
+    def prepare_whole(self, fragment: int, version: int, payload: U8) -> int:
+        checksum = xxhash.xxh3_64_intdigest(payload.data)
+        self._prepared[fragment] = self.vault.prepare_whole(fragment, version, payload, checksum)
+        return checksum
+
+    def before(self, fragment: int, version: int) -> Published:
+        """What the update to this version must follow."""
+        before = self.vault.newest(fragment)
+        if before is None or before.version != version - 1:
+            raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
+        return before
+
+    def keep(self, fragment: int, version: int) -> None:
+        self.vault.prepared[fragment][version] = self._prepared.pop(fragment)
+
+    def forget_prepared(self, fragment: int) -> None:
+        for index in range(len(self.vault.prepared)):
+            if fragment in (-1, index):
+                self.vault.prepared[index] = {}
+
+    def forget_residuals(self) -> None:
+        self.vault.residuals = [None] * len(self.vault.residuals)
+
+    def adopted(self, effect: Adopt) -> tuple[AdoptKey, Published | None, Published]:
+        """How the vault knows this adopt, and the versions before and after it."""
+        old = self.vault.current[effect.fragment]
+        new = self.vault.prepared[effect.fragment].get(effect.version, old)
+        assert new is not None and new.version == effect.version, "the machine and the vault disagree"
+        return AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus), old, new
+
+    def held(self, fragment: int, version: int) -> tuple[U8, int] | None:
+        held = self.vault.held(fragment, version)
+        if held is None:
+            return None
+        return held.theta.copy().view(np.uint8), xxhash.xxh3_64_intdigest(held.theta.data)
+
+
+class ArrayLearner(VaultLearner):
     def __init__(self, layout: Layout, config: SyncConfig, learner: str) -> None:
-        self.vault = Vault(layout, config)
+        super().__init__(Vault(layout, config))
         self.steps = 0
         self._sizes = [fragment.size for fragment in layout.fragments]
         masks = [_real_elements(layout, fragment) for fragment in range(len(self._sizes))]
@@ -118,7 +182,6 @@ class ArrayLearner:
         self._flat = np.zeros(self._mask.size, np.float32)
         self.theta: list[F32] = np.split(self._flat, np.cumsum(self._sizes)[:-1])
         self._snapshots: dict[int, Replaced] = {}
-        self._prepared: dict[int, Published] = {}
 
     def step(self) -> None:
         self.steps += 1
@@ -136,56 +199,23 @@ class ArrayLearner:
 
     def encode(self, fragment: int, seq: int, poison: str) -> tuple[U8, int] | None:
         sending = self.vault.sending[fragment, seq]
-        if poison:
-            honest, origin = sending.snapshot, sending.origin
-            sending.snapshot = Replaced(poisoned(honest.values(), origin, poison))
         try:
-            payload = self.vault.encode(sending)
+            payload = self.encode_poisoned(sending, poison) if poison else self.vault.encode(sending)
         except PayloadError:
             return None
-        finally:
-            if poison:
-                sending.snapshot = honest
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
-        sending.header = replace(sending.header, size=int(payload.nbytes), checksum=checksum)
-        return payload, checksum
+        return self.sealed(fragment, seq, payload)
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
         self.vault.settle(fragment, seq, merged)
 
-    def sending(self, fragment: int, seq: int) -> tuple[PushHeader, U8] | None:
-        sending = self.vault.sending.get((fragment, seq))
-        return None if sending is None or sending.payload is None else (sending.header, sending.payload)
-
-    def prepare_whole(self, fragment: int, version: int, payload: U8) -> int:
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
-        self._prepared[fragment] = self.vault.prepare_whole(fragment, version, payload, checksum)
-        return checksum
-
     def prepare_update(self, fragment: int, version: int, payload: U8, checksum: int) -> int:
-        before = self.vault.newest(fragment)
-        if before is None or before.version != version - 1:
-            raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
+        before = self.before(fragment, version)
         self._prepared[fragment] = self.vault.prepare_update(fragment, before, payload, checksum)
         return self._prepared[fragment].checksum
 
-    def keep(self, fragment: int, version: int) -> None:
-        self.vault.prepared[fragment][version] = self._prepared.pop(fragment)
-
-    def forget_prepared(self, fragment: int) -> None:
-        for index in range(len(self._sizes)):
-            if fragment in (-1, index):
-                self.vault.prepared[index] = {}
-
-    def forget_residuals(self) -> None:
-        self.vault.residuals = [None] * len(self._sizes)
-
     def adopt(self, effect: Adopt) -> int:
         vault, theta = self.vault, self.theta[effect.fragment]
-        old = vault.current[effect.fragment]
-        new = vault.prepared[effect.fragment].get(effect.version, old)
-        assert new is not None and new.version == effect.version, "the machine and the vault disagree"
-        key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus)
+        key, old, new = self.adopted(effect)
         sent = [vault.sending[effect.fragment, seq] for seq in effect.minus]
         values = vault.adopt_values(key, old, new, sent)
         if effect.rule == "rebase":
@@ -200,12 +230,6 @@ class ArrayLearner:
     def seed(self, fragment: int) -> U8:
         current = self.vault.current[fragment]
         return (current.theta if current is not None else self.theta[fragment]).copy().view(np.uint8)
-
-    def held(self, fragment: int, version: int) -> tuple[U8, int] | None:
-        held = self.vault.held(fragment, version)
-        if held is None:
-            return None
-        return held.theta.copy().view(np.uint8), xxhash.xxh3_64_intdigest(held.theta.data)
 
 
 def poisoned(values: F32, origin: F32, how: str) -> F32:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 
 from atoll.check import Violation
@@ -17,6 +14,7 @@ from atoll.errors import ConfigError
 from atoll.sim.run import RunReport, run_scenario
 from atoll.sim.scenario import draw
 from atoll.sim.shrink import shrink
+from atoll.sim.workers import workers
 
 SEEDS_MAX = 10_000_000
 JOBS_MAX = 1024
@@ -125,14 +123,8 @@ def _outcomes(seeds: Iterable[int], jobs: int) -> Iterator[Outcome]:
     if jobs == 1:
         yield from map(run_seed, seeds)
         return
-    context = multiprocessing.get_context("spawn")
-    # Ctrl-C reaches every process of the terminal; it is the parent's to deal with.
-    ignore = (signal.SIGINT, signal.SIG_IGN)
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=signal.signal, initargs=ignore) as pool:
-        try:
-            yield from pool.map(run_seed, seeds, chunksize=CHUNK)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    with workers(jobs) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=CHUNK)
 
 
 def explain(seed: int) -> Explained:

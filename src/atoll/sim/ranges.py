@@ -1,4 +1,4 @@
-"""Numbers of a scenario that may come from anybody's file: in their range, or one message that says so."""
+"""Numbers that may come from anybody: in their range, or one message that says so."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 from atoll.errors import ConfigError
 
 
-def whole(name: str, value: Any, low: int, high: int) -> None:
+def whole(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {_shown(value)}")
+    return value
 
 
-def real(name: str, value: Any, low: float, high: float) -> None:
+def real(name: str, value: Any, low: float, high: float) -> float:
     try:
         good = not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
     except OverflowError:  # an integer beyond every float
         good = False
     if not good or not low <= value <= high:
         raise ConfigError(f"{name} must be a number from {low:g} to {high:g}, not {_shown(value)}")
+    return float(value)
 
 
 def flag(name: str, value: Any) -> None:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from atoll.errors import ConfigError
 from atoll.zoo.muon import Muon
+from atoll.zoo.presets import OPTIMIZERS, SCHEDULES
 
-OPTIMIZERS = ("adamw", "muon", "sgd")
-SCHEDULES = ("cosine", "wsd", "constant")
 BETAS = (0.9, 0.95)
 WEIGHT_DECAY = 0.1
 GRADIENT_NORM_MAX = 1.0

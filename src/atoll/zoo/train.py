@@ -29,7 +29,7 @@ from atoll.observe.events import LearnerEvaluated, LearnerFinished, LearnerJoine
 from atoll.zoo.corpus import Batches, Corpus, load_corpus
 from atoll.zoo.evaluate import autocast, eval_totals, held_out_batches, save_model
 from atoll.zoo.gpt import GPT, build_model, next_byte_loss
-from atoll.zoo.optim import GRADIENT_NORM_MAX, OptimizerLike, lr_at, make_optimizer, set_lr
+from atoll.zoo.optim import OptimizerLike, clip_grad_norm, lr_at, make_optimizer, set_lr
 from atoll.zoo.pacing import SlowDown, StepMeter
 from atoll.zoo.settings import Seat, WorkerConfig
 from atoll.zoo.stop import Stop
@@ -118,7 +118,7 @@ class Workbench:
             loss = next_byte_loss(model, pair[0].to(self.device), pair[1].to(self.device))
         loss.backward()  # type: ignore[no-untyped-call]
         stall.backward_done()
-        nn.utils.clip_grad_norm_(self.model.parameters(), GRADIENT_NORM_MAX)
+        clip_grad_norm(self.model.parameters())
         self.optimizer.step()
         return loss.detach()
 
