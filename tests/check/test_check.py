@@ -347,6 +347,14 @@ def test_one_that_may_have_come_in_before_there_was_a_limit() -> None:
     assert not said(influence(), *BEGINNING, normed(2, 1e6))
 
 
+def test_contributions_of_few_steps_do_not_make_the_limit() -> None:
+    short = [normed(0), *(normed(1 + index, 0.001, steps=1) for index in range(20))]
+    assert not said(influence(), *short, normed(40, 1.0)), "only short ones are known"
+    half = [normed(0), *(normed(1 + index, 1.0, steps=2) for index in range(20))]
+    assert not said(influence(), *half, normed(40, 20.0)), "as if they had gone on: 2 for 4 steps"
+    assert len(said(influence(), *half, normed(40, 20.1))) == 1
+
+
 def test_the_limit_begins_anew_only_when_the_guard_did() -> None:
     assert not said(influence(), *SETTLED, GuardReset(0), normed(40, 1e6))
     assert len(said(influence(), *SETTLED, GuardReset(1), normed(40, 1e6))) == 1

@@ -19,6 +19,7 @@ from atoll.core.policy import (
     norm_limit,
     quorum_count,
     upcoming_steps,
+    with_norm,
 )
 from atoll.errors import ConfigError
 
@@ -73,6 +74,29 @@ def test_the_norm_guard_needs_history_and_allows_for_long_absences() -> None:
     assert norm_limit(config, [1.0] * 20, 10) == 10.0
     assert norm_limit(config, [1.0] * 20, 50) == 50.0
     assert norm_limit(config, [0.0] * 20, 10) == math.inf
+
+
+def test_what_a_short_contribution_tells_about_the_usual_norm() -> None:
+    config = SyncConfig(sync_every=10, norm_outlier_factor=10.0)
+    assert with_norm(config, [1.0], 0.01, 4) == [1.0], "less than half of a period tells nothing"
+    assert with_norm(config, [1.0], 3.0, 5) == [1.0, 6.0], "half of a period counts as if it had gone on"
+    assert with_norm(config, [1.0], 3.0, 30) == [1.0, 3.0]
+    assert len(with_norm(config, [1.0] * 500, 1.0, 10)) == 33
+
+
+def test_a_warm_up_is_no_outlier() -> None:
+    """The learning rate rises with the step, and an update is as long as the rates of its steps together. Fragments
+    take turns: each first contribution is of 1 to 24 steps, all others are of 24."""
+    config = SyncConfig(sync_every=24, norm_outlier_factor=10.0)
+    for first in range(1, 25):
+        norms: list[float] = []
+        begin, end = 0, first
+        for _ in range(20):
+            norm = float(sum(range(begin + 1, end + 1)))
+            assert norm <= norm_limit(config, norms, end - begin)
+            for _ in range(8):
+                norms = with_norm(config, norms, norm, end - begin)
+            begin, end = end, end + 24
 
 
 def test_a_slow_learner_keeps_more_snapshots() -> None:

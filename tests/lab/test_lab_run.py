@@ -107,12 +107,14 @@ def test_one_learner_that_is_taken_at_its_word_is_plain_training(text: str, work
     assert abs(other.loss - plain.loss) > 5 * abs(one.loss - plain.loss)
 
 
-def test_nothing_of_a_quiet_run_is_lost(text: str, workshop: Workshop) -> None:
-    result = go(text, workshop, learners=4)
+@pytest.mark.parametrize("learners, fragments", [(4, 0), (8, 16)])
+def test_nothing_of_a_quiet_run_is_lost(text: str, workshop: Workshop, learners: int, fragments: int) -> None:
+    """With many fragments the first contributions are of a few steps in the warm-up, and far smaller than the next."""
+    result = go(text, workshop, learners=learners, sync={"fragments": fragments})
     facts = result.facts
     assert facts["tokens_merged"] == result.tokens and facts["tokens_pending"] == 0
     assert {name for name in facts if name.startswith("tokens_")} == {"tokens_merged", "tokens_pending"}
-    assert sum(facts["steps"].values()) * 2 * 32 == result.tokens
+    assert sum(facts["steps"].values()) * (8 // learners) * 32 == result.tokens
 
 
 def test_a_slow_learner_takes_fewer_steps_and_still_counts(text: str, workshop: Workshop) -> None:

@@ -70,6 +70,24 @@ def test_other_seeds_are_compared_by_their_means(tmp_path: Path) -> None:
     assert "*" in text_table(study, lines).markdown() and "different seeds" in markdown(study, lines)
 
 
+def test_what_was_not_merged_is_shown(study: Study) -> None:
+    one = next(one for one in study.planned if one.label == "decoupled")
+    books = {
+        "tokens_merged": 0.7 * one.spec.tokens,
+        "tokens_pending": 0.0,
+        "tokens_quarantined": 0.25 * one.spec.tokens,
+    }
+    books["tokens_overwritten"] = 0.05 * one.spec.tokens
+    (line, *others) = [
+        line
+        for line in table_of(study, {one.spec.key: Record.of(fake_result(one.spec, **books))})
+        if line.label == "decoupled"
+    ]
+    assert line.lost_share == pytest.approx(0.3) and all(other.lost_share is None for other in others)
+    assert "30.0%" in text_table(study, [line]).rows[0] and "instead of merged" in markdown(study, [line])
+    assert "lost" not in text_table(study, others).header
+
+
 def test_what_is_missing_is_said(study: Study) -> None:
     records = records_of(study)
     gone = [one.spec.key for one in study.planned if one.label == "decoupled" and one.spec.seed > 0]

@@ -13,7 +13,8 @@ others are refused."""
 
 class BoundedInfluence(Checker):
     """I8. Computed apart from the syncer's own guard: no merged contribution is larger than `factor` times the median
-    of the `kept` merged before it (a learner that brings more than H steps may bring more, in proportion).
+    of the `kept` merged before it (a learner that brings more than H steps may bring more, in proportion). Those of
+    less than half of H steps do not count in the median; those of less than H count as if they had gone on to H.
 
     A contribution is judged when it comes in and merged later, so it may be compared with any median since it could
     have come in: the largest of the last few versions is used."""
@@ -44,7 +45,9 @@ class BoundedInfluence(Checker):
                     f"fragment {fact.fragment}: a contribution of norm {norm:.3g} was merged into version "
                     f"{fact.version}, the limit is {limit:.3g}"
                 )
-        norms += fact.norms
+        for norm, steps in zip(fact.norms, fact.steps, strict=True):
+            if steps >= self._sync_every / 2:
+                norms.append(norm if steps >= self._sync_every else norm * self._sync_every / steps)
         del norms[: -self._kept]
 
     def on_outlier(self, fact: Outlier) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.messages import TensorSpec
-from atoll.core.policy import NORMS_KEPT
 from atoll.core.round_book import RoundBook
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.errors import StoreError
@@ -106,12 +105,11 @@ def _column(
         known = [list(pair) for pair in member.merged[fragment]] if member is not None and current else []
         merged = (known + fresh.get(key, []))[-MERGED_KEPT:]
         accounts.append([line[0], line[1], line[2], line[3] + tokens.get(key, 0), line[4], merged])
-    norms = [*track.norms, *(item.norm for item in items)]
     return {
         "version": version,
         "checksum": checksum,
         "due_step": track.due_step,
-        "norms": norms[-NORMS_KEPT:],
+        "norms": book.norms_after(track, items),
         "contributions": track.contributions_merged + len(items),
         "rounds_started": book.rounds_started,
         "clock_step": book.clock_last,

@@ -19,7 +19,7 @@ spreads in bytes, so small models get fewer fragments."""
 EMA_WEIGHT = 0.2
 """Weight of a new sample in the running means of step, quorum and merge times: about the last ten samples."""
 NORMS_KEPT = 33
-"""Accepted norms per fragment behind the running median: odd, and long enough that a few outliers cannot move it."""
+"""Norms per fragment behind the running median: odd, and long enough that a few outliers cannot move it."""
 OUTER_FACTOR_END = 0.1
 """What is left of the outer learning rate at the end of a schedule: the usual end of an inner one."""
 NORMS_NEEDED = 8
@@ -83,6 +83,17 @@ def outer_factor(config: SyncConfig, processed: int) -> float:
     done = min(1.0, processed / config.tokens_budget)
     left = 1.0 - done if config.outer_schedule == "linear" else 0.5 + 0.5 * math.cos(math.pi * done)
     return OUTER_FACTOR_END + (1.0 - OUTER_FACTOR_END) * left
+
+
+def with_norm(config: SyncConfig, norms: list[float], norm: float, steps: int) -> list[float]:
+    """The norms behind the running median after a merge, as if each were of H steps.
+
+    A contribution of less than half as many steps tells nothing about the usual size. Fragments take turns, so the
+    first one's first contribution holds a single step, and in a warm-up that is a hundredth of what comes next.
+    """
+    if 2 * steps < config.sync_every:
+        return norms
+    return [*norms[-NORMS_KEPT + 1 :], norm * max(1.0, config.sync_every / steps)]
 
 
 def norm_limit(config: SyncConfig, norms: Sequence[float], steps: int) -> float:

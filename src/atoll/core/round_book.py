@@ -7,7 +7,7 @@ some 9% of loss. At most `rounds_in_flight_max` rounds run at once, on distinct 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
@@ -15,7 +15,6 @@ from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
 from atoll.core.policy import (
-    NORMS_KEPT,
     clock_step,
     contribution_weight,
     first_due_step,
@@ -24,6 +23,7 @@ from atoll.core.policy import (
     moving_average,
     outer_factor,
     quorum_count,
+    with_norm,
 )
 from atoll.core.rounds import Contribution, ContributionId, FragmentTrack, Round
 
@@ -330,10 +330,10 @@ class RoundBook:
         self.commits += 1
         self.contributions_merged += len(items)
         track.contributions_merged += len(items)
+        track.norms = self.norms_after(track, items)
         self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
         for item in items:
             self._ledger.merge(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
-            track.norms = [*track.norms[-NORMS_KEPT + 1 :], item.norm]
             member = self._membership.members.get(item.id.learner)
             if member is not None and member.generation == item.id.generation:
                 kept = member.merged[done.fragment][-MERGED_KEPT + 1 :]
@@ -397,6 +397,13 @@ class RoundBook:
     def merging(self, fragment: int) -> list[Contribution]:
         """What is in the merge of this fragment that is under way."""
         return self._closed[fragment][1]
+
+    def norms_after(self, track: FragmentTrack, items: Sequence[Contribution]) -> list[float]:
+        """What the guard knows of usual norms once these are merged."""
+        norms = track.norms
+        for item in items:
+            norms = with_norm(self._config, norms, item.norm, item.steps)
+        return norms
 
     def holds(self, identity: ContributionId) -> bool:
         """True while this contribution waits for a round, is in one, or is being merged."""

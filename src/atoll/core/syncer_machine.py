@@ -70,8 +70,8 @@ SEED_SILENCE_NS = 600 * SECOND_NS
 """How long one fragment of the seed may take: 750 MB at 10 Mbit/s. A dead connection is noticed much earlier."""
 
 OUTLIERS_IN_A_ROW = 4
-"""How often every learner, on average, is refused as an outlier before the guard takes it for a change of scale: a
-learner that goes wrong alone is never in that place while another one is there."""
+"""How many contributions to a fragment, with none accepted between them, are refused as outliers before the guard may
+take it for a change of scale."""
 
 DEAF_STEPS = 4
 """A learner adopts at step boundaries: one that takes this many of them past a published version does not hear."""
@@ -550,12 +550,13 @@ class SyncerMachine(SyncerCare):
             out.append(Note("Warned", {"source": "syncer", "text": f"quarantined: {refusal.detail}"}))
 
     def _judge_guard(self, track: FragmentTrack, learner: str, out: list[SyncerEffect]) -> None:
-        """An outlier is what differs from the others. When everybody is refused, several times in a row and after each
-        was given the run's own state again, then it is the scale that has changed: the guard begins anew. (Something
-        huge may have come in before the guard knew any norms; refusing what repairs it would keep it for ever.)"""
+        """An outlier is what differs from the others. When most learners are refused and nobody's contribution was
+        accepted meanwhile, then it is the scale that has changed: the guard begins anew. (Something huge may have come
+        in before the guard knew any norms; refusing what repairs it would keep it for ever.)"""
         track.outliers[learner] = track.outliers.get(learner, 0) + 1
         active = {member.learner for member in self.membership.active()}
-        if active <= track.outliers.keys() and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW * max(2, len(active)):
+        most = 2 * len(active & track.outliers.keys()) > len(active)
+        if most and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW:
             out.append(Note("NormGuardReset", {"fragment": track.index, "refused": sum(track.outliers.values())}))
             track.norms, track.outliers = [], {}
 

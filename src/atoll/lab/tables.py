@@ -56,7 +56,7 @@ class Line:
     paired: bool = True
     """Whether `percent` compares seed by seed."""
     percent_best: Estimate | None = None
-    """Against the best line of the baseline's arm."""
+    """Against the best line of all arms that are somebody's baseline."""
     time_ratio: float | None = None
     """Virtual time, in that of the baseline."""
 
@@ -74,6 +74,17 @@ class Line:
 
     def losses(self) -> dict[int, float]:
         return {seed: run.loss for seed, run in self.runs.items() if math.isfinite(run.loss)}
+
+    @property
+    def lost_share(self) -> float | None:
+        """Share of the processed tokens whose contributions were refused, dropped or overwritten."""
+        kept = ("tokens_merged", "tokens_pending")
+        shares = [
+            sum(run.fact(name) for name in run.facts if name.startswith("tokens_") and name not in kept) / run.tokens
+            for run in self.runs.values()
+            if "tokens_merged" in run.facts
+        ]
+        return fmean(shares) if shares else None
 
     def fact(self, name: str) -> float | None:
         values = [value for run in self.runs.values() if math.isfinite(value := run.fact(name))]
@@ -95,14 +106,17 @@ def table_of(study: Study, records: Mapping[str, Record]) -> list[Line]:
         losses = line.losses()
         line.loss = Estimate.of(list(losses.values())) if losses else None
         line.diverged = len(line.runs) - len(losses)
+    baselines = [line for line in found if line.label in study.baselines.values()]
     for line in found:
-        _compare(line, [other for other in found if other.label == study.baselines.get(line.label)])
+        if line.label in study.baselines:
+            _compare(line, baselines, study.baselines[line.label])
     return found
 
 
-def _compare(line: Line, baselines: Sequence[Line]) -> None:
+def _compare(line: Line, baselines: Sequence[Line], label: str) -> None:
     alike = [other for other in baselines if all(_same(line, other, name) for name in COMMON)]
-    own = next((other for other in alike if all(_same(line, other, name) for name in other.settings)), None)
+    same = (other for other in alike if other.label == label)
+    own = next((other for other in same if all(_same(line, other, name) for name in other.settings)), None)
     if own is not None:
         line.percent, line.paired = _percent(line, own)
         if line.virtual_s and own.virtual_s:
@@ -156,6 +170,7 @@ def text_table(study: Study, lines: Sequence[Line]) -> TextTable:
         (_against(study, lines), [_percent_text(line.percent, line.paired) for line in lines]),
         ("published", [_published(study, line) for line in lines]),
         ("against the best", [_percent_text(line.percent_best) for line in lines]),
+        ("lost", [f"{100.0 * line.lost_share:.1f}%" if line.lost_share else "" for line in lines]),
         ("virtual time", [_virtual(line) for line in lines]),
         ("tokens/s", [_rate(line.tokens_per_s) for line in lines]),
     ]
@@ -173,6 +188,8 @@ def markdown(study: Study, lines: Sequence[Line]) -> str:
         head += [study.description.strip(), ""]
     notes = ["Losses are held-out, in nats per token, of the published model; ± is the standard error over seeds."]
     notes += [f"On {machine}." for machine in sorted({run.machine for line in lines for run in line.runs.values()})]
+    if any(line.lost_share for line in lines):
+        notes.append("Lost: tokens of contributions that were refused, dropped or overwritten, instead of merged.")
     if any(line.percent is not None and not line.paired for line in lines):
         notes.append("Percentages with * compare means of different seeds.")
     return "\n".join([*head, text_table(study, lines).markdown(), " ".join(notes), ""])
@@ -201,6 +218,7 @@ def _line_dict(study: Study, line: Line) -> dict[str, Any]:
         "paired": line.paired if line.percent else None,
         **_estimate("percent_best", line.percent_best),
         "published": study.published.get(line.label),
+        "lost_share": line.lost_share,
         "virtual_s": line.virtual_s,
         "time_ratio": line.time_ratio,
         "tokens_per_s": line.tokens_per_s,

@@ -337,8 +337,8 @@ class ContributionReceived:
 
 @dataclass(frozen=True, slots=True)
 class NormGuardReset:
-    """Every learner's contributions to a fragment were refused as outliers, so the guard takes it for a change of scale
-    and begins anew."""
+    """The contributions of most learners to a fragment were refused as outliers, so the guard takes it for a change of
+    scale and begins anew."""
 
     fragment: int
     refused: int
