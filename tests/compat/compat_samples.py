@@ -37,6 +37,9 @@ HEADER = m.PushHeader(
 SEED = m.PushHeader(m.PushKind.SEED, "a", 1, 0, 0, 0, 0, m.NO_VERSION, 0, 0, "fp32", 2**36, 7)
 TENSORS = (m.TensorSpec("embed.weight", (256, 64), "bfloat16", "mean"), m.TensorSpec("scale", (), "float32"))
 REFUSED = m.PushReply(False, m.Refusal.STALE_BASE, "5 versions old; adopt the published version first")
+FIRST_DEFAULTS: dict[str, Any] = {"merge": "rda", "outer_lr": 0.7}
+"""Of settings whose defaults have changed since."""
+SEEDING: dict[str, Any] = {"sync_every": 7, "fragments": 3, "quorum": "all", "outer_lr": 1.0}
 CAUSES = ("overwritten", "learner_lost", "stale", "quarantined", "earlier_run", "refused")
 
 LEARNER = {
@@ -51,8 +54,8 @@ LEARNER = {
     "contribution": m.Contribution(HEADER, b"\x00\x01\x02\xfe\xff"),
 }
 SYNCER = {
-    "welcome": m.Welcome("run", 1, 2, SyncConfig(), "ab" * 32, False),
-    "seeding": m.Welcome("run", 4, 1, SyncConfig(sync_every=7, fragments=3, quorum="all", outer_lr=1.0), "c", True),
+    "welcome": m.Welcome("run", 1, 2, SyncConfig(**FIRST_DEFAULTS), "ab" * 32, False),
+    "seeding": m.Welcome("run", 4, 1, SyncConfig(**{**FIRST_DEFAULTS, **SEEDING}), "c", True),
     "refused": m.Refused(m.Refusal.LAYOUT, "it lacks tensor 'w'; start every learner with the same model"),
     "start": m.Start(96, (m.FragmentState(0, CHECKSUM), m.FragmentState(LARGE, 0)), (97, 99)),
     "upcoming": m.Upcoming((0, 4095)),

@@ -173,6 +173,21 @@ def test_quorum_lost_by_timeout_aborts_and_asks_again() -> None:
     world.check_ledger()
 
 
+@pytest.mark.parametrize("partial", ["scaled", "full"])
+def test_the_weights_of_a_merge_add_up_to_the_share_that_is_there(partial: str) -> None:
+    """Of four learners one pushes so slowly that rounds close without it, and what is late counts in the next one:
+    three quarters of a step each time."""
+    world = World(config(quorum="3", learners_expected=4, grace_cap_steps=0.0, partial=partial), 4)
+    world.join_all()
+    world.learners["l3@l3-1"].push_delay = 2 * STEP_NS
+    world.everyone_steps(60)
+    assert any(len(merge.contributions) == 3 for merge in world.merges)
+    for merge in world.merges:
+        share = len({item.learner for item in merge.contributions}) / 4
+        assert partial == "full" or sum(merge.weights) == pytest.approx(share)
+    assert (partial == "full") == any(sum(merge.weights) > 1.5 for merge in world.merges)
+
+
 def test_nan_and_huge_contributions_are_quarantined_and_the_learner_is_reseeded() -> None:
     world = World(config(quorum="1", norm_outlier_factor=10.0), 2)
     world.join_all()

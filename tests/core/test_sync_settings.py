@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.admission import check_settings
-from atoll.core.config import CORRECTIONS, LATER_SETTINGS, OUTER_SCHEDULES, SyncConfig
+from atoll.core.config import CORRECTIONS, LATER_SETTINGS, OUTER_SCHEDULES, PARTIALS, SyncConfig
 from atoll.core.messages import PROTOCOL_VERSION, Hello, Refusal
-from atoll.core.policy import outer_factor
+from atoll.core.policy import scales_steps, step_share
 from atoll.errors import ConfigError
 from atoll.wire.versions import SETTINGS_1, settings_in
 
@@ -22,21 +22,27 @@ USED: dict[str, Any] = {
     "correction": "heloco",
     "outer_schedule": "cosine",
     "momentum_restart": 8,
+    "partial": "scaled",
 }
+"""What older versions do not do."""
 
 
-def test_defaults_look_as_they_did_to_older_readers() -> None:
-    assert set(SyncConfig().to_dict()) == SETTINGS_1
+def test_what_older_versions_do_looks_as_it_did_to_them() -> None:
     assert set(LATER_SETTINGS) == {f.name for f in fields(SyncConfig)} - SETTINGS_1 == USED.keys()
+    told = SyncConfig(**LATER_SETTINGS).to_dict()
+    assert set(told) == SETTINGS_1 | {"partial"}, "its default is another now"
+    assert set(settings_in(told, PROTOCOL_VERSION)) == set(settings_in(told, 1)) == SETTINGS_1, "the syncer's own"
+    assert SyncConfig().to_dict()["partial"] == "scaled"
 
 
 @pytest.mark.parametrize("name", LATER_SETTINGS)
 def test_a_setting_that_is_used_is_told(name: str) -> None:
     config = SyncConfig.from_dict({name: USED[name], "tokens_budget": 1000})
     told = config.to_dict()
-    assert told[name] == USED[name] and set(told) == SETTINGS_1 | {name}
+    assert told[name] == USED[name] and set(told) == SETTINGS_1 | {"partial", name}
     assert SyncConfig.from_dict(told) == config
-    assert SyncConfig.from_dict({**told, name: getattr(SyncConfig(), name)}).to_dict().keys() == SETTINGS_1
+    silent = SyncConfig.from_dict({**told, name: LATER_SETTINGS[name]}).to_dict()
+    assert silent.keys() == SETTINGS_1 | {"partial"}
 
 
 @given(
@@ -45,9 +51,10 @@ def test_a_setting_that_is_used_is_told(name: str) -> None:
     correction=st.sampled_from(CORRECTIONS),
     schedule=st.sampled_from(OUTER_SCHEDULES),
     restart=st.integers(0, 10**9),
+    partial=st.sampled_from(PARTIALS),
 )
 def test_settings_come_back_from_their_dictionary(
-    up: bool, down: bool, correction: str, schedule: str, restart: int
+    up: bool, down: bool, correction: str, schedule: str, restart: int, partial: str
 ) -> None:
     config = SyncConfig(
         feedback_up=up,
@@ -55,6 +62,7 @@ def test_settings_come_back_from_their_dictionary(
         correction=correction,
         outer_schedule=schedule,
         momentum_restart=restart,
+        partial=partial,
         tokens_budget=1,
     )
     assert SyncConfig.from_dict(config.to_dict()) == config
@@ -71,6 +79,7 @@ def test_settings_come_back_from_their_dictionary(
         ({"correction": "halo"}, "correction must be one of none, heloco; not 'halo'"),
         ({"outer_schedule": "step"}, "outer_schedule must be one of constant, linear, cosine"),
         ({"outer_schedule": "linear"}, "no budget of them; give tokens_budget"),
+        ({"partial": "half"}, "partial must be one of scaled, full; not 'half'"),
         ({"codec_up": "int3"}, "codec_up must be one of fp32, bf16, int8, int4, int2"),
     ],
 )
@@ -86,15 +95,25 @@ def test_a_switch_is_true_or_false(value: object) -> None:
 
 
 @pytest.mark.parametrize(("schedule", "at_half"), [("constant", 1.0), ("linear", 0.55), ("cosine", 0.55)])
-def test_the_outer_learning_rate_falls_to_a_tenth(schedule: str, at_half: float) -> None:
+def test_the_outer_step_falls_to_a_tenth(schedule: str, at_half: float) -> None:
     config = SyncConfig(outer_schedule=schedule, tokens_budget=1000)
-    factors = [outer_factor(config, tokens) for tokens in range(0, 1501, 50)]
+    factors = [step_share(config, tokens, 2, 2) for tokens in range(0, 1501, 50)]
     end = 1.0 if schedule == "constant" else 0.1
     assert factors[0] == 1.0 and factors[-1] == pytest.approx(end) and factors[20] == pytest.approx(end)
     assert factors[10] == pytest.approx(at_half)
     assert factors == sorted(factors, reverse=True)
     if schedule == "cosine":
         assert factors[3] > 0.95 > 1 - 0.9 * 0.15  # it stays high for longer than the straight line
+
+
+def test_a_partial_merge_takes_a_part_of_the_step() -> None:
+    scaled, full = SyncConfig(), SyncConfig(partial="full")
+    assert scales_steps(scaled) and not scales_steps(full)
+    assert [step_share(scaled, 0, present, 4) for present in (1, 2, 4)] == [0.25, 0.5, 1.0]
+    assert step_share(scaled, 0, 5, 4) == 1.0, "of those who have left, too"
+    assert step_share(scaled, 0, 1, 0) == 1.0 and step_share(full, 0, 1, 4) == 1.0
+    both = SyncConfig(outer_schedule="linear", tokens_budget=1000)
+    assert step_share(both, 500, 2, 4) == pytest.approx(0.5 * 0.55)
 
 
 def test_what_an_older_learner_would_have_to_follow_is_a_refusal() -> None:

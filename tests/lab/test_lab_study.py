@@ -83,10 +83,10 @@ def test_equal_runs_have_equal_keys_however_they_are_written() -> None:
     assert make_spec({"model": "nano", "sync": {"outer_lr": usual.outer_lr, "quorum": usual.quorum}}) == plain
     assert make_spec({"model": "nano", "world": {"step_ms": 1000}, "lr": 0}).key == plain.key
     assert (
-        make_spec({"model": "nano", "sync": {"outer_lr": 1}}).key
-        == make_spec({"model": "nano", "sync": {"outer_lr": 1.0}}).key
+        make_spec({"model": "nano", "sync": {"outer_lr": 2}}).key
+        == make_spec({"model": "nano", "sync": {"outer_lr": 2.0}}).key
     )
-    assert make_spec({"model": "nano", "sync": {"outer_lr": 1}}).key != plain.key
+    assert make_spec({"model": "nano", "sync": {"outer_lr": 2}}).key != plain.key
     assert make_spec({"model": "nano", "seed": 1}).key != plain.key
     spelled_out = {**plain.sync, "learners_expected": 4, "tokens_budget": plain.tokens}
     assert spelled_out == asdict(plain.config()), "a default that changes later must change the key"

@@ -126,15 +126,18 @@ def test_the_settings_of_the_outer_step_are_options_like_the_others(tmp_path: Pa
     path = tmp_path / "settings.toml"
     path.write_text(
         'feedback-up = false\nfeedback_down = false\ncorrection = "heloco"\nouter-schedule = "cosine"\n'
-        'momentum-restart = 8\ncodec_up = "int2"\n'
+        'momentum-restart = 8\ncodec_up = "int2"\npartial = "full"\n'
     )
     config, _ = train_config(read_config_file(path))
     sync = config.sync
     assert (sync.feedback_up, sync.feedback_down, sync.correction) == (False, False, "heloco")
     assert (sync.outer_schedule, sync.momentum_restart, sync.codec_up) == ("cosine", 8, "int2")
+    assert sync.partial == "full"
     text = "\n".join(describe(config))
-    assert "contributions int2 (no feedback), updates int4 (no feedback); merge rda with heloco" in text
-    assert "outer lr 0.7 (cosine to a tenth), momentum 0.5 (anew every 8 versions)" in text
+    assert "contributions int2 (no feedback), updates int4 (no feedback); merge mean with heloco" in text
+    assert (
+        "outer lr 1 (cosine to a tenth), momentum 0.5 (anew every 8 versions), whole steps for partial merges" in text
+    )
     RunFolder(tmp_path).write_config(config.options(), resolved(config))
     assert train_config(read_config_file(tmp_path / "config.toml"))[0] == config
 

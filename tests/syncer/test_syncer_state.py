@@ -15,6 +15,8 @@ from atoll.syncer.state import Held, ModelState
 
 TENSORS = (TensorSpec("w", (10, 100), "float32", "rda"), TensorSpec("e", (700,), "float32", "mean"))
 
+WEIGHTS = (0.25, 0.75)
+
 
 def started(**changes: Any) -> ModelState:
     config = SyncConfig(fragments=1, **changes)
@@ -33,11 +35,11 @@ def contributions(state: ModelState, seed: int, count: int = 2) -> list[Held]:
     return [state.inspect(0, payload)[1] for payload in payloads]
 
 
-def run(state: ModelState, merges: int, weights: tuple[float, ...] = (1.0, 2.0)) -> list[np.ndarray]:
+def run(state: ModelState, merges: int, weights: tuple[float, ...] = WEIGHTS) -> list[np.ndarray]:
     """The momentum after each merge."""
     momentum = []
     for seed in range(merges):
-        assert state.merge(0, contributions(state, seed), weights).finite
+        assert state.merge(0, contributions(state, seed, len(weights)), weights).finite
         momentum.append(state.fragments[0].momentum.copy())
     return momentum
 
@@ -52,7 +54,7 @@ def test_momentum_starts_anew_every_so_many_versions(correction: str) -> None:
     momentum = run(state, 8)
     for version in range(2, 9):
         state = started(codec_up="fp32", codec_down="fp32")
-        state.merge(0, contributions(state, version - 1), (1.0, 2.0))
+        state.merge(0, contributions(state, version - 1), WEIGHTS)
         fresh = state.fragments[0].momentum  # of a merge that has nothing before it
         assert np.array_equal(momentum[version - 1], fresh) == (version in (4, 7)), version
 
@@ -67,7 +69,7 @@ def test_restarts_follow_from_the_version_alone() -> None:
         named = {name: array.copy() for name, array in first.durable(0).items()}
         back = ModelState(first.layout, first.config)
         back.restore({0: (arrays.version, arrays.checksum, named)})
-        assert back.merge(0, contributions(back, seed), (1.0, 2.0)).finite
+        assert back.merge(0, contributions(back, seed), WEIGHTS).finite
         first = back
     assert bits(first) == bits(through)
 
@@ -98,16 +100,26 @@ def test_feedback_brings_updates_closer_to_the_steps_that_were_meant() -> None:
     assert 0.0 < behind["fed"] < 0.5 * behind["unfed"]
 
 
-def test_the_sum_of_the_weights_is_the_share_of_the_outer_learning_rate() -> None:
-    scheduled = started(outer_schedule="cosine", tokens_budget=100, outer_lr=0.7)
-    smaller = started(outer_lr=0.7 * 0.375)
-    run(scheduled, 3, (0.125, 0.25))
+@pytest.mark.parametrize("settings", [{}, {"partial": "full", "outer_schedule": "cosine", "tokens_budget": 100}])
+def test_the_sum_of_the_weights_is_how_much_of_the_gradient_counts(settings: dict[str, Any]) -> None:
+    exact = {"codec_up": "fp32", "codec_down": "fp32", "outer_lr": 0.7}
+    shared, smaller = started(**exact, **settings), started(**{**exact, "outer_lr": 0.7 * 0.375}, partial="full")
+    run(shared, 3, (0.125, 0.25))
     run(smaller, 3, (1.0, 2.0))
-    assert bits(scheduled) == bits(smaller)
+    for one, other in zip(shared.fragments, smaller.fragments, strict=True):
+        np.testing.assert_allclose(one.theta, other.theta, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(one.momentum, 0.375 * other.momentum, rtol=1e-5, atol=1e-7)
 
 
-def test_without_a_schedule_only_the_ratio_of_the_weights_matters() -> None:
-    one, other = started(tokens_budget=100), started(tokens_budget=100)
+def test_everybody_there_is_a_whole_step_to_the_bit() -> None:
+    scaled, full = started(), started(partial="full")
+    run(scaled, 3, (0.1, 0.2, 0.7))  # add up to 0.9999999999999999
+    run(full, 3, (0.1, 0.2, 0.7))
+    assert bits(scaled) == bits(full)
+
+
+def test_with_whole_steps_only_the_ratio_of_the_weights_matters() -> None:
+    one, other = started(partial="full"), started(partial="full")
     run(one, 2, (1.0, 2.0))
     run(other, 2, (0.25, 0.5))
     assert bits(one) == bits(other)

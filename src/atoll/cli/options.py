@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.core.config import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, WEIGHTS
+from atoll.core.config import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, PARTIALS, WEIGHTS
 
 _SYNC = "Synchronisation"
 _KEEPING = "Durability"
@@ -62,6 +62,13 @@ MomentumRestart = Annotated[
     int | None,
     typer.Option(
         help="Versions of a fragment after which its outer momentum starts anew; 0: never (default 0).",
+        rich_help_panel=_SYNC,
+    ),
+]
+Partial = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Step of a merge without some active learners: {', '.join(PARTIALS)} (default scaled).",
         rich_help_panel=_SYNC,
     ),
 ]

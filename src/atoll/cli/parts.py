@@ -42,6 +42,7 @@ def syncer(
     outer_schedule: o.OuterSchedule = None,
     momentum_restart: o.MomentumRestart = None,
     correction: o.Correction = None,
+    partial: o.Partial = None,
     codec_up: o.CodecUp = None,
     codec_down: o.CodecDown = None,
     feedback_up: o.FeedbackUp = None,

@@ -36,6 +36,7 @@ def run_script(
     outer_momentum: o.OuterMomentum = None,
     momentum_restart: o.MomentumRestart = None,
     correction: o.Correction = None,
+    partial: o.Partial = None,
     codec_up: o.CodecUp = None,
     codec_down: o.CodecDown = None,
     feedback_up: o.FeedbackUp = None,

@@ -6,6 +6,8 @@ that add up to 1, per slice:
     mean   g = sum w_i v_i
     RDA    g = (sum w_i |v_i|) * unit(sum w_i v_i / |v_i|)
 
+times the share of the step that the round takes.
+
 Both are sums with one coefficient per contribution and slice, so one kernel serves both. The norms |v_i| are known from
 inspection at arrival; what RDA needs besides is |sum w_i v_i / |v_i||. That takes one pass over the contributions
 (about 4 bytes per parameter for 8 of them in int4), less than storing the sum for the second pass would (8 bytes).
@@ -88,12 +90,13 @@ def merge_fragment(
     feedback: bool = True,
     correction: str = "none",
     restart: bool = False,
+    share: float = 1.0,
 ) -> MergeResult:
     """Merge contributions (in learner-id order) into theta, momentum and residual, in place.
 
     `norms` are those of `Codec.inspect`. `residual` is None exactly when codec_down is lossless or there is no
-    `feedback`. `restart` sets the momentum to zero first. If the merged gradient is not finite, no state is touched and
-    the result says so.
+    `feedback`. `restart` sets the momentum to zero first. The merged gradient is multiplied by `share`. If it is not
+    finite, no state is touched and the result says so.
     """
     up, down = get_codec(codec_up), get_codec(codec_down)
     n = _check_state(theta, momentum, residual, down, feedback)
@@ -108,6 +111,8 @@ def merge_fragment(
     if one_of("correction", correction, CORRECTIONS) == "heloco" and not restart:
         parts = _corrected(parts, momentum)
     coefficients, gradient_norm = _coefficients(parts)
+    if share != 1.0:
+        coefficients, gradient_norm = coefficients * share, gradient_norm * share
     every = 1 if n <= SAMPLE_ALL_MAX else SAMPLE_EVERY
     sample = np.empty(-(-(n // BLOCK) // every) * BLOCK, np.float32)
     if not gradient_norm <= NORM_MAX:

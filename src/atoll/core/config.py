@@ -23,15 +23,23 @@ MERGES = ("rda", "mean")
 WEIGHTS = ("tokens2_per_step", "tokens", "uniform")
 CORRECTIONS = ("none", "heloco")
 OUTER_SCHEDULES = ("constant", "linear", "cosine")
+PARTIALS = ("scaled", "full")
 FRAGMENTS_MAX = 4096
 """More fragments than this only add overhead: at 100B parameters one would still be 24M parameters."""
 LEARNERS_MAX = 1_000_000
 SYNC_EVERY_MAX = 1_000_000
 MOMENTUM_RESTART_MAX = 1_000_000_000
-LATER_SETTINGS = ("feedback_up", "feedback_down", "correction", "outer_schedule", "momentum_restart")
-"""Settings that came after the first release, whose code refuses names that it does not know. `to_dict` leaves them out
-where they have their defaults, so that older learners and readers of run folders take part as long as nothing new is
-used."""
+LATER_SETTINGS: Mapping[str, Any] = {
+    "feedback_up": True,
+    "feedback_down": True,
+    "correction": "none",
+    "outer_schedule": "constant",
+    "momentum_restart": 0,
+    "partial": "full",
+}
+"""Settings that came after the first release, whose code refuses names that it does not know, and what its code does.
+`to_dict` leaves them out where they say just that and it is the default, so that older learners take part as long as
+nothing new is used; whoever reads a record of an older version adds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +64,9 @@ class SyncConfig:
     """Weight of a contribution: tokens2_per_step (the paper's), tokens, or uniform."""
     age_discount: float = 1.0
     """A contribution's weight is multiplied by this once per version of age. 1.0: no discount."""
-    merge: str = "rda"
-    """rda (radial-directional averaging, mean for embedding-like tensors) or mean (everywhere)."""
-    outer_lr: float = 0.7
+    merge: str = "mean"
+    """mean (everywhere) or rda (radial-directional averaging, mean for embedding-like tensors)."""
+    outer_lr: float = 1.0
     """Learning rate of the outer Nesterov step."""
     outer_momentum: float = 0.5
     """Momentum of the outer Nesterov step."""
@@ -89,9 +97,12 @@ class SyncConfig:
     correction: str = "none"
     """none, or heloco: contributions that disagree with the outer momentum are turned towards it, tensor by tensor."""
     outer_schedule: str = "constant"
-    """The outer learning rate over the run's tokens_budget: constant, or linear or cosine down to a tenth of it."""
+    """The outer step over the run's tokens_budget: constant, or linear or cosine down to a tenth of it."""
     momentum_restart: int = 0
     """Every so many versions of a fragment its outer momentum starts from zero. 0: never."""
+    partial: str = "scaled"
+    """A merge in which contributions of active learners are missing: scaled (so much smaller a step; theirs count when
+    they come) or full (a whole step for whoever is there)."""
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
@@ -117,6 +128,7 @@ class SyncConfig:
         one_of("weights", self.weights, WEIGHTS)
         one_of("correction", self.correction, CORRECTIONS)
         one_of("outer_schedule", self.outer_schedule, OUTER_SCHEDULES)
+        one_of("partial", self.partial, PARTIALS)
         _truth("feedback_up", self.feedback_up)
         _truth("feedback_down", self.feedback_down)
         if self.outer_schedule != "constant" and not self.tokens_budget:
@@ -144,9 +156,9 @@ class SyncConfig:
         return max(1, due_per_step, -(-self.overlap * self.fragments // self.sync_every))
 
     def to_dict(self) -> dict[str, Any]:
-        """All settings, but those of LATER_SETTINGS only where they are not the default."""
-        defaults = {f.name: f.default for f in fields(self) if f.name in LATER_SETTINGS}
-        return {n: v for n, v in asdict(self).items() if n not in defaults or v != defaults[n]}
+        """All settings, but those of LATER_SETTINGS only where they are not what older versions and this one do."""
+        silent = {f.name: f.default for f in fields(self) if LATER_SETTINGS.get(f.name) == f.default}
+        return {n: v for n, v in asdict(self).items() if n not in silent or v != silent[n]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SyncConfig:

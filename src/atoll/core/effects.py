@@ -164,8 +164,8 @@ class CommitSeed:
 @dataclass(frozen=True, slots=True)
 class Merge:
     """Merge these contributions, in this order and with these weights, into `version`, commit, and come back with
-    MergeFinished. Only then is it published. The ratios of the weights matter; if the run has an outer schedule so does
-    their sum, which is the share of the outer learning rate (and is on tape and in recordings with them)."""
+    MergeFinished. Only then is it published. The ratios of the weights matter, and where `policy.scales_steps`
+    so does their sum: it is how much of the merged gradient counts (and is on tape and in recordings with them)."""
 
     fragment: int
     round: int

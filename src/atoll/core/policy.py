@@ -21,7 +21,7 @@ EMA_WEIGHT = 0.2
 NORMS_KEPT = 33
 """Norms per fragment behind the running median: odd, and long enough that a few outliers cannot move it."""
 OUTER_FACTOR_END = 0.1
-"""What is left of the outer learning rate at the end of a schedule: the usual end of an inner one."""
+"""What is left of the outer step at the end of a schedule: the usual end of an inner one."""
 NORMS_NEEDED = 8
 """No contribution is called an outlier before this many norms are known."""
 
@@ -76,13 +76,24 @@ def contribution_weight(config: SyncConfig, steps: int, tokens: int, age: int) -
     return weight * config.age_discount**age
 
 
-def outer_factor(config: SyncConfig, processed: int) -> float:
-    """Share of the outer learning rate once this many tokens of the run's budget are processed."""
+def scales_steps(config: SyncConfig) -> bool:
+    """True if the sum of a merge's weights has a meaning (`step_share`) and not only their ratios."""
+    return config.partial == "scaled" or config.outer_schedule != "constant"
+
+
+def step_share(config: SyncConfig, processed: int, present: int, active: int) -> float:
+    """How much of a merged gradient counts: what the schedule says once this many tokens of the run's budget are
+    processed, times the share of the active learners whose contributions are in it.
+
+    The second factor makes the sum of several partial merges what one merge of all of them is. Without it a round that
+    closes with one contribution of eight takes that learner's whole way, and so does the next one's.
+    """
+    share = min(1.0, present / max(1, active)) if config.partial == "scaled" else 1.0
     if config.outer_schedule == "constant":
-        return 1.0
+        return share
     done = min(1.0, processed / config.tokens_budget)
     left = 1.0 - done if config.outer_schedule == "linear" else 0.5 + 0.5 * math.cos(math.pi * done)
-    return OUTER_FACTOR_END + (1.0 - OUTER_FACTOR_END) * left
+    return share * (OUTER_FACTOR_END + (1.0 - OUTER_FACTOR_END) * left)
 
 
 def with_norm(config: SyncConfig, norms: list[float], norm: float, steps: int) -> list[float]:

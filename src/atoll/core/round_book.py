@@ -21,8 +21,9 @@ from atoll.core.policy import (
     grace_ns,
     median,
     moving_average,
-    outer_factor,
     quorum_count,
+    scales_steps,
+    step_share,
     with_norm,
 )
 from atoll.core.rounds import Contribution, ContributionId, FragmentTrack, Round
@@ -260,9 +261,10 @@ class RoundBook:
         weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
-        if self._config.outer_schedule != "constant":
-            scale = outer_factor(self._config, self._ledger.processed) / sum(weights)
-            weights = [weight * scale for weight in weights]
+        if scales_steps(self._config):
+            present, active = len({item.id.learner for item in items}), len(self._membership.active())
+            share = step_share(self._config, self._ledger.processed, present, active)
+            weights = [weight / sum(weights) * share for weight in weights]
         track.merging = True
         track.weights = weights
         self._closed[track.index] = (opened, items, now_ns)

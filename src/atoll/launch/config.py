@@ -297,7 +297,8 @@ def describe_sync(sync: SyncConfig) -> list[str]:
         f"contributions {sync.codec_up}{_fed(sync.feedback_up)}, updates {sync.codec_down}{_fed(sync.feedback_down)}; "
         f"merge {sync.merge}{'' if sync.correction == 'none' else f' with {sync.correction}'}, outer lr "
         f"{sync.outer_lr:g}{'' if sync.outer_schedule == 'constant' else f' ({sync.outer_schedule} to a tenth)'}, "
-        f"momentum {sync.outer_momentum:g}{_restarted(sync.momentum_restart)}; adopt {sync.adopt}",
+        f"momentum {sync.outer_momentum:g}{_restarted(sync.momentum_restart)}"
+        f"{'' if sync.partial == 'scaled' else ', whole steps for partial merges'}; adopt {sync.adopt}",
     ]
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from atoll.core.config import SyncConfig
+from atoll.core.config import LATER_SETTINGS, SyncConfig
 from atoll.core.layout import Layout, build_layout
 from atoll.core.messages import TensorSpec
 from atoll.errors import AtollError, StoreError
@@ -181,7 +181,7 @@ def about_of(reader: SegmentReader) -> About:
     """The run as a segment describes it. StoreError if this version of Atoll cannot make sense of it."""
     about = reader.about
     try:
-        config = SyncConfig.from_dict(about["config"])
+        config = SyncConfig.from_dict({**LATER_SETTINGS, **about["config"]})
         specs = [TensorSpec(str(n), tuple(map(int, s)), str(d), str(m)) for n, s, d, m in about["tensors"]]
         if not 1 <= int(about["fragments"]) == config.fragments:
             raise ValueError(f"{about['fragments']} fragments")

@@ -21,6 +21,7 @@ from atoll.codec import GradientSample, MergeResult, get_codec, merge_fragment
 from atoll.core.config import SyncConfig
 from atoll.core.layout import BLOCK, Fragment, Layout, elements_of, padded
 from atoll.core.messages import NO_VERSION
+from atoll.core.policy import scales_steps
 from atoll.errors import PayloadError
 
 F32 = NDArray[np.float32]
@@ -30,6 +31,8 @@ Stored = Mapping[int, tuple[int, int, Mapping[str, F32]]]
 """By fragment: version, checksum and arrays, as they were on disk."""
 
 MODE_RDA, MODE_MEAN = 0, 1
+SHARE_DIGITS = 12
+"""Of the sum of a merge's weights: with everybody there it is 1, whatever rounding made of its parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +158,13 @@ class ModelState:
             codec_down=self.config.codec_down,
             slice_blocks=arrays.slice_blocks,
             slice_modes=arrays.slice_modes,
-            outer_lr=self.config.outer_lr * self._share(weights),
+            outer_lr=self.config.outer_lr,
             outer_momentum=self.config.outer_momentum,
             previous=arrays.sample,
             feedback=self.config.feedback_down,
             correction=self.config.correction,
             restart=self._restarts(arrays.version),
+            share=self._share(weights),
         )
         if result.finite:
             arrays.sample = result.sample
@@ -172,8 +176,8 @@ class ModelState:
         return result
 
     def _share(self, weights: Sequence[float]) -> float:
-        """Share of the outer learning rate that this merge takes (`core.effects.Merge`)."""
-        return 1.0 if self.config.outer_schedule == "constant" else math.fsum(weights)
+        """How much of the merged gradient counts (`core.effects.Merge`)."""
+        return round(math.fsum(weights), SHARE_DIGITS) if scales_steps(self.config) else 1.0
 
     def _restarts(self, version: int) -> bool:
         """True if the merge into the version after this one starts from zero momentum. It follows from the version, so
