@@ -122,10 +122,19 @@ def test_a_guard_that_refuses_everybody_begins_anew() -> None:
 def test_a_guard_that_refuses_most_learners_begins_anew() -> None:
     world = running(learners=8, steps=60)
     answers = []
-    for index in range(8):
-        out = world.to_syncer(fx.PushCompleted(header_of(world, f"l{index}", 900), finite=True, norm=1e9))
-        answers.append(next(e.reply for e in out if isinstance(e, fx.Answer)).accepted)
-    assert answers == [False] * 5 + [True] * 3
+    for seq in (900, 901):
+        for index in range(8):
+            out = world.to_syncer(fx.PushCompleted(header_of(world, f"l{index}", seq), finite=True, norm=1e9))
+            answers.append(next(e.reply for e in out if isinstance(e, fx.Answer)).accepted)
+    assert answers == [False] * 13 + [True] * 3
+
+
+def test_half_of_the_learners_do_not_reset_the_guard() -> None:
+    world = running(learners=8, steps=60)
+    for seq in range(900, 920):
+        for index in range(4):
+            out = world.to_syncer(fx.PushCompleted(header_of(world, f"l{index}", seq), finite=True, norm=1e9))
+            assert not next(e.reply for e in out if isinstance(e, fx.Answer)).accepted
 
 
 def test_one_learner_alone_does_not_reset_the_guard() -> None:

@@ -174,18 +174,31 @@ def test_quorum_lost_by_timeout_aborts_and_asks_again() -> None:
 
 
 @pytest.mark.parametrize("partial", ["scaled", "full"])
-def test_the_weights_of_a_merge_add_up_to_the_share_that_is_there(partial: str) -> None:
-    """Of four learners one pushes so slowly that rounds close without it, and what is late counts in the next one:
-    three quarters of a step each time."""
-    world = World(config(quorum="3", learners_expected=4, grace_cap_steps=0.0, partial=partial), 4)
+def test_partial_merges_add_up_to_one_of_all(partial: str) -> None:
+    """Every round closes with the first of four contributions, and the others count in the next one. A learner moves by
+    one per step, and so would the published parameters if all were merged together."""
+    world = World(config(quorum="1", learners_expected=4, grace_cap_steps=0.0, partial=partial), 4)
     world.join_all()
-    world.learners["l3@l3-1"].push_delay = 2 * STEP_NS
-    world.everyone_steps(60)
-    assert any(len(merge.contributions) == 3 for merge in world.merges)
-    for merge in world.merges:
-        share = len({item.learner for item in merge.contributions}) / 4
-        assert partial == "full" or sum(merge.weights) == pytest.approx(share)
-    assert (partial == "full") == any(sum(merge.weights) > 1.5 for merge in world.merges)
+    for index, name in enumerate(sorted(world.learners)):
+        world.learners[name].push_delay = index * STEP_NS // 4
+    world.everyone_steps(120)
+    assert any(len(merge.contributions) == 1 for merge in world.merges)
+    assert all(105 < moved < 120 for moved in world.theta.values()) == (partial == "scaled")
+    assert all(moved > 200 for moved in world.theta.values()) == (partial == "full")
+
+
+def test_a_learner_whose_contributions_are_refused_does_not_shorten_the_steps_of_the_others() -> None:
+    """As long as rounds wait for its answer: nobody can tell from one that has not answered whether it will."""
+    world = World(config(quorum="all", learners_expected=2), 2)
+    world.join_all()
+    world.everyone_steps(20)
+    done = len(world.merges)
+    bad = world.learners["l1@l1-1"]
+    real = world.complete_push
+    world.complete_push = lambda h, v, norm=1.0, finite=True: real(h, v, norm, finite=h.learner != "l1")  # type: ignore[method-assign]
+    world.everyone_steps(40)
+    shares = [sum(merge.weights) for merge in world.merges[done + 2 :]]
+    assert bad.machine.steps > 0 and len(shares) > 5 and shares == pytest.approx([1.0] * len(shares))
 
 
 def test_nan_and_huge_contributions_are_quarantined_and_the_learner_is_reseeded() -> None:

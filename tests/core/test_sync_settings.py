@@ -97,7 +97,7 @@ def test_a_switch_is_true_or_false(value: object) -> None:
 @pytest.mark.parametrize(("schedule", "at_half"), [("constant", 1.0), ("linear", 0.55), ("cosine", 0.55)])
 def test_the_outer_step_falls_to_a_tenth(schedule: str, at_half: float) -> None:
     config = SyncConfig(outer_schedule=schedule, tokens_budget=1000)
-    factors = [step_share(config, tokens, 2, 2) for tokens in range(0, 1501, 50)]
+    factors = [step_share(config, tokens, [1, 1], []) for tokens in range(0, 1501, 50)]
     end = 1.0 if schedule == "constant" else 0.1
     assert factors[0] == 1.0 and factors[-1] == pytest.approx(end) and factors[20] == pytest.approx(end)
     assert factors[10] == pytest.approx(at_half)
@@ -107,13 +107,15 @@ def test_the_outer_step_falls_to_a_tenth(schedule: str, at_half: float) -> None:
 
 
 def test_a_partial_merge_takes_a_part_of_the_step() -> None:
-    scaled, full = SyncConfig(), SyncConfig(partial="full")
+    scaled, full, uniform = SyncConfig(), SyncConfig(partial="full"), SyncConfig(weights="uniform")
     assert scales_steps(scaled) and not scales_steps(full)
-    assert [step_share(scaled, 0, present, 4) for present in (1, 2, 4)] == [0.25, 0.5, 1.0]
-    assert step_share(scaled, 0, 5, 4) == 1.0, "of those who have left, too"
-    assert step_share(scaled, 0, 1, 0) == 1.0 and step_share(full, 0, 1, 4) == 1.0
+    assert step_share(scaled, 0, [24], [24, 24, 24]) == 0.25
+    assert step_share(scaled, 0, [24, 24], []) == step_share(scaled, 0, [24], [0, -1]) == 1.0, "nothing is missing"
+    assert step_share(scaled, 0, [24], [3]) == 24 / 27, "a slow one holds little"
+    assert step_share(uniform, 0, [24], [3]) == 0.5
+    assert step_share(scaled, 0, [0], [3]) == 1.0 and step_share(full, 0, [1], [1]) == 1.0
     both = SyncConfig(outer_schedule="linear", tokens_budget=1000)
-    assert step_share(both, 500, 2, 4) == pytest.approx(0.5 * 0.55)
+    assert step_share(both, 500, [2], [2]) == pytest.approx(0.5 * 0.55)
 
 
 def test_what_an_older_learner_would_have_to_follow_is_a_refusal() -> None:

@@ -18,6 +18,7 @@ from atoll.core.config import SyncConfig
 from atoll.core.durable import Recovery
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import FetchKind, PushHeader, PushKind, PushReply, TensorSpec
+from atoll.core.policy import scales_steps
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.core.syncer_machine import SyncerMachine
 
@@ -299,9 +300,9 @@ class World:
             assert identity not in self.merged_ids, "a contribution was merged twice"
             self.merged_ids.append(identity)
             self.merged_in[identity] = effect.version
-        total = sum(effect.weights)
+        whole = 1.0 if scales_steps(self.config) else sum(effect.weights)
         values = [self.payloads[i] for i in effect.contributions]
-        self.theta[effect.fragment] += sum(w * v for w, v in zip(effect.weights, values, strict=True)) / total
+        self.theta[effect.fragment] += sum(w * v for w, v in zip(effect.weights, values, strict=True)) / whole
         self.history[effect.fragment, effect.version] = self.theta[effect.fragment]
         checksum = checksum_of(effect.version, self.theta[effect.fragment])
         self._write(effect.fragment, self.syncer.column_after_merge(effect.fragment, checksum))

@@ -60,9 +60,9 @@ def test_one_run_says_how_it_went(lab: Command, runner: FakeRunner, tmp_path: Pa
     config = spec.config()
     assert (config.sync_every, config.outer_lr, config.quorum, spec.evals) == (8, 1.0, "2", 3)
     assert (spec.learners, spec.tokens, spec.seed, spec.world["step_ms"]) == (2, 65536, 2, 250.0)
-    assert said.last["loss"] == pytest.approx(1.938) and said.last["key"] == spec.key
+    assert said.last["loss"] == pytest.approx(1.734) and said.last["key"] == spec.key
     assert (
-        "held-out loss 1.9380" in said.stderr and "1,000 tokens/s on a fake" in said.stderr and "rho 0.5" in said.stderr
+        "held-out loss 1.7340" in said.stderr and "1,000 tokens/s on a fake" in said.stderr and "rho 0.5" in said.stderr
     )
     assert list(ResultStore(tmp_path / "runs.jsonl").records()) == [spec.key]
 

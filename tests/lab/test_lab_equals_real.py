@@ -20,6 +20,7 @@ from atoll.learner.learner import Learner
 from atoll.zoo.corpus import Batches, Corpus
 from atoll.zoo.gpt import build_model, next_byte_loss
 from atoll.zoo.optim import GRADIENT_NORM_MAX, lr_at, make_optimizer, set_lr
+from atoll.zoo.presets import own_lr
 
 STEPS = 8
 SEQ = 16
@@ -33,7 +34,7 @@ def corpus_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(file)
 
 
-def spec_for(corpus: str, learners: int, **changes: object) -> LabSpec:
+def spec_for(corpus: str, learners: int, optimizer: str, **changes: object) -> LabSpec:
     return LabSpec(
         method="decoupled",
         model="nano",
@@ -44,6 +45,7 @@ def spec_for(corpus: str, learners: int, **changes: object) -> LabSpec:
         tokens=2 * learners * SEQ * STEPS * 10,
         schedule_by="steps",
         seed=3,
+        optimizer=optimizer,
         eval_windows=8,
         sync={**SYNC, "learners_expected": learners, **changes},
         world={"step_ms": 5000},
@@ -83,7 +85,7 @@ class RealLearner:
         self.model = build_model(spec.model, spec.seed)
         self.optimizer = make_optimizer(self.model, spec.optimizer, 1.0)
         self.batches = Batches(corpus.shard(index, 1), batch=2, seq=SEQ, seed=spec.seed)
-        self.peak = 4e-3
+        self.peak = own_lr(spec.model, spec.optimizer)
         self.learner = Learner(self.model, address=address, learner_id=f"learner-{index}")
 
     def train(self, step: int) -> None:
@@ -133,17 +135,17 @@ def on_the_wire(spec: LabSpec, config: SyncConfig) -> tuple[list[np.ndarray], li
 
 
 @pytest.mark.parametrize(
-    ("learners", "changes"),
-    [(2, {"codec_up": "fp32", "codec_down": "fp32"}), (3, {})],
+    ("learners", "optimizer", "changes"),
+    [(2, "adamw", {"codec_up": "fp32", "codec_down": "fp32"}), (3, "muon", {})],
     ids=["fp32", "int4"],
 )
 def test_the_lab_gives_the_real_clusters_parameters(
-    corpus_file: str, learners: int, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    corpus_file: str, learners: int, optimizer: str, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        spec = spec_for(corpus_file, learners, **changes)
+        spec = spec_for(corpus_file, learners, optimizer, **changes)
         theta, parameters = in_the_lab(spec, monkeypatch)
         config = SyncConfig.from_dict({**spec.config().to_dict(), "tokens_budget": 0})
         real_theta, real_parameters = on_the_wire(spec, config)

@@ -77,6 +77,16 @@ def test_worlds_can_be_swept_by_their_files(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("partial", "full"), ("partial", "scaled"), ("merge", "rda"), ("feedback_up", False), ("momentum_restart", 3)],
+)
+def test_a_run_does_what_its_spec_says(name: str, value: object) -> None:
+    spec = make_spec({"model": "nano", "sync": {name: value}})
+    assert spec.sync[name] == value == getattr(spec.config(), name)
+    assert make_spec(spec.to_dict()) == spec and LabSpec.from_dict(spec.to_dict()).config() == spec.config()
+
+
 def test_equal_runs_have_equal_keys_however_they_are_written() -> None:
     plain = make_spec({"model": "nano"})
     usual = SyncConfig()
@@ -227,7 +237,7 @@ def test_a_watcher_hears_of_everything(tmp_path: Path) -> None:
     planned = small_study(tmp_path, '[[arm]]\nlabel = "a"\nmethod = "dp"\ntokens = 8192\nseeds = [0, 2]\n').planned
     runner = FakeRunner(fails=lambda spec: spec.seed == 2)
     conduct(planned, ResultStore(tmp_path / "store"), runner, watcher=Listener())
-    assert heard == ["began 0", "4096/8192", "8192/8192", "ended 2.0", "began 2", "failed RuntimeError: out of memory"]
+    assert heard == ["began 0", "4096/8192", "8192/8192", "ended 1.8", "began 2", "failed RuntimeError: out of memory"]
 
 
 # ---------------------------------------------------------------- time left

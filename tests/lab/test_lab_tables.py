@@ -84,7 +84,7 @@ def test_what_was_not_merged_is_shown(study: Study) -> None:
         if line.label == "decoupled"
     ]
     assert line.lost_share == pytest.approx(0.3) and all(other.lost_share is None for other in others)
-    assert "30.0%" in text_table(study, [line]).rows[0] and "instead of merged" in markdown(study, [line])
+    assert "30.0%" in text_table(study, [line]).rows[0] and "never merged" in markdown(study, [line])
     assert "lost" not in text_table(study, others).header
 
 

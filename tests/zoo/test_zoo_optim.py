@@ -68,7 +68,7 @@ def test_combined_optimizer_steps_sets_lr_and_restores() -> None:
 
 
 def test_unknown_optimizer() -> None:
-    with pytest.raises(ConfigError, match="adamw, muon, sgd"):
+    with pytest.raises(ConfigError, match="muon, adamw, sgd"):
         make_optimizer(build_model("nano", 0), "lion", 1e-3)
 
 

@@ -172,7 +172,7 @@ def test_bad_settings_end_with_one_line(tmp_path: Path) -> None:
     [
         ({"method": "fedavg"}, "decoupled, diloco, dp, single"),
         ({"model": "huge"}, "nano, tiny"),
-        ({"optimizer": "lion"}, "adamw, muon, sgd"),
+        ({"optimizer": "lion"}, "muon, adamw, sgd"),
         ({"schedule": "step"}, "cosine, wsd"),
         ({"device": "tpu"}, "cpu, cuda"),
         ({"steps": 0}, "steps must be"),

@@ -52,7 +52,7 @@ def run_command(
     batch: Annotated[int, typer.Option(help="Sequences of one step of all learners together.")] = 32,
     seq: Annotated[int, typer.Option(help="Bytes of a sequence.")] = 128,
     tokens: Annotated[int, typer.Option(help="Processed in total, by all learners.")] = 1_000_000,
-    optimizer: Annotated[str, typer.Option(help="Inner optimizer: adamw, muon or sgd.")] = "adamw",
+    optimizer: Annotated[str, typer.Option(help="Inner optimizer: muon, adamw or sgd.")] = "muon",
     lr: Annotated[float, typer.Option(help="Peak learning rate (0: the model's own).")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the model, the data and what a scenario draws.")] = 0,
     scenario: Annotated[Path | None, typer.Option(help="TOML file of speeds, links and faults.")] = None,

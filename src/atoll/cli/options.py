@@ -43,9 +43,11 @@ Weights = Annotated[
     str | None,
     typer.Option(help=f"Weight of a contribution: {', '.join(WEIGHTS)}.", rich_help_panel=_SYNC),
 ]
-Merge = Annotated[str | None, typer.Option(help=f"How deltas are merged: {', '.join(MERGES)}.", rich_help_panel=_SYNC)]
+Merge = Annotated[
+    str | None, typer.Option(help=f"How deltas are merged: {', '.join(MERGES)} (default mean).", rich_help_panel=_SYNC)
+]
 OuterLr = Annotated[
-    float | None, typer.Option(help="Learning rate of the outer Nesterov step (default 0.7).", rich_help_panel=_SYNC)
+    float | None, typer.Option(help="Learning rate of the outer Nesterov step (default 1.0).", rich_help_panel=_SYNC)
 ]
 OuterMomentum = Annotated[
     float | None, typer.Option(help="Momentum of the outer Nesterov step (default 0.5).", rich_help_panel=_SYNC)

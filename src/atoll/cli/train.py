@@ -37,7 +37,7 @@ def train(
     corpus: Annotated[
         str | None, typer.Option(help="stdlib, a file or folder of text, or hf:NAME (default stdlib).")
     ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Inner optimizer: adamw, muon or sgd (default adamw).")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Inner optimizer: muon, adamw or sgd (default muon).")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0: the model's own (default 0).")] = None,
     sync_every: o.SyncEvery = None,
     fragments: o.Fragments = None,

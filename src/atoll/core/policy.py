@@ -81,14 +81,19 @@ def scales_steps(config: SyncConfig) -> bool:
     return config.partial == "scaled" or config.outer_schedule != "constant"
 
 
-def step_share(config: SyncConfig, processed: int, present: int, active: int) -> float:
+def step_share(config: SyncConfig, processed: int, present: Sequence[int], missing: Sequence[int]) -> float:
     """How much of a merged gradient counts: what the schedule says once this many tokens of the run's budget are
-    processed, times the share of the active learners whose contributions are in it.
+    processed, times the share of the contributions that are in it.
 
-    The second factor makes the sum of several partial merges what one merge of all of them is. Without it a round that
-    closes with one contribution of eight takes that learner's whole way, and so does the next one's.
+    `present` are the tokens of those that are, `missing` the tokens that learners hold who were asked and will still
+    answer. So the sum of several partial merges is what one merge of all of them is, as far as weights go by tokens.
+    Without it a round that closes with one contribution of eight takes that learner's whole way, and so does the next.
     """
-    share = min(1.0, present / max(1, active)) if config.partial == "scaled" else 1.0
+    share = 1.0
+    if config.partial == "scaled":
+        worth = len if config.weights == "uniform" else sum
+        here, there = worth(present), worth([tokens for tokens in missing if tokens > 0])
+        share = here / (here + there) if here > 0 else 1.0
     if config.outer_schedule == "constant":
         return share
     done = min(1.0, processed / config.tokens_budget)
@@ -97,7 +102,7 @@ def step_share(config: SyncConfig, processed: int, present: int, active: int) ->
 
 
 def with_norm(config: SyncConfig, norms: list[float], norm: float, steps: int) -> list[float]:
-    """The norms behind the running median after a merge, as if each were of H steps.
+    """The norms behind the running median after a merge; those of fewer than H steps as if they had gone on to H.
 
     A contribution of less than half as many steps tells nothing about the usual size. Fragments take turns, so the
     first one's first contribution holds a single step, and in a warm-up that is a hundredth of what comes next.

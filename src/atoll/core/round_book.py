@@ -262,15 +262,23 @@ class RoundBook:
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
         if scales_steps(self._config):
-            present, active = len({item.id.learner for item in items}), len(self._membership.active())
-            share = step_share(self._config, self._ledger.processed, present, active)
-            weights = [weight / sum(weights) * share for weight in weights]
+            present, missing = [item.tokens for item in items], self._missing(opened)
+            share = step_share(self._config, self._ledger.processed, present, missing)
+            scale = share / sum(weights)
+            weights = [weight * scale for weight in weights]
         track.merging = True
         track.weights = weights
         self._closed[track.index] = (opened, items, now_ns)
         out.append(
             Merge(track.index, opened.number, track.version + 1, tuple(item.id for item in items), tuple(weights))
         )
+
+    def _missing(self, opened: Round) -> list[int]:
+        """What learners hold of this fragment who were asked, have neither answered nor gone, and have nothing from an
+        earlier round in this one."""
+        members = [self._membership.members.get(learner) for learner in sorted(opened.waiting - opened.contributors())]
+        accounts = [self._ledger.account(one.learner, one.generation) for one in members if one is not None]
+        return [account.rest(opened.fragment) for account in accounts]
 
     def _abort(self, track: FragmentTrack, opened: Round, reason: str, out: list[SyncerEffect]) -> None:
         self.aborts += 1

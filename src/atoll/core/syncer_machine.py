@@ -72,6 +72,8 @@ SEED_SILENCE_NS = 600 * SECOND_NS
 OUTLIERS_IN_A_ROW = 4
 """How many contributions to a fragment, with none accepted between them, are refused as outliers before the guard may
 take it for a change of scale."""
+OUTLIERS_EACH = 2
+"""How many of those each of most learners must have had: the second after it was given the run's own state again."""
 
 DEAF_STEPS = 4
 """A learner adopts at step boundaries: one that takes this many of them past a published version does not hear."""
@@ -550,12 +552,13 @@ class SyncerMachine(SyncerCare):
             out.append(Note("Warned", {"source": "syncer", "text": f"quarantined: {refusal.detail}"}))
 
     def _judge_guard(self, track: FragmentTrack, learner: str, out: list[SyncerEffect]) -> None:
-        """An outlier is what differs from the others. When most learners are refused and nobody's contribution was
-        accepted meanwhile, then it is the scale that has changed: the guard begins anew. (Something huge may have come
-        in before the guard knew any norms; refusing what repairs it would keep it for ever.)"""
+        """An outlier is what differs from the others. When most learners are refused, twice each, and nobody's
+        contribution was accepted meanwhile, then it is the scale that has changed: the guard begins anew. (Something
+        huge may have come in before the guard knew any norms; refusing what repairs it would keep it for ever.)"""
         track.outliers[learner] = track.outliers.get(learner, 0) + 1
         active = {member.learner for member in self.membership.active()}
-        most = 2 * len(active & track.outliers.keys()) > len(active)
+        again = {name for name in active if track.outliers.get(name, 0) >= OUTLIERS_EACH}
+        most = 2 * len(again) > len(active)
         if most and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW:
             out.append(Note("NormGuardReset", {"fragment": track.index, "refused": sum(track.outliers.values())}))
             track.norms, track.outliers = [], {}

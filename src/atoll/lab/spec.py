@@ -61,7 +61,7 @@ class LabSpec:
     seq: int = 128
     tokens: int = 1_000_000
     """Processed in total, by all learners."""
-    optimizer: str = "adamw"
+    optimizer: str = OPTIMIZERS[0]
     lr: float = 0.0
     """Peak learning rate; 0: the model's own."""
     schedule: str = "cosine"

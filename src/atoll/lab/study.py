@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import LATER_SETTINGS, SyncConfig
+from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError
 from atoll.lab.scenario import LabScenario, plain_world
 from atoll.lab.spec import LOCAL_METHODS, LabSpec
@@ -80,9 +80,10 @@ _ALWAYS = (
     "correction",
     "outer_schedule",
     "momentum_restart",
+    "partial",
 )
 """Settings that a spec always spells out. One that SyncConfig gained later is spelled out only where it differs from
-what was done before there was a choice (LATER_SETTINGS), so that older results keep their keys."""
+its default, so that older results keep their keys; its default must then stay what it was."""
 _SPEC_TYPES = {entry.name: str(entry.type) for entry in fields(LabSpec)}
 _SYNC_TYPES = {entry.name: str(entry.type) for entry in fields(SyncConfig)}
 
@@ -169,10 +170,11 @@ def make_spec(values: Mapping[str, Any]) -> LabSpec:
 
 
 def _spelled_out(config: SyncConfig) -> dict[str, Any]:
+    usual = {entry.name: entry.default for entry in fields(SyncConfig)}
     return {
         name: value
         for name, value in asdict(config).items()
-        if name not in _DERIVED and (name in _ALWAYS or value != LATER_SETTINGS[name])
+        if name not in _DERIVED and (name in _ALWAYS or value != usual[name])
     }
 
 

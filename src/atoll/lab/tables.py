@@ -77,7 +77,7 @@ class Line:
 
     @property
     def lost_share(self) -> float | None:
-        """Share of the processed tokens whose contributions were refused, dropped or overwritten."""
+        """Share of the processed tokens that were refused, dropped, overwritten, or went with a learner."""
         kept = ("tokens_merged", "tokens_pending")
         shares = [
             sum(run.fact(name) for name in run.facts if name.startswith("tokens_") and name not in kept) / run.tokens
@@ -189,7 +189,7 @@ def markdown(study: Study, lines: Sequence[Line]) -> str:
     notes = ["Losses are held-out, in nats per token, of the published model; ± is the standard error over seeds."]
     notes += [f"On {machine}." for machine in sorted({run.machine for line in lines for run in line.runs.values()})]
     if any(line.lost_share for line in lines):
-        notes.append("Lost: tokens of contributions that were refused, dropped or overwritten, instead of merged.")
+        notes.append("Lost: tokens that were never merged: refused, dropped, overwritten, or gone with a learner.")
     if any(line.percent is not None and not line.paired for line in lines):
         notes.append("Percentages with * compare means of different seeds.")
     return "\n".join([*head, text_table(study, lines).markdown(), " ".join(notes), ""])

@@ -19,7 +19,7 @@ from atoll.lab.spec import LabSpec
 from atoll.zoo.corpus import Batches, Corpus, load_corpus
 from atoll.zoo.evaluate import held_out_batches
 from atoll.zoo.gpt import build_model, next_byte_loss
-from atoll.zoo.presets import model_config
+from atoll.zoo.presets import own_lr
 
 Batch = tuple[Tensor, ...]
 
@@ -106,7 +106,7 @@ class ByteTask:
     """The reference GPT on the bytes of a corpus. Every learner draws windows of all of it."""
 
     def __init__(self, spec: LabSpec) -> None:
-        self.lr = model_config(spec.model).lr
+        self.lr = own_lr(spec.model, spec.optimizer)
         self._spec = spec
         self._corpus: Corpus = load_corpus(spec.corpus)
         self._corpus.check(1, spec.seq)

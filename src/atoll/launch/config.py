@@ -72,8 +72,8 @@ class TrainConfig:
     """Name of a reference GPT of the zoo."""
     corpus: str = "stdlib"
     """stdlib (the source of Python's standard library), a file or folder of text, or hf:NAME[:split[:column]]."""
-    optimizer: str = "adamw"
-    """Inner optimizer: adamw, muon (on the hidden matrices, AdamW for the rest) or sgd."""
+    optimizer: str = OPTIMIZERS[0]
+    """Inner optimizer: muon (on the hidden matrices, AdamW for the rest), adamw or sgd."""
     lr: float = 0.0
     """Peak learning rate of the inner optimizer; 0: the model's own."""
     device: str = "auto"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.chaos import Fault, InjectedFault
+from atoll.core.config import LATER_SETTINGS
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.config import RunConfig, TrainConfig, run_config, train_config
 from atoll.launch.folder import RunFolder
@@ -90,6 +91,7 @@ def read_run(path: Path) -> StoredRun:
         raise LaunchError(f"{path} holds no run of `atoll train` or `atoll run` (no config.json); {hint}")
     values = read_config_file(folder.config_file)
     settings = {name: value for name, value in values.items() if name not in NO_SETTINGS}
+    settings.setdefault("partial", LATER_SETTINGS["partial"])  # a run of a version that had no choice
     settings["out"] = str(folder.path)
     where = str(folder.config_file)
     if "command" in values:

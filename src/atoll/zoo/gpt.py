@@ -27,11 +27,14 @@ from atoll.zoo.presets import VOCAB, GPTConfig, model_config
 ROPE_BASE = 10_000.0
 EMBED_STD = 0.02
 
+ROPE_SCHEMA = "(SymInt start, SymInt count, SymInt head_dim, Device device) -> (Tensor, Tensor)"
+"""Said here because torch 2.4 cannot read it off annotations that are text."""
+
 KeysValues = tuple[Tensor, Tensor]
 """What attention remembers of earlier positions: keys and values, each (batch, heads, positions, head_dim)."""
 
 
-@torch.library.custom_op("atoll::rope_angles", mutates_args=())
+@torch.library.custom_op("atoll::rope_angles", mutates_args=(), schema=ROPE_SCHEMA)
 def rope_angles(start: int, count: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the RoPE rotation (Su et al. 2021, equation 34) of `count` positions from `start`: each
     (count, head_dim / 2), fp32.

@@ -11,7 +11,7 @@ from typing import Any
 
 from atoll.core.config import one_of
 from atoll.errors import ConfigError
-from atoll.zoo.presets import model_config
+from atoll.zoo.presets import OPTIMIZERS, model_config, own_lr
 
 METHODS = ("decoupled", "diloco", "dp", "single")
 STEP_MS_MAX = 60_000
@@ -55,8 +55,8 @@ class WorkerConfig:
     """Fixes the initial parameters (equal for all) and, with the rank, the data of each learner."""
     lr: float = 0.0
     """Peak learning rate. 0: the preset's."""
-    optimizer: str = "adamw"
-    """adamw, muon or sgd."""
+    optimizer: str = OPTIMIZERS[0]
+    """muon, adamw or sgd."""
     schedule: str = "cosine"
     """cosine, wsd or constant; each with warm-up."""
     eval_every: int = 25
@@ -82,7 +82,7 @@ class WorkerConfig:
         if isinstance(self.step_ms, bool) or not 0 <= self.step_ms <= STEP_MS_MAX:
             raise ConfigError(f"step_ms must be a number of milliseconds from 0 to {STEP_MS_MAX}; not {self.step_ms!r}")
         one_of("method", self.method, METHODS)
-        one_of("optimizer", self.optimizer, ("adamw", "muon", "sgd"))
+        one_of("optimizer", self.optimizer, OPTIMIZERS)
         one_of("schedule", self.schedule, ("cosine", "wsd", "constant"))
         if self.device.partition(":")[0] not in ("cpu", "cuda", "auto"):
             raise ConfigError(f"device must be cpu, cuda, cuda:N or auto; not {self.device!r}")
@@ -101,7 +101,7 @@ class WorkerConfig:
     @property
     def peak_lr(self) -> float:
         """The given learning rate, or the preset's."""
-        return self.lr or model_config(self.model).lr
+        return self.lr or own_lr(self.model, self.optimizer)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
