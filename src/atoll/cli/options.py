@@ -70,7 +70,7 @@ MomentumRestart = Annotated[
 Partial = Annotated[
     str | None,
     typer.Option(
-        help=f"Step of a merge without some active learners: {', '.join(PARTIALS)} (default scaled).",
+        help=f"Step of a merge without some of those asked: {', '.join(PARTIALS)} (default scaled).",
         rich_help_panel=_SYNC,
     ),
 ]
