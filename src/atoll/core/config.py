@@ -101,8 +101,8 @@ class SyncConfig:
     momentum_restart: int = 0
     """Every so many versions of a fragment its outer momentum starts from zero. 0: never."""
     partial: str = "scaled"
-    """A merge in which contributions of learners that were asked are missing: scaled (so much smaller a step, by tokens;
-    theirs count when they come) or full (a whole step for whoever is there)."""
+    """A merge in which contributions of learners that were asked are missing: scaled (so much smaller a step, by
+    tokens; theirs count when they come) or full (a whole step for whoever is there)."""
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
