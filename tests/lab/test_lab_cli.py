@@ -94,7 +94,9 @@ def test_a_run_that_cannot_be(lab: Command, runner: FakeRunner, arguments: list[
 def test_a_study_is_run_once(lab: Command, runner: FakeRunner, file: Path) -> None:
     said = lab("study", file, "--json")
     assert said.code == 0, said
-    assert said.last == {"studies": [{"study": "small", "done": 18, "failed": [], "left": 0, "interrupted": False}]}
+    assert said.last == {
+        "studies": [{"study": "small", "done": 18, "failed": [], "left": 0, "elsewhere": 0, "interrupted": False}]
+    }
     assert "18 runs of 2 arms, 230k tokens; 0 are done, 18 to go" in said.stderr
     assert "18 of 18  decoupled optimizer=muon learners=4, seed 2: loss 1.7680" in said.stderr
     assert "small: all runs are done" in said.stderr

@@ -6,14 +6,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from lab_fakes import SMALL, FakeRunner, fake_result, small_study
+from lab_fakes import SMALL, FakeRunner, Progress, fake_result, small_study
 
 from atoll.chaos import learner_names
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError
 from atoll.lab.conduct import FAILURES_IN_A_ROW_MAX, Forecast, Outcome, Watcher, conduct, pending
 from atoll.lab.scenario import LabScenario
-from atoll.lab.spec import LabSpec
+from atoll.lab.spec import LabResult, LabSpec
 from atoll.lab.store import Record, ResultStore
 from atoll.lab.study import Planned, load_study, make_spec
 
@@ -207,6 +207,35 @@ def test_when_nothing_works_a_study_stops(tmp_path: Path) -> None:
     study, runner = small_study(tmp_path), FakeRunner(fails=lambda spec: True)
     outcome = conduct(study.planned, ResultStore(study.store), runner)
     assert len(outcome.failed) == len(runner.ran) == FAILURES_IN_A_ROW_MAX and outcome.left == 15
+
+
+def test_several_processes_share_a_study(tmp_path: Path) -> None:
+    """While one is at its first run, another one comes, does all the others, and leaves that one alone."""
+    study = small_study(tmp_path)
+    helper, outcomes = FakeRunner(), []
+
+    class First(FakeRunner):
+        def __call__(self, spec: LabSpec, *, progress: Progress | None = None) -> LabResult:
+            if not self.ran:
+                outcomes.append(conduct(study.planned, ResultStore(study.store), helper))
+            return super().__call__(spec, progress=progress)
+
+    first = First()
+    outcome = conduct(study.planned, ResultStore(study.store), first)
+    assert outcomes == [Outcome(done=17, left=1, elsewhere=1)] and outcome == Outcome(done=1, left=0)
+    assert len(first.ran) == 1 and len({spec.key for spec in (*first.ran, *helper.ran)}) == 18
+    assert [path.name for path in study.store.parent.iterdir() if "claims" in path.name] == []
+
+
+def test_a_run_whose_process_died_is_done_by_the_next(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path / "results.jsonl")
+    (tmp_path / "results.jsonl.claims").mkdir()
+    (tmp_path / "results.jsonl.claims" / "a").write_text("")  # its lock is gone with it
+    with store.claim("a") as mine:
+        assert mine
+        with store.claim("a") as other:
+            assert not other
+    assert not (tmp_path / "results.jsonl.claims").exists()
 
 
 def test_after_the_minutes_nothing_new_is_started(tmp_path: Path) -> None:

@@ -325,11 +325,17 @@ def _print_outcome(console: Console, study: Study, outcome: Outcome) -> None:
         console.print(text, style="red", markup=False, soft_wrap=True)
     if outcome.interrupted:
         console.print("interrupted; what is finished is kept, and the same command goes on", style="yellow")
+    elif outcome.left and outcome.left == outcome.elsewhere:
+        console.print(f"{_runs_are(outcome.left)} under way in other processes; nothing else is left", style="yellow")
     elif outcome.left:
-        console.print(f"{outcome.left} runs are left; the same command goes on with them", style="yellow")
+        console.print(f"{_runs_are(outcome.left)} left; the same command goes on", style="yellow")
     else:
         text, style = ("the others are done", "bold") if outcome.failed else ("all runs are done", "bold green")
         console.print(f"{study.name}: {text}", style=style, markup=False)
+
+
+def _runs_are(count: int) -> str:
+    return "1 run is" if count == 1 else f"{count} runs are"
 
 
 def _outcome_dict(study: Study, outcome: Outcome) -> dict[str, Any]:
@@ -338,6 +344,7 @@ def _outcome_dict(study: Study, outcome: Outcome) -> dict[str, Any]:
         "done": outcome.done,
         "failed": [{"run": one.title, "seed": one.spec.seed, "reason": reason} for one, reason in outcome.failed],
         "left": outcome.left,
+        "elsewhere": outcome.elsewhere,
         "interrupted": outcome.interrupted,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from time import monotonic
 from typing import Protocol
 
@@ -42,7 +43,9 @@ class Outcome:
     done: int = 0
     failed: list[tuple[Planned, str]] = field(default_factory=list)
     left: int = 0
-    """Not started: the time was over, somebody interrupted, or too many failed in a row."""
+    """Not started: the time was over, somebody interrupted, too many failed in a row, or others are at them."""
+    elsewhere: int = 0
+    """Of those that are left: another process is at them."""
     interrupted: bool = False
 
 
@@ -71,18 +74,29 @@ def conduct(
 ) -> Outcome:
     """Run what is pending. After `minutes` (0: never) nothing new is started. Ctrl-C ends it; what is finished is kept.
 
-    A run that fails is noted and the next one begins: one impossible combination does not cost the others.
+    A run that fails is noted and the next one begins: one impossible combination does not cost the others. Several
+    processes may work through one study: what another one is at is passed over, and looked at again at the end.
     """
     check_minutes(minutes)
     watcher = watcher or Watcher()
     queue = pending(planned, store.records())
     outcome, ends_s = Outcome(left=len(queue)), monotonic() + minutes * 60.0
-    in_a_row = 0
+    in_a_row, passed = 0, len(queue)
     try:
-        for one in queue:
+        for place, one in enumerate(chain(queue, again := [])):
             if (minutes and monotonic() >= ends_s) or in_a_row >= FAILURES_IN_A_ROW_MAX:
                 break
-            reason = _run_one(one, store, runner, watcher, study)
+            with store.claim(one.spec.key) as mine:
+                if not mine:
+                    if place < passed:
+                        again.append(one)
+                    else:
+                        outcome.elsewhere += 1
+                    continue
+                if one.spec.key in store.records():  # somebody else has just finished it
+                    outcome.left -= 1
+                    continue
+                reason = _run_one(one, store, runner, watcher, study)
             outcome.left -= 1
             if reason:
                 outcome.failed.append((one, reason))

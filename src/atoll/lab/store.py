@@ -4,11 +4,13 @@
 - A crash can leave the last line torn. Readers pass over it and the next append takes its place: it was never promised.
 - Any other line that cannot be read means that somebody or something has damaged the file, and is refused.
 - Of several lines with one key the newest counts, so a run that is repeated replaces its result.
+- Whoever runs a spec claims its key, so that several processes share the work: a lock, which ends with its process.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -25,6 +27,9 @@ from atoll.errors import ConfigError, StoreError
 from atoll.lab.spec import LabResult
 
 STORE_FORMAT = 1
+OPEN_TRIES = 100
+CLAIMS_SUFFIX = ".claims"
+"""Of the folder beside a store in which the runs under way have a file each. It is gone when nobody runs anything."""
 LINE_BYTES_MAX = 4_000_000
 """A result of 10,000 evaluations and as many learners' steps fits; anything longer is no result."""
 RECORDS_MAX = 1_000_000
@@ -111,6 +116,24 @@ class ResultStore:
             ) from None
         finally:
             os.close(descriptor)
+
+    @contextlib.contextmanager
+    def claim(self, key: str) -> Iterator[bool]:
+        """True inside if nobody else has claimed this run. Look at the records then: it may just have been finished."""
+        file = self.path.with_name(self.path.name + CLAIMS_SUFFIX) / key
+        try:
+            descriptor = _open_in_folder(file)
+        except OSError as error:
+            raise self._unusable("written", error) from None
+        try:
+            mine = _try_lock(descriptor)
+            yield mine
+            if mine:
+                file.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                file.parent.rmdir()
 
     def _unusable(self, how: str, error: OSError) -> ConfigError:
         return ConfigError(f"the store {self.path} cannot be {how} ({error.strerror}); give another file with --store")
@@ -201,6 +224,23 @@ def _locked(descriptor: int) -> Iterator[None]:
         yield
     finally:
         fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _open_in_folder(file: Path) -> int:
+    """Another process may remove the folder, while it is empty, between its making and the opening."""
+    for _ in range(OPEN_TRIES):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    raise FileNotFoundError(errno.ENOENT, "its folder is removed again and again", str(file))
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _mended_end(descriptor: int, path: Path) -> int:
