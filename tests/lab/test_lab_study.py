@@ -297,3 +297,20 @@ def test_the_examples_can_be_read() -> None:
     assert len(study.planned) == 8 and study.planned[1].settings == {"sync.quorum": "1"}
     hostile = LabScenario.load(EXAMPLES / "world.toml")
     assert {fault.kind for fault in hostile.faults(learner_names(8), 600.0, 0)} == {"partition", "kill", "join"}
+
+
+STUDIES = Path(__file__).parents[2] / "studies"
+
+
+@pytest.mark.parametrize("file", sorted(STUDIES.glob("*.toml")), ids=lambda file: file.stem)
+def test_the_studies_of_this_project_can_be_read(file: Path) -> None:
+    study = load_study(file)
+    assert study.name == file.stem and study.description and study.planned
+
+
+def test_what_was_measured_has_the_keys_of_its_specs() -> None:
+    records = ResultStore(STUDIES / "results.jsonl").records()
+    assert len(records) >= 38
+    for key, record in records.items():
+        spec = make_spec(record.spec)
+        assert spec.key == key and spec.to_dict() == {**spec.to_dict(), **record.spec}
