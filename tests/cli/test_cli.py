@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-
-from atoll.cli import main
+from said import Command, command
 
 COMMANDS = [
     "demo",
@@ -25,6 +22,10 @@ COMMANDS = [
     "status",
     "report",
     "chaos",
+    "sim",
+    "replay",
+    "plan",
+    "lab",
     "version",
 ]
 DURABILITY = "--durability --durability-interval --snapshots --snapshot-every --keep --snapshot-options"
@@ -34,46 +35,26 @@ OPTIONS = (
 )
 
 
-class Said(NamedTuple):
-    code: int
-    stdout: str
-    stderr: str
-
-
-Atoll = Callable[..., Said]
-
-
 @pytest.fixture
-def atoll(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Atoll:
+def atoll(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs the command in this process, which saves the start of a Python for each of many cases."""
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def run(*arguments: str) -> Said:
-        monkeypatch.setattr(sys, "argv", ["atoll", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, err = capsys.readouterr()
-        return Said(int(ended.value.code or 0), out, err)
-
-    return run
+    return command(monkeypatch=monkeypatch, capsys=capsys)
 
 
-def test_help_names_every_command(atoll: Atoll) -> None:
+def test_help_names_every_command(atoll: Command) -> None:
     result = atoll("--help")
     assert result.code == 0
     assert all(command in result.stdout for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself(atoll: Atoll, command: str) -> None:
+def test_every_command_explains_itself(atoll: Command, command: str) -> None:
     result = atoll(command, "--help")
     assert result.code == 0
     assert "Usage" in result.stdout
 
 
-def test_a_wrong_plan_is_one_clear_message(atoll: Atoll, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_plan_is_one_clear_message(atoll: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = tmp_path / "storm.toml"
     for text, words in (
@@ -91,25 +72,25 @@ def test_a_wrong_plan_is_one_clear_message(atoll: Atoll, tmp_path: Path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["storm.toml"]
 
 
-def test_a_storm_explains_its_options(atoll: Atoll) -> None:
+def test_a_storm_explains_its_options(atoll: Command) -> None:
     text = atoll("chaos", "storm", "--help").stdout
     options = "--minutes --plan --seed --faults --learners --model --step-ms --out --twin --json"
     assert [option for option in options.split() if option not in text] == []
 
 
-def test_train_has_the_promised_options(atoll: Atoll) -> None:
+def test_train_has_the_promised_options(atoll: Command) -> None:
     text = atoll("train", "--help").stdout
     assert [option for option in OPTIONS.split() if option not in text] == []
 
 
 @pytest.mark.parametrize("command", ["train", "run", "syncer"])
-def test_whatever_has_a_syncer_has_the_durability_options(atoll: Atoll, command: str) -> None:
+def test_whatever_has_a_syncer_has_the_durability_options(atoll: Command, command: str) -> None:
     text = atoll(command, "--help").stdout
     assert [option for option in DURABILITY.split() if option not in text] == []
 
 
 @pytest.mark.parametrize("command", ["train", "run", "syncer"])
-def test_whatever_has_a_syncer_has_the_options_of_the_outer_step(atoll: Atoll, command: str) -> None:
+def test_whatever_has_a_syncer_has_the_options_of_the_outer_step(atoll: Command, command: str) -> None:
     text = atoll(command, "--help").stdout
     options = "--outer-lr --outer-momentum --momentum-restart --correction --no-feedback-up --no-feedback-down"
     assert [option for option in options.split() if option not in text] == []
@@ -124,7 +105,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert result.stdout.strip().endswith("heavy: []")
 
 
-def test_version_is_printed(atoll: Atoll) -> None:
+def test_version_is_printed(atoll: Command) -> None:
     assert atoll("version").stdout == atoll("--version").stdout != ""
 
 
@@ -172,7 +153,7 @@ def test_version_is_printed(atoll: Atoll) -> None:
     ],
 )
 def test_bad_input_is_one_clear_message_and_status_2(
-    atoll: Atoll, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: list[str]
+    atoll: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], words: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     said = atoll(*arguments)
@@ -193,20 +174,20 @@ def test_errors_have_no_traceback_unless_one_is_debugging() -> None:
     assert "Traceback" in run_module("train", "--method", "magic", ATOLL_DEBUG="1").stderr
 
 
-def test_options_win_over_the_file(atoll: Atoll, tmp_path: Path) -> None:
+def test_options_win_over_the_file(atoll: Command, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('method = "magic"\nlearners = 2\nquorum = 3\n')
     assert "quorum 3 is above the 2 learners" in atoll("train", "--config", str(path), "--method", "decoupled").stderr
 
 
-def test_an_unwritable_folder_is_refused(atoll: Atoll, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_refused(atoll: Command, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     said = atoll("run", "--out", str(tmp_path / "file" / "below"), "--", "true")
     assert said.code == 2
     assert "cannot be written" in said.stderr and "--out" in said.stderr
 
 
-def test_an_empty_corpus_is_refused_before_anything_is_started(atoll: Atoll, tmp_path: Path) -> None:
+def test_an_empty_corpus_is_refused_before_anything_is_started(atoll: Command, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").touch()
     said = atoll("train", "--corpus", str(tmp_path / "empty.txt"), "--out", str(tmp_path / "run"))
     assert said.code == 2

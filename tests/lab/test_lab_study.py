@@ -14,7 +14,7 @@ from atoll.errors import ConfigError
 from atoll.lab.conduct import FAILURES_IN_A_ROW_MAX, Forecast, Outcome, Watcher, conduct, pending
 from atoll.lab.scenario import LabScenario
 from atoll.lab.spec import LabResult, LabSpec
-from atoll.lab.store import Record, ResultStore
+from atoll.lab.store import CLAIMS_SUFFIX, Record, ResultStore
 from atoll.lab.study import Planned, load_study, make_spec
 
 STUDIES = Path(__file__).parents[2] / "studies"
@@ -236,6 +236,13 @@ def test_a_run_whose_process_died_is_done_by_the_next(tmp_path: Path) -> None:
         with store.claim("a") as other:
             assert not other
     assert not (tmp_path / "results.jsonl.claims").exists()
+
+
+def test_an_interrupted_run_leaves_no_claim(tmp_path: Path) -> None:
+    study = small_study(tmp_path)
+    outcome = conduct(study.planned, ResultStore(study.store), FakeRunner(stops_after=2))
+    assert outcome.interrupted and outcome.done == 2
+    assert not study.store.with_name(study.store.name + CLAIMS_SUFFIX).exists()
 
 
 def test_after_the_minutes_nothing_new_is_started(tmp_path: Path) -> None:

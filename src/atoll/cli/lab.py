@@ -12,6 +12,7 @@ import typer
 from atoll.cli import options as o
 from atoll.cli.amounts import count, duration
 from atoll.cli.terminal import EXIT_INTERRUPTED, human, print_json
+from atoll.zoo.presets import OPTIMIZERS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +53,7 @@ def run_command(
     batch: Annotated[int, typer.Option(help="Sequences of one step of all learners together.")] = 32,
     seq: Annotated[int, typer.Option(help="Bytes of a sequence.")] = 128,
     tokens: Annotated[int, typer.Option(help="Processed in total, by all learners.")] = 1_000_000,
-    optimizer: Annotated[str, typer.Option(help="Inner optimizer: muon, adamw or sgd.")] = "muon",
+    optimizer: Annotated[str, typer.Option(help=f"Inner optimizer: {', '.join(OPTIMIZERS)}.")] = OPTIMIZERS[0],
     lr: Annotated[float, typer.Option(help="Peak learning rate (0: the model's own).")] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the model, the data and what a scenario draws.")] = 0,
     scenario: Annotated[Path | None, typer.Option(help="TOML file of speeds, links and faults.")] = None,

@@ -81,14 +81,14 @@ def conduct(
     watcher = watcher or Watcher()
     queue = pending(planned, store.records())
     outcome, ends_s = Outcome(left=len(queue)), monotonic() + minutes * 60.0
-    in_a_row, passed = 0, len(queue)
+    in_a_row, again = 0, list[Planned]()
     try:
-        for place, one in enumerate(chain(queue, again := [])):
+        for place, one in enumerate(chain(queue, again)):
             if (minutes and monotonic() >= ends_s) or in_a_row >= FAILURES_IN_A_ROW_MAX:
                 break
             with store.claim(one.spec.key) as mine:
                 if not mine:
-                    if place < passed:
+                    if place < len(queue):
                         again.append(one)
                     else:
                         outcome.elsewhere += 1

@@ -29,7 +29,8 @@ from atoll.lab.spec import LabResult
 STORE_FORMAT = 1
 OPEN_TRIES = 100
 CLAIMS_SUFFIX = ".claims"
-"""Of the folder beside a store in which the runs under way have a file each. It is gone when nobody runs anything."""
+"""Of the folder beside a store in which the runs under way have a file each. It is gone when nobody runs anything; what
+kill -9 leaves of it is harmless, and taken over by whoever does that run."""
 LINE_BYTES_MAX = 4_000_000
 """A result of 10,000 evaluations and as many learners' steps fits; anything longer is no result."""
 RECORDS_MAX = 1_000_000
@@ -125,15 +126,19 @@ class ResultStore:
             descriptor = _open_in_folder(file)
         except OSError as error:
             raise self._unusable("written", error) from None
+        mine = False
         try:
-            mine = _try_lock(descriptor)
+            try:
+                mine = _try_lock(descriptor)
+            except OSError as error:
+                raise self._unusable("locked", error) from None
             yield mine
-            if mine:
-                file.unlink(missing_ok=True)
         finally:
-            os.close(descriptor)
             with contextlib.suppress(OSError):
+                if mine:
+                    file.unlink()
                 file.parent.rmdir()
+            os.close(descriptor)
 
     def _unusable(self, how: str, error: OSError) -> ConfigError:
         return ConfigError(f"the store {self.path} cannot be {how} ({error.strerror}); give another file with --store")
