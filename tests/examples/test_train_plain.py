@@ -16,7 +16,7 @@ UNTRAINED_LOSS = 5.5  # ln 256 is 5.55
 def test_the_plain_example_trains_under_atoll_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     argv = [sys.executable, "-m", "atoll", "run", "--learners", "2", "--sync-every", "12", "--fragments", "4"]
-    argv += ["--out", str(run), "--", "python", str(SCRIPT), "--steps", "120"]
+    argv += ["--out", str(run), "--", "python", str(SCRIPT), "--steps", "240"]  # on a busy machine one may join late
     result = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     found = re.search(r"held-out loss ([0-9.]+)", result.stdout)
