@@ -58,6 +58,14 @@ def test_the_same_spec_gives_the_same_numbers(text: str, workshop: Workshop) -> 
     assert go(text, workshop, learners=4, world=world, seed=1).curve != first.curve
 
 
+def test_a_run_does_not_depend_on_the_optimizer_of_the_run_before(text: str) -> None:
+    """Each optimizer has a learning rate of its own, which is the task's."""
+    workshop = Workshop("cpu")
+    for optimizer in ("adamw", "muon"):
+        alone = go(text, Workshop("cpu"), method="dp", optimizer=optimizer)
+        assert go(text, workshop, method="dp", optimizer=optimizer).curve == alone.curve
+
+
 def test_guests_get_a_peers_optimizer_whatever_ran_before(text: str) -> None:
     workshop = Workshop("cpu")
     world = {"extra": [{"learners": 1, "from": "40%", "until": "90%"}]}

@@ -64,10 +64,10 @@ class Workshop:
         compiles = self._compiles
         if compiles is None:
             compiles = self.device.type == "cuda" and spec.tokens >= COMPILE_TOKENS_MIN
-        about: tuple[Any, ...] = (spec.task, spec.model, spec.corpus, spec.seq, spec.eval_windows)
+        about: tuple[Any, ...] = (spec.task, spec.model, spec.corpus, spec.seq, spec.eval_windows, spec.optimizer)
         if spec.task != "gpt":
             about = (spec.key,)  # a user's task may depend on anything
-        key = (*about, spec.optimizer, spec.learner_batch, compiles)
+        key = (*about, spec.learner_batch, compiles)
         if self._bench is None or self._bench[0] != key:
             self.clear()
             if about not in self._tasks:
