@@ -9,7 +9,7 @@ import numpy as np
 
 from atoll.codec import BLOCK, GradientSample, MergeResult, get_codec, merge_fragment
 
-RDA, MEAN = 0, 1
+RDA, MEAN, HALF_RDA = 0, 1, 2
 
 
 @dataclass

@@ -110,14 +110,14 @@ def merged_gradient(
     for index, mode in enumerate(modes):
         part = slice(slices[index] * BLOCK, slices[index + 1] * BLOCK)
         mean = sum(w * v[part] for w, v in zip(share, vectors, strict=True))
-        if mode == 0:
+        if mode != 1:
             norms = [np.linalg.norm(v[part]) for v in vectors]
             direction = sum(
                 w * v[part] / norm for w, v, norm in zip(share, vectors, norms, strict=True) if norm > 0
             ) + np.zeros_like(mean)
             length = np.linalg.norm(direction)
             if length > 1e-6:
-                mean = float(share @ norms) * direction / length
+                mean = float(share @ norms) * direction / (length if mode == 0 else np.sqrt(length))
         gradient[part] = mean
     return gradient
 

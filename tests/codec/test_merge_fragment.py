@@ -7,7 +7,7 @@ import math
 import codec_reference as reference
 import numpy as np
 import pytest
-from codec_fragment import MEAN, RDA, Fragment, deltas_of
+from codec_fragment import HALF_RDA, MEAN, RDA, Fragment, deltas_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -48,7 +48,7 @@ def check_against_reference(fragment: Fragment, deltas: list[np.ndarray], weight
 @pytest.mark.parametrize("down", CODECS)
 @pytest.mark.parametrize("up", CODECS)
 def test_merge_is_that_of_the_reference_for_every_pair_of_codecs(up: str, down: str) -> None:
-    fragment = Fragment(7, up, down, slices=[0, 2, 2, 6, 7], modes=[RDA, RDA, MEAN, RDA])
+    fragment = Fragment(7, up, down, slices=[0, 2, 2, 4, 6, 7], modes=[RDA, RDA, MEAN, HALF_RDA, RDA])
     check_against_reference(fragment, deltas_of(7, 5, seed=1), [1.0, 2.0, 0.5, 3.0, 0.0])
 
 
@@ -58,7 +58,7 @@ def test_merge_is_that_of_the_reference_for_every_pair_of_codecs(up: str, down: 
     count=st.integers(1, 9),
     seed=st.integers(0, 10_000),
     size=st.sampled_from([0.0, 1e-42, 1e-20, 1e-3, 1.0, 1e12, 1e24]),
-    mode=st.sampled_from([RDA, MEAN]),
+    mode=st.sampled_from([RDA, MEAN, HALF_RDA]),
     up=st.sampled_from(CODECS),
     down=st.sampled_from(CODECS),
 )
@@ -111,12 +111,23 @@ def test_the_same_contributions_give_the_same_bits_again() -> None:
     assert results[0] == results[1]
 
 
-def test_one_contribution_is_its_own_merge() -> None:
-    fragment = Fragment(4, "fp32", "fp32")
+@pytest.mark.parametrize("mode", [RDA, MEAN, HALF_RDA])
+def test_one_contribution_is_its_own_merge(mode: int) -> None:
+    fragment = Fragment(4, "fp32", "fp32", modes=[mode])
     delta = deltas_of(4, 1, seed=2)
     result = fragment.merge(delta)
     np.testing.assert_allclose(result.sample.values, -delta[0], rtol=1e-6)
     np.testing.assert_allclose(result.gradient_norm, np.linalg.norm(delta[0].astype(np.float64)), rtol=1e-6)
+
+
+def test_half_rda_is_as_long_as_the_geometric_mean_of_rda_and_mean() -> None:
+    deltas = deltas_of(5, 6, seed=4)
+    deltas = [delta / np.linalg.norm(delta) for delta in deltas]  # with equal lengths the directions are the same too
+    results = [Fragment(5, "fp32", "fp32", modes=[mode]).merge(deltas) for mode in (RDA, HALF_RDA, MEAN)]
+    rda, half, mean = (result.gradient_norm for result in results)
+    assert mean < 0.9 * half < 0.9 * 0.9 * rda
+    np.testing.assert_allclose(half, math.sqrt(rda * mean), rtol=1e-6)
+    np.testing.assert_allclose(results[1].sample.values / half, results[0].sample.values / rda, rtol=1e-4, atol=1e-7)
 
 
 def test_all_zero_contributions_only_move_the_momentum() -> None:

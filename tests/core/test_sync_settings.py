@@ -29,7 +29,7 @@ USED: dict[str, Any] = {
 
 def test_what_older_versions_do_looks_as_it_did_to_them() -> None:
     assert set(LATER_SETTINGS) == {f.name for f in fields(SyncConfig)} - SETTINGS_1 == USED.keys()
-    told = SyncConfig(**LATER_SETTINGS).to_dict()
+    told = SyncConfig(**LATER_SETTINGS, merge="rda").to_dict()
     assert set(told) == SETTINGS_1 | {"partial"}, "its default is another now"
     assert set(settings_in(told, PROTOCOL_VERSION)) == set(settings_in(told, 1)) == SETTINGS_1, "the syncer's own"
     assert SyncConfig().to_dict()["partial"] == "scaled"
@@ -134,4 +134,5 @@ def test_what_only_the_syncer_does_is_no_concern_of_an_older_learner() -> None:
     used = {**USED, "feedback_up": True}
     config = SyncConfig(**used, tokens_budget=1)
     assert check_settings(Hello("a", "i", 1, ()), config) is None
-    assert set(settings_in(config.to_dict(), 1)) == SETTINGS_1
+    assert set(settings_in(config.to_dict(), 1)) == SETTINGS_1 - {"merge"}
+    assert settings_in(SyncConfig(merge="rda").to_dict(), 1)["merge"] == "rda"

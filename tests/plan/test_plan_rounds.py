@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.core.config import SyncConfig
 from atoll.core.policy import grace_ns
 from atoll.errors import ConfigError
 from atoll.fleet import YEAR_S, Mechanics, expected_goodput
@@ -143,14 +144,20 @@ def test_what_is_recommended_fits_or_the_limit_is_named(
 
 
 def test_a_thinner_link_never_gets_a_smaller_period() -> None:
-    periods = [make_plan(job(parameters=10**9, up_gbit=g)).settings.sync.sync_every for g in (10.0, 0.3, 0.1, 0.03)]
+    jobs = [job(parameters=10**9, up_gbit=gbit, disk_gbyte_s=10.0) for gbit in (10.0, 0.3, 0.1, 0.03)]
+    periods = [make_plan(one).settings.sync.sync_every for one in jobs]
     assert periods == sorted(periods)
-    assert periods[0] == 24 < periods[-1]
+    assert periods[0] == SyncConfig().sync_every < periods[-1]
+
+
+def test_a_slow_disk_gets_rarer_rounds_before_it_gets_fewer_writes() -> None:
+    plans = [make_plan(job(parameters=10**9, disk_gbyte_s=rate)).settings for rate in (10.0, 1.0, 0.1)]
+    assert [(one.sync.sync_every, one.durability) for one in plans] == [(8, "commit"), (16, "commit"), (8, "interval")]
 
 
 def test_latency_asks_for_more_overlap_not_for_a_larger_period() -> None:
     far = make_plan(job(parameters=10**7, step_s=0.2, rtt_ms=400.0)).settings.sync
-    assert (far.sync_every, far.overlap) == (24, 6)
+    assert (far.sync_every, far.overlap) == (SyncConfig().sync_every, 6)
 
 
 def test_what_the_user_chose_stays() -> None:
@@ -225,7 +232,7 @@ def test_times_and_bytes_of_the_methods() -> None:
     assert ours.seconds == pytest.approx(10**9 / 4000)
     assert elastic.seconds == pytest.approx(ours.seconds / elastic.utilisation)
     assert restarts.seconds > sync.seconds > ours.seconds
-    assert sync.bytes == pytest.approx(elastic.bytes / 24)
+    assert sync.bytes == pytest.approx(elastic.bytes / SyncConfig().sync_every)
     assert ours.steps == 250_000
 
 

@@ -11,6 +11,7 @@ import threading
 import pytest
 from wire_fakes import FakeSyncer, bulk_client, fetch_request, hello, payload_of, push_header, run, serving, until
 
+from atoll.core.config import SyncConfig
 from atoll.core.messages import (
     Hello,
     Leave,
@@ -65,7 +66,7 @@ def test_messages_go_both_ways_in_order() -> None:
         service = FakeSyncer()
         async with serving(service) as server, ControlClient(ClientOptions(server.address)) as client:
             welcome = await client.open(hello())
-            assert welcome.run == "run" and welcome.config.sync_every == 24
+            assert welcome.run == "run" and welcome.config == SyncConfig()
             sent = [Ready(3, (0, -1)), Nothing(4, 1), Leave("done")]
             for message in sent:
                 client.send(message)

@@ -19,7 +19,7 @@ _CHAOS = "Chaos"
 
 SyncEvery = Annotated[
     int | None,
-    typer.Option(help="Inner steps between two rounds of the same fragment (H) (default 24).", rich_help_panel=_SYNC),
+    typer.Option(help="Inner steps between two rounds of the same fragment (H) (default 8).", rich_help_panel=_SYNC),
 ]
 Fragments = Annotated[
     int | None,
@@ -44,13 +44,14 @@ Weights = Annotated[
     typer.Option(help=f"Weight of a contribution: {', '.join(WEIGHTS)}.", rich_help_panel=_SYNC),
 ]
 Merge = Annotated[
-    str | None, typer.Option(help=f"How deltas are merged: {', '.join(MERGES)} (default mean).", rich_help_panel=_SYNC)
+    str | None,
+    typer.Option(help=f"How deltas are merged: {', '.join(MERGES)} (default half-rda).", rich_help_panel=_SYNC),
 ]
 OuterLr = Annotated[
-    float | None, typer.Option(help="Learning rate of the outer Nesterov step (default 1.0).", rich_help_panel=_SYNC)
+    float | None, typer.Option(help="Learning rate of the outer Nesterov step (default 0.7).", rich_help_panel=_SYNC)
 ]
 OuterMomentum = Annotated[
-    float | None, typer.Option(help="Momentum of the outer Nesterov step (default 0.5).", rich_help_panel=_SYNC)
+    float | None, typer.Option(help="Momentum of the outer Nesterov step (default 0.3).", rich_help_panel=_SYNC)
 ]
 OuterSchedule = Annotated[
     str | None,

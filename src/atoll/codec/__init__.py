@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from atoll.codec.codecs import BLOCK, Codec, get_codec
-from atoll.codec.merge import GradientSample, MergeResult, merge_fragment
+from atoll.codec.merge import MODES, GradientSample, MergeResult, merge_fragment
 
-__all__ = ["BLOCK", "Codec", "GradientSample", "MergeResult", "get_codec", "merge_fragment"]
+__all__ = ["BLOCK", "MODES", "Codec", "GradientSample", "MergeResult", "get_codec", "merge_fragment"]

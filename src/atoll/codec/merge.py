@@ -3,13 +3,16 @@
 Follows sections 4.4 to 4.8 of the design. With contributions delta_i = theta_i - base_i, v_i = -delta_i and weights w_i
 that add up to 1, per slice:
 
-    mean   g = sum w_i v_i
-    RDA    g = (sum w_i |v_i|) * unit(sum w_i v_i / |v_i|)
+    mean       g = sum w_i v_i
+    RDA        g = r * unit(d)              r = sum w_i |v_i|, d = sum w_i v_i / |v_i|
+    half RDA   g = r * sqrt(|d|) * unit(d)
 
-times the share of the step that the round takes.
+times the share of the step that the round takes. What contributions disagree about cancels in the mean, so it is
+shorter than they are, by |d| where they are equally long. RDA gives all of that length back, half RDA the square root:
+its length is the geometric mean of the other two. With one learner the three are the same.
 
-Both are sums with one coefficient per contribution and slice, so one kernel serves both. The norms |v_i| are known from
-inspection at arrival; what RDA needs besides is |sum w_i v_i / |v_i||. That takes one pass over the contributions
+All are sums with one coefficient per contribution and slice, so one kernel serves all. The norms |v_i| are known from
+inspection at arrival; what RDA needs besides is |d|. That takes one pass over the contributions
 (about 4 bytes per parameter for 8 of them in int4), less than storing the sum for the second pass would (8 bytes).
 
 Then Nesterov and the downlink with error feedback, per element in fp32:
@@ -23,7 +26,7 @@ and the momentum, so the merged gradient still is one sum, with the momentum as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,8 +39,9 @@ from atoll.core.config import CORRECTIONS, one_of
 from atoll.errors import PayloadError
 from atoll.kernels.run import Segments, check_floats, cut_segments
 
-MODE_RDA = 0
-MODE_MEAN = 1
+MODE_RDA, MODE_MEAN, MODE_HALF_RDA = 0, 1, 2
+MODES: Mapping[str, int] = {"rda": MODE_RDA, "mean": MODE_MEAN, "half-rda": MODE_HALF_RDA}
+"""How a slice is merged, by the name of the setting."""
 
 DIRECTION_MIN = 1e-6
 """A mean direction shorter than this is degenerate (the contributions cancel): fp32 rounding of the sum of unit vectors
@@ -107,7 +111,7 @@ def merge_fragment(
     if modes.shape != (segments.slice_count,):
         raise PayloadError(f"slice_modes has shape {modes.shape}, expected ({segments.slice_count},)")
 
-    parts = _Parts(up, data, shares, lengths, modes == MODE_RDA, segments)
+    parts = _Parts(up, data, shares, lengths, modes, segments)
     if one_of("correction", correction, CORRECTIONS) == "heloco" and not restart:
         parts = _corrected(parts, momentum)
     coefficients, gradient_norm = _coefficients(parts)
@@ -158,7 +162,7 @@ class _Parts:
     shares: F64
     lengths: F64
     """Norms as [slice, contribution]; of the corrected contributions, where there is a correction."""
-    rda: NDArray[np.bool_]
+    modes: NDArray[np.uint8]
     segments: Segments
     momentum: F32 | None = None
     """Only with a correction: contribution i of a slice is own[slice, i] * v_i + pull[slice, i] * momentum."""
@@ -189,22 +193,24 @@ def _corrected(parts: _Parts, momentum: F32) -> _Parts:
 
 def _coefficients(parts: _Parts) -> tuple[F64, float]:
     """coefficients[slice, i] with g = sum_i coefficients * delta_i, and |g| over the fragment. Touches no state."""
-    shares, lengths, rda = parts.shares, parts.lengths, parts.rda
+    shares, lengths = parts.shares, parts.lengths
+    by_direction, half = parts.modes != MODE_MEAN, parts.modes == MODE_HALF_RDA
     radius = np.zeros(len(lengths), np.float64)
     for share, length_of_one in zip(shares, lengths.T, strict=True):
         radius += share * length_of_one  # sum w_i |v_i| per slice; a BLAS product might add in another order
     if not np.all(radius <= NORM_MAX):
         return np.zeros_like(lengths), math.nan
     # Divided by |v_i| (RDA) or by the radius (mean), sums have norm 1 or less, whatever the size of the deltas.
-    divisor = np.where(rda[:, None], lengths, np.broadcast_to(radius[:, None], lengths.shape))
+    divisor = np.where(by_direction[:, None], lengths, np.broadcast_to(radius[:, None], lengths.shape))
     relative = _over(np.broadcast_to(shares, lengths.shape), divisor)
     length = parts.length(relative)
-    degenerate = rda & (length < DIRECTION_MIN) & (radius >= NORM_ZERO)
+    degenerate = by_direction & (length < DIRECTION_MIN) & (radius >= NORM_ZERO)
     if degenerate.any():
         mean = _over(np.broadcast_to(shares, lengths.shape), np.broadcast_to(radius[:, None], lengths.shape))
         relative = np.where(degenerate[:, None], mean, relative)
         length = parts.length(relative)
-    stretch = np.where(rda & ~degenerate, _over(radius, length), radius)
+    taken = np.where(half, np.sqrt(length), length)  # a square root is exact on every machine; other powers are not
+    stretch = np.where(by_direction & ~degenerate, _over(radius, taken), radius)
     slice_norms = stretch * length  # NaN if a payload is not what its norms said
     return np.ascontiguousarray(-stretch[:, None] * parts.columns(relative)), math.hypot(*slice_norms.tolist())
 

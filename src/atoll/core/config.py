@@ -19,7 +19,9 @@ from atoll.errors import ConfigError
 SECOND_NS = 1_000_000_000
 
 CODECS = ("fp32", "bf16", "int8", "int4", "int2")
-MERGES = ("rda", "mean")
+MERGES = ("half-rda", "rda", "mean")
+TENSOR_MERGES = ("rda", "mean")
+"""Of a tensor by itself: as the run's setting says, or always the mean. (They are called as in the first release.)"""
 WEIGHTS = ("tokens2_per_step", "tokens", "uniform")
 CORRECTIONS = ("none", "heloco")
 OUTER_SCHEDULES = ("constant", "linear", "cosine")
@@ -46,7 +48,7 @@ nothing new is used; whoever reads a record of an older version adds them."""
 class SyncConfig:
     """How the run synchronises. Letters in parentheses are those of the paper."""
 
-    sync_every: int = 24
+    sync_every: int = 8
     """Inner steps between two rounds of the same fragment (H)."""
     fragments: int = 0
     """Number of fragments (P). 0: chosen from the model's size when the first learner joins, at most 24."""
@@ -64,11 +66,12 @@ class SyncConfig:
     """Weight of a contribution: tokens2_per_step (the paper's), tokens, or uniform."""
     age_discount: float = 1.0
     """A contribution's weight is multiplied by this once per version of age. 1.0: no discount."""
-    merge: str = "mean"
-    """mean (everywhere) or rda (radial-directional averaging, mean for embedding-like tensors)."""
-    outer_lr: float = 1.0
+    merge: str = "half-rda"
+    """How long a merged step is: mean (as long as what the learners agree on), rda (radial-directional averaging: as
+    long as their own steps) or half-rda (half way between). Embedding-like tensors always take the mean."""
+    outer_lr: float = 0.7
     """Learning rate of the outer Nesterov step."""
-    outer_momentum: float = 0.5
+    outer_momentum: float = 0.3
     """Momentum of the outer Nesterov step."""
     codec_up: str = "int4"
     """Encoding of contributions: fp32, bf16, int8, int4 or int2."""

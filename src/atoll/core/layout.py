@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from atoll.core.config import FRAGMENTS_MAX, MERGES, one_of
+from atoll.core.config import FRAGMENTS_MAX, TENSOR_MERGES, one_of
 from atoll.core.messages import TensorSpec
 from atoll.errors import LayoutError
 
@@ -140,7 +140,7 @@ def _check(specs: tuple[TensorSpec, ...]) -> None:
     if sum(map(elements_of, specs)) > PARAMETERS_MAX:
         raise LayoutError(f"the model has more than {PARAMETERS_MAX} parameters; check the shapes of its tensors")
     for spec in specs:
-        one_of(f"merge mode of tensor {spec.name!r}", spec.merge, MERGES)
+        one_of(f"merge mode of tensor {spec.name!r}", spec.merge, TENSOR_MERGES)
         if any(dim <= 0 for dim in spec.shape):
             raise LayoutError(f"tensor {spec.name!r} has the empty shape {spec.shape}; freeze or remove it")
 

@@ -99,7 +99,7 @@ class Discard(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One trainable tensor of the model, as a shape; `merge` is "rda" or "mean"."""
+    """One trainable tensor of the model, as a shape; `merge` is "rda" (as the run's setting says) or "mean"."""
 
     name: str
     shape: tuple[int, ...]

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from atoll.codec import GradientSample, MergeResult, get_codec, merge_fragment
+from atoll.codec import MODES, GradientSample, MergeResult, get_codec, merge_fragment
 from atoll.core.config import SyncConfig
 from atoll.core.layout import BLOCK, Fragment, Layout, elements_of, padded
 from atoll.core.messages import NO_VERSION
@@ -30,7 +30,6 @@ U8 = NDArray[np.uint8]
 Stored = Mapping[int, tuple[int, int, Mapping[str, F32]]]
 """By fragment: version, checksum and arrays, as they were on disk."""
 
-MODE_RDA, MODE_MEAN = 0, 1
 SHARE_DIGITS = 12
 """Of the sum of a merge's weights: with everybody there it is 1, whatever rounding made of its parts."""
 
@@ -212,6 +211,5 @@ def _slice_table(fragment: Fragment, layout: Layout, config: SyncConfig) -> tupl
     modes = np.zeros(len(fragment.slices), np.uint8)
     for index, piece in enumerate(fragment.slices):
         edges[index + 1] = edges[index] + padded(piece.size) // BLOCK
-        rda = config.merge == "rda" and layout.tensors[piece.tensor].merge == "rda"
-        modes[index] = MODE_RDA if rda else MODE_MEAN
+        modes[index] = MODES["mean" if layout.tensors[piece.tensor].merge == "mean" else config.merge]
     return edges, modes

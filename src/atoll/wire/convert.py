@@ -13,7 +13,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from atoll.core import messages as m
-from atoll.core.config import FRAGMENTS_MAX, MERGES, SyncConfig
+from atoll.core.config import FRAGMENTS_MAX, TENSOR_MERGES, SyncConfig
 from atoll.errors import ConfigError, RemoteProtocolError
 from atoll.wire import checks, recovery
 from atoll.wire.generated import atoll_pb2 as pb
@@ -142,7 +142,7 @@ def _parse_tensor(tensor: Any) -> m.TensorSpec:
         name=checks.identifier("TensorSpec.name", tensor.name, TENSOR_NAME_CHARS_MAX),
         shape=tuple(checks.count("TensorSpec.shape", side, low=1) for side in tensor.shape),
         dtype=checks.identifier("TensorSpec.dtype", tensor.dtype),
-        merge=checks.choice("TensorSpec.merge", tensor.merge, MERGES),
+        merge=checks.choice("TensorSpec.merge", tensor.merge, TENSOR_MERGES),
     )
 
 

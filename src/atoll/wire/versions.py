@@ -43,6 +43,8 @@ SETTINGS_1 = frozenset(
 """The settings of protocol 1, whose learners refuse a Welcome with any other."""
 SYNCERS_OWN = frozenset({"partial"})
 """Settings that say nothing to any learner, and that those who came before them would refuse."""
+MERGES_1 = frozenset({"rda", "mean"})
+"""How contributions are merged says nothing to a learner either; the first release knows these ways of it."""
 
 CAUSES_1 = frozenset(
     {
@@ -86,4 +88,6 @@ def may_speak_older(refusal: RefusedError, protocol: int) -> bool:
 def settings_in(settings: Mapping[str, Any], protocol: int) -> dict[str, Any]:
     """The run's settings as far as a protocol knows them. What is left out has no meaning to its learners."""
     known = {name: value for name, value in settings.items() if name not in SYNCERS_OWN}
+    if known.get("merge") not in MERGES_1:
+        known.pop("merge", None)
     return {name: value for name, value in known.items() if protocol > 1 or name in SETTINGS_1}
