@@ -105,7 +105,8 @@ def test_a_slow_learner_keeps_more_snapshots() -> None:
 
 
 def test_small_models_get_fewer_fragments() -> None:
-    assert [fragments_for(n) for n in (1, 70_000, 460_000, 2_000_000, 10**11)] == [1, 1, 7, 24, 24]
+    assert [fragments_for(n, 100) for n in (1, 70_000, 460_000, 2_000_000, 10**11)] == [1, 1, 7, 24, 24]
+    assert [fragments_for(10**11, every) for every in (1, 8, 24, 25)] == [1, 8, 24, 24]
 
 
 @pytest.mark.parametrize(

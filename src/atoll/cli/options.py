@@ -24,7 +24,8 @@ SyncEvery = Annotated[
 Fragments = Annotated[
     int | None,
     typer.Option(
-        help="Parts the model is synchronised in (P) (default by its size, up to 24; diloco: 1).", rich_help_panel=_SYNC
+        help="Parts the model is synchronised in (P) (default by its size, up to H and 24; diloco: 1).",
+        rich_help_panel=_SYNC,
     ),
 ]
 Overlap = Annotated[

@@ -51,7 +51,7 @@ class SyncConfig:
     sync_every: int = 8
     """Inner steps between two rounds of the same fragment (H)."""
     fragments: int = 0
-    """Number of fragments (P). 0: chosen from the model's size when the first learner joins, at most 24."""
+    """Number of fragments (P). 0: chosen from the model's size when the first learner joins, at most 24 and H."""
     overlap: int = 2
     """Inner steps that a round may take while training goes on (tau). 0: learners wait for each merge (synchronous)."""
     quorum: str = "50%"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from atoll.core.config import SyncConfig, parse_quorum
 
 FRAGMENTS_AUTO_MAX = 24
-"""Fragments of a large model: one round per step at H = 24, the setting that our prototype was tuned at."""
+"""Fragments of a large model, however rarely they are merged: P = H = 24 is the published setting."""
 FRAGMENT_PARAMETERS_MIN = 65_536
 """Fragments are there to spread traffic evenly. One of fewer parameters (34 KB as int4) costs more in messages than it
 spreads in bytes, so small models get fewer fragments."""
@@ -26,9 +26,10 @@ NORMS_NEEDED = 8
 """No contribution is called an outlier before this many norms are known."""
 
 
-def fragments_for(parameters: int) -> int:
-    """P for a model of this size, when the user did not choose it."""
-    return max(1, min(FRAGMENTS_AUTO_MAX, parameters // FRAGMENT_PARAMETERS_MIN))
+def fragments_for(parameters: int, sync_every: int) -> int:
+    """P for a model of this size, when the user did not choose it: at most one round per step. More would make the
+    messages smaller and the bytes of a step no fewer."""
+    return max(1, min(FRAGMENTS_AUTO_MAX, sync_every, parameters // FRAGMENT_PARAMETERS_MIN))
 
 
 def quorum_count(config: SyncConfig, active: int, joined_max: int) -> int:

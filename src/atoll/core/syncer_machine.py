@@ -247,7 +247,7 @@ class SyncerMachine(SyncerCare):
 
     def _fix_layout(self, hello: Hello) -> None:
         parameters = sum(map(elements_of, hello.tensors))
-        fragments = self._given.fragments or fragments_for(parameters)
+        fragments = self._given.fragments or fragments_for(parameters, self._given.sync_every)
         self._lay_out(build_layout(hello.tensors, fragments))
 
     def _replace_session(self, known: Member, hello: Hello, out: list[SyncerEffect]) -> None:

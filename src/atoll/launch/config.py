@@ -235,7 +235,8 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
                 notes.append(f"method {method} means {name} {value}: {sync[name]} is not used")
         sync = {**PRESETS[method], **sync, **FORCED[method]}
         # The model is known here, so the derived number can be shown and kept.
-        sync["fragments"] = sync.get("fragments") or fragments_for(count_parameters(model_config(plain.model)))
+        every = sync.get("sync_every") or SyncConfig().sync_every
+        sync["fragments"] = sync.get("fragments") or fragments_for(count_parameters(model_config(plain.model)), every)
     else:
         # Nothing synchronises, so a quorum that would suit another method must not stop a comparison with one flag.
         sync.pop("quorum", None)

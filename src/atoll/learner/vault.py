@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
+ALL = slice(None)
+CHUNK = 1 << 15
+"""Elements that are worked on at once where a sum has several terms: they stay in the cache from one to the next."""
+
 
 class Copied(Protocol):
     """A copy of one fragment's parameters (`learner.snapshot.Snapshot`)."""
@@ -77,8 +81,9 @@ class Sending:
     payload: U8 | None = None
     residual: F32 | None = None
 
-    def progress(self) -> F32:
-        difference: F32 = self.snapshot.values() - self.origin
+    def progress(self, part: slice = ALL, out: F32 | None = None) -> F32:
+        """What training did between origin and snapshot, to all of the fragment or a part of it."""
+        difference: F32 = np.subtract(self.snapshot.values()[part], self.origin[part], out=out)
         return difference
 
 
@@ -133,9 +138,13 @@ class Vault:
         if key.rule != "rebase":
             return new.theta
         assert old is not None
-        increment: F32 = new.base - old.base
-        for sending in sent:
-            increment -= sending.progress()
+        increment = np.empty_like(new.base)
+        scratch = np.empty(min(CHUNK, increment.size), np.float32)
+        for start in range(0, increment.size, CHUNK):
+            part = slice(start, start + CHUNK)
+            into = np.subtract(new.base[part], old.base[part], out=increment[part])
+            for sending in sent:
+                into -= sending.progress(part, scratch[: into.size])
         return increment
 
     def adopted(self, fragment: int, version: int) -> None:

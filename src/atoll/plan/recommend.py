@@ -50,7 +50,7 @@ def recommend_fragments(parameters: int, sync_every: int, *, waiting: bool = Fal
     """Numbers of fragments worth trying for this H, the best first, and why. `waiting`: overlap is 0."""
     if waiting:
         return (1,), "learners wait for each round, so that one is enough: this is DiLoCo"
-    usual = min(fragments_for(parameters), sync_every)
+    usual = fragments_for(parameters, sync_every)
     finest = max(1, min(sync_every, FRAGMENTS_MAX, parameters // FRAGMENT_PARAMETERS_MIN))
     reason = f"at most one round per step, and none below {FRAGMENT_PARAMETERS_MIN:,} parameters"
     return tuple(dict.fromkeys((usual, finest))), reason
