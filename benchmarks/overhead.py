@@ -2,11 +2,12 @@
 
     python benchmarks/overhead.py                       tiny GPT on one CPU thread
     python benchmarks/overhead.py --device cuda --model base --batch 16 --seq 1024
+    python benchmarks/overhead.py --sync-every 24
 
-One learner and a real syncer process on one machine, int4 both ways, H=24, P=24, overlap 2: every step one fragment
-is snapshotted, encoded, pushed, merged, published, fetched and adopted. Segments with and without Atoll alternate, so
-that whatever else the machine does hits both alike; each segment with Atoll is set against the mean of its two
-neighbours without, and the ratio is the median of these, with its quartiles.
+One learner and a real syncer process on one machine, int4 both ways, overlap 2, the default H and at most one round per
+step: snapshot, encode, push, merge, publish, fetch, adopt. Segments with and without Atoll alternate, so that whatever
+else the machine does hits both alike; each segment with Atoll is set against the mean of its two neighbours without,
+and the ratio is the median of these, with its quartiles.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import torch
 
+from atoll.core.config import SyncConfig
 from atoll.learner.learner import Learner
 from atoll.observe import events, read_events
 from atoll.zoo import build_model
@@ -32,7 +34,7 @@ import sys
 from pathlib import Path
 from atoll.core.config import SyncConfig
 from atoll.syncer import SyncerOptions, run_syncer
-sys.exit(run_syncer(SyncerOptions("127.0.0.1:0", SyncConfig(), Path(sys.argv[1]))))
+sys.exit(run_syncer(SyncerOptions("127.0.0.1:0", SyncConfig(sync_every=int(sys.argv[2])), Path(sys.argv[1]))))
 """
 
 
@@ -45,10 +47,12 @@ def main() -> None:
     parser.add_argument("--segments", type=int, default=40)
     parser.add_argument("--steps", type=int, default=24, help="steps per segment")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sync-every", type=int, default=SyncConfig().sync_every, help="H")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        syncer = subprocess.Popen([sys.executable, "-c", SYNCER, folder], stdout=subprocess.DEVNULL)
+        command = [sys.executable, "-c", SYNCER, folder, str(options.sync_every)]
+        syncer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             measure(options, Path(folder))
         finally:

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from atoll.core.config import SyncConfig
 from atoll.launch import train as train_module
 from atoll.launch.config import train_config
 from atoll.launch.plan import LaunchPlan, RestartPolicy
@@ -213,7 +214,7 @@ def main() -> None:
         "tokens_quiet": quiet.get("tokens"),
         "goodput_faulty": faulty.get("goodput"),
         "goodput_quiet": quiet.get("goodput"),
-        **analyse(arguments.out / "faulty", 24),
+        **analyse(arguments.out / "faulty", SyncConfig().sync_every),
         **flatness(killer.samples),
     }
     (arguments.out / "soak.json").write_text(json.dumps(found, indent=2) + "\n")

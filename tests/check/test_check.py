@@ -424,18 +424,18 @@ def test_two_writers(facts: Sequence[Fact], words: str) -> None:
 
 def test_every_invariant_has_its_checker() -> None:
     """I12, the loss, is the storm's to compare."""
-    group = all_checkers()
+    group = all_checkers(sync_every=24)
     assert [each.invariant for each in group.checkers] == [f"I{n}" for n in (*range(1, 12), 13)]
     assert all(each.statement and each.handlers() for each in group.checkers)
 
 
 def test_every_fact_is_somebodys() -> None:
-    wanted = {name for checker in all_checkers().checkers for name in checker.handlers()}
+    wanted = {name for checker in all_checkers(sync_every=24).checkers for name in checker.handlers()}
     assert wanted == {kind.__name__.lower() for kind in Fact.__args__}  # type: ignore[attr-defined]
 
 
 def test_a_group_feeds_all_and_keeps_the_first_complaints() -> None:
-    group = all_checkers()
+    group = all_checkers(sync_every=24)
     group.feed(made(0))
     assert not group.broken and group.fed == 1
     for _ in range(PROBLEMS_MAX + 10):

@@ -117,7 +117,11 @@ def merged_gradient(
             ) + np.zeros_like(mean)
             length = np.linalg.norm(direction)
             if length > 1e-6:
-                mean = float(share @ norms) * direction / (length if mode == 0 else np.sqrt(length))
+                mean = (
+                    float(share @ norms)
+                    * direction
+                    / (length if mode == 0 else np.sqrt(length * sum(share[np.array(norms) > 0])))
+                )
         gradient[part] = mean
     return gradient
 

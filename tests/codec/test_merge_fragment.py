@@ -130,6 +130,16 @@ def test_half_rda_is_as_long_as_the_geometric_mean_of_rda_and_mean() -> None:
     np.testing.assert_allclose(results[1].sample.values / half, results[0].sample.values / rda, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("mode", [RDA, MEAN, HALF_RDA])
+def test_who_did_not_touch_a_slice_disagrees_with_nobody(mode: int) -> None:
+    """A learner may leave a tensor as it is for a period (an expert that got no tokens). However it is merged, one of
+    eight that did not moves the others' average by its own weight."""
+    (moved,) = deltas_of(4, 1, seed=5)
+    for others in (1, 7):
+        result = Fragment(4, "fp32", "fp32", modes=[mode]).merge([moved] + [np.zeros_like(moved)] * others)
+        np.testing.assert_allclose(result.gradient_norm, np.linalg.norm(moved) / (1 + others), rtol=1e-5)
+
+
 def test_all_zero_contributions_only_move_the_momentum() -> None:
     fragment = Fragment(3)
     momentum = fragment.momentum.copy()

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-def all_checkers(*, outlier_factor: float = 10.0, sync_every: int = 24) -> Checkers:
+def all_checkers(*, outlier_factor: float = 10.0, sync_every: int) -> Checkers:
     """Every checker. The two numbers are the run's own settings (norm_outlier_factor, H)."""
     return Checkers(
         [
@@ -49,7 +49,7 @@ def all_checkers(*, outlier_factor: float = 10.0, sync_every: int = 24) -> Check
             Liveness(),
             BlastRadius(),
             Finite(),
-            BoundedInfluence(outlier_factor, sync_every),
+            BoundedInfluence(outlier_factor, sync_every=sync_every),
             ReplayIsExact(),
             Bounded(),
             SingleWriter(),

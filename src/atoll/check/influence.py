@@ -22,7 +22,7 @@ class BoundedInfluence(Checker):
     invariant = "I8"
     statement = "the norm of one learner's accepted delta is at most c times the running median"
 
-    def __init__(self, factor: float = 10.0, sync_every: int = 24, kept: int = 33, needed: int = 8) -> None:
+    def __init__(self, factor: float = 10.0, *, sync_every: int, kept: int = 33, needed: int = 8) -> None:
         super().__init__()
         self._factor = factor
         self._sync_every = sync_every

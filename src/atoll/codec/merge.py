@@ -5,11 +5,12 @@ that add up to 1, per slice:
 
     mean       g = sum w_i v_i
     RDA        g = r * unit(d)              r = sum w_i |v_i|, d = sum w_i v_i / |v_i|
-    half RDA   g = r * sqrt(|d|) * unit(d)
+    half RDA   g = r * sqrt(|d| / W) * unit(d)     W = sum of those w_i whose v_i is not zero
 
 times the share of the step that the round takes. What contributions disagree about cancels in the mean, so it is
 shorter than they are, by |d| where they are equally long. RDA gives all of that length back, half RDA the square root:
-its length is the geometric mean of the other two. With one learner the three are the same.
+where they are equally long, its length is the geometric mean of the other two. With one learner the three are the same.
+A contribution of zero has no direction to disagree with, hence W.
 
 All are sums with one coefficient per contribution and slice, so one kernel serves all. The norms |v_i| are known from
 inspection at arrival; what RDA needs besides is |d|. That takes one pass over the contributions
@@ -209,10 +210,19 @@ def _coefficients(parts: _Parts) -> tuple[F64, float]:
         mean = _over(np.broadcast_to(shares, lengths.shape), np.broadcast_to(radius[:, None], lengths.shape))
         relative = np.where(degenerate[:, None], mean, relative)
         length = parts.length(relative)
-    taken = np.where(half, np.sqrt(length), length)  # a square root is exact on every machine; other powers are not
+    # A square root is correctly rounded on every machine; other powers are not.
+    taken = np.where(half, np.sqrt(length * _with_direction(shares, lengths)), length)
     stretch = np.where(by_direction & ~degenerate, _over(radius, taken), radius)
     slice_norms = stretch * length  # NaN if a payload is not what its norms said
     return np.ascontiguousarray(-stretch[:, None] * parts.columns(relative)), math.hypot(*slice_norms.tolist())
+
+
+def _with_direction(shares: F64, lengths: F64) -> F64:
+    """Sum of the shares of those contributions to a slice that are not zero: exactly 1 if all are."""
+    total = np.zeros(len(lengths), np.float64)
+    for share, length_of_one in zip(shares, lengths.T, strict=True):
+        total += np.where(length_of_one < NORM_ZERO, 0.0, share)
+    return np.where((lengths < NORM_ZERO).any(axis=1), total, 1.0)
 
 
 def _over(numerator: F64, divisor: F64) -> F64:

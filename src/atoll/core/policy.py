@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from atoll.core.config import SyncConfig, parse_quorum
 
 FRAGMENTS_AUTO_MAX = 24
-"""Fragments of a large model, however rarely they are merged: P = H = 24 is the published setting."""
+"""Fragments of a large model, however rarely they are merged."""
 FRAGMENT_PARAMETERS_MIN = 65_536
 """Fragments are there to spread traffic evenly. One of fewer parameters (34 KB as int4) costs more in messages than it
 spreads in bytes, so small models get fewer fragments."""

@@ -22,7 +22,7 @@ from atoll.fleet.mechanics import Mechanics, check_fleet, slices_of
 QUANTILES = 4096
 """Points of the restart time's distribution in the numeric Laplace transform: right to four digits."""
 SYNC_EVERY = 24
-"""H of the simulated runs, and of SyncConfig."""
+"""H of the simulated runs. Goodput does not depend on it."""
 
 
 def expected_goodput(chips: int, learners: int, method: str, mechanics: Mechanics, mtbi_s: float) -> float:

@@ -76,9 +76,9 @@ class Learner:
         leave_on_sigterm: bool = True,
     ) -> None:
         """`address`, `learner_id`, `token` and `run_folder` come from the environment that `atoll run` sets unless
-        given here. `merge_modes` maps parameter names to "mean" or "rda" where the rule of thumb (mean for embeddings
-        and heads) is wrong. `stripes` is the number of bulk connections, for long fat links. `kernel_threads` bounds
-        the CPU threads that encode and decode in the background.
+        given here. `merge_modes` maps parameter names to "mean" or "rda" (as the run's `merge` says) where the
+        rule of thumb (mean for embeddings and heads) is wrong. `stripes` is the number of bulk connections, for long
+        fat links. `kernel_threads` bounds the CPU threads that encode and decode in the background.
 
         With a run folder, the optimizer's state is kept there every `checkpoint_every_s` seconds (0: never), with
         random numbers and the `extras`: schedules and whatever else has state_dict and load_state_dict. A process that

@@ -43,7 +43,8 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def describe(model: nn.Module, merge_modes: Mapping[str, str]) -> tuple[TensorSpec, ...]:
-    """One TensorSpec per synced parameter. `merge_modes` maps names to "rda" or "mean" and wins over the rule."""
+    """One TensorSpec per synced parameter. `merge_modes` maps names to "rda" (as the run's setting says) or "mean", and
+    wins over the rule."""
     embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     specs = []
     known = dict(trainable(model))
