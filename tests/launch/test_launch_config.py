@@ -134,9 +134,9 @@ def test_the_settings_of_the_outer_step_are_options_like_the_others(tmp_path: Pa
     assert (sync.outer_schedule, sync.momentum_restart, sync.codec_up) == ("cosine", 8, "int2")
     assert sync.partial == "full"
     text = "\n".join(describe(config))
-    assert "contributions int2 (no feedback), updates int4 (no feedback); merge mean with heloco" in text
+    assert "contributions int2 (no feedback), updates int4 (no feedback); merge half-rda with heloco" in text
     assert (
-        "outer lr 1 (cosine to a tenth), momentum 0.5 (anew every 8 versions), whole steps for partial merges" in text
+        "outer lr 0.7 (cosine to a tenth), momentum 0.3 (anew every 8 versions), whole steps for partial merges" in text
     )
     RunFolder(tmp_path).write_config(config.options(), resolved(config))
     assert train_config(read_config_file(tmp_path / "config.toml"))[0] == config
