@@ -37,7 +37,13 @@ HEADER = m.PushHeader(
 SEED = m.PushHeader(m.PushKind.SEED, "a", 1, 0, 0, 0, 0, m.NO_VERSION, 0, 0, "fp32", 2**36, 7)
 TENSORS = (m.TensorSpec("embed.weight", (256, 64), "bfloat16", "mean"), m.TensorSpec("scale", (), "float32"))
 REFUSED = m.PushReply(False, m.Refusal.STALE_BASE, "5 versions old; adopt the published version first")
-FIRST_DEFAULTS: dict[str, Any] = {"sync_every": 24, "merge": "rda", "outer_lr": 0.7, "outer_momentum": 0.5}
+FIRST_DEFAULTS: dict[str, Any] = {
+    "sync_every": 24,
+    "merge": "rda",
+    "outer_lr": 0.7,
+    "outer_momentum": 0.5,
+    "carry_versions_max": 4,
+}
 """Of settings whose defaults have changed since."""
 SEEDING: dict[str, Any] = {"sync_every": 7, "fragments": 3, "quorum": "all", "outer_lr": 1.0}
 CAUSES = ("overwritten", "learner_lost", "stale", "quarantined", "earlier_run", "refused")

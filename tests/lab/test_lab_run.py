@@ -58,6 +58,14 @@ def test_the_same_spec_gives_the_same_numbers(text: str, workshop: Workshop) -> 
     assert go(text, workshop, learners=4, world=world, seed=1).curve != first.curve
 
 
+def test_a_learner_that_is_forty_steps_away_loses_nothing(text: str, workshop: Workshop) -> None:
+    """With the default settings: its contributions are five versions old when they arrive."""
+    world = {"step_ms": 1000, "learner": [{"who": 1, "latency_ms": 6000}]}
+    facts = go(text, workshop, batch=2, seq=8, tokens=2400, eval_windows=2, evals=1, world=world).facts
+    lost = {name: tokens for name, tokens in facts.items() if name.startswith("tokens_") and name != "tokens_merged"}
+    assert facts["tokens_merged"] >= 2400 and not any(lost.values()), lost
+
+
 def test_a_run_does_not_depend_on_the_optimizer_of_the_run_before(text: str) -> None:
     """Each optimizer has a learning rate of its own, which is the task's."""
     workshop = Workshop("cpu")

@@ -79,8 +79,8 @@ class SyncConfig:
     """Encoding of published updates: fp32, bf16, int8, int4 or int2."""
     adopt: str = "rebase"
     """What a learner does with a published version: rebase, overwrite, or mix:ALPHA."""
-    carry_versions_max: int = 4
-    """A contribution older than this many versions is dropped as stale."""
+    carry_versions_max: int = 12
+    """A contribution older than this many versions is dropped as stale. At H = 8 these are 96 steps."""
     ring_versions: int = 8
     """Published updates kept per fragment for learners that missed some."""
     norm_outlier_factor: float = 10.0
