@@ -398,7 +398,7 @@ def test_a_reseed_is_adopted_whole_or_not_at_all() -> None:
     ],
 )
 def test_a_forged_contribution_is_refused_and_the_run_goes_on(changes: dict[str, Any], code: str) -> None:
-    world = World(config(), 2)
+    world = World(config(carry_versions_max=4), 2)
     world.join_all()
     world.everyone_steps(40)
     header = PushHeader(
