@@ -276,3 +276,27 @@ def wait_event(folder: Path, kind: str) -> None:
     while not any(f'"{kind}"' in path.read_text() for path in (folder / "events").glob("syncer-*.jsonl")):
         assert time.monotonic() < deadline, f"no event {kind}"
         time.sleep(0.1)
+
+
+def test_a_run_keeps_its_settings_where_the_command_names_none(folder: Path) -> None:
+    """Defaults change from one version to the next, and a run that is started again with the same command must not."""
+    odd = ("--merge", "rda", "--outer-lr", "0.6", "--outer-momentum", "0.4")
+    syncer = SyncerProcess(folder, *OPTIONS, *odd)
+    threads = learners(syncer)
+    train_on(threads, 20)
+    begun = syncer.status()["config"]
+    assert (begun["merge"], begun["outer_lr"], begun["sync_every"], begun["fragments"]) == ("rda", 0.6, 6, 3)
+    syncer.kill()
+    syncer._options = ("--outer-momentum", "0.1", "--sync-every", "9")  # as if the rest had been defaults
+    syncer.again()
+    assert "settings changed: sync_every 6 -> 9, outer_momentum 0.4 -> 0.1" in syncer.output()
+    wanted = {**begun, "outer_momentum": 0.1, "sync_every": 9}
+    assert syncer.status()["config"] == wanted
+    versions = sum(syncer.status()["versions"])
+    syncer.wait_for(lambda s: s["committed"] and sum(s["versions"]) > versions + 6, "rounds go on")
+    syncer.kill()
+    syncer._options = ()
+    syncer.again()  # what was changed is what the run has now
+    assert syncer.status()["config"] == wanted and syncer.output().count("settings changed") == 1
+    syncer.wait_for(lambda s: s["committed"], "rounds go on")
+    finish(syncer, threads)

@@ -62,13 +62,14 @@ def syncer(
 ) -> None:
     """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT (and ATOLL_TOKEN) where they run. SIGTERM ends it.
 
-    With a run folder its state survives: the same command again goes on from the last commit.
+    With a run folder its state survives: the same command again goes on from the last commit, with the run's settings
+    where the command names none.
     """
     values, where = o.given(locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key", "take_over")
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
     from atoll.launch.durability import durability_config, durability_names
-    from atoll.launch.options import split_values, sync_config
+    from atoll.launch.options import split_values, sync_config, sync_fields
 
     own, sync = split_values(values, ("learners", "tokens_budget", *durability_names()), where=where)
     kept = durability_config({name: own[name] for name in durability_names() if name in own})
@@ -89,6 +90,7 @@ def syncer(
     chosen = SyncerOptions(
         listen=listen,
         config=settings,
+        given=sync_fields(values),
         run_folder=run_folder,
         token=token,
         tls_certificate=tls_certificate,

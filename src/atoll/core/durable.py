@@ -6,7 +6,8 @@ Two kinds of record, so that a commit writes one fragment's worth and nothing el
              of the token ledger, with the last contributions of each learner that are inside. Whatever the age of the
              other columns, each is exact for its own version, so no commit has to agree with another one on disk.
     rows     small facts with a key each, appended to the tape before anything that follows from them is said: the run
-             itself, who is a member under which generation, tokens of generations that are over, data leases.
+             itself and its settings, who is a member under which generation, tokens of generations that are over, data
+             leases.
 
 Contributions that were received and not merged are not written: their learners still hold them and hear, when they come
 back, that they must hand them over again.
@@ -18,12 +19,13 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from atoll.core.config import LATER_SETTINGS, SyncConfig
 from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.messages import TensorSpec
 from atoll.core.round_book import RoundBook
 from atoll.core.rounds import ContributionId, HandedOver
-from atoll.errors import StoreError
+from atoll.errors import ConfigError, StoreError
 
 ROWS_FORMAT = 1
 ROUNDS_SKIPPED = 1000
@@ -31,6 +33,8 @@ ROUNDS_SKIPPED = 1000
 numbers must not be used for others."""
 GENERATIONS_SKIPPED = 100
 """The same for generations, per epoch: more restarts of one learner than happen while a disk is full."""
+SETTINGS_KEY = "settings"
+"""Of the row that holds the run's settings."""
 
 Column = dict[str, Any]
 Rows = dict[str, Any]
@@ -132,6 +136,19 @@ def tensors_of(rows: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
             f"version reads {ROWS_FORMAT}; use the version of atoll that wrote it, or start a new run folder"
         )
     return tuple(TensorSpec(str(n), tuple(map(int, s)), str(d), str(m)) for n, s, d, m in run["tensors"])
+
+
+def settings_of(rows: Mapping[str, Any]) -> SyncConfig | None:
+    """The run's settings as they last were; None if an older version wrote the record, which did not keep them."""
+    row = rows.get(SETTINGS_KEY)
+    if row is None:
+        return None
+    try:
+        return SyncConfig.from_dict({**LATER_SETTINGS, **row})
+    except (ConfigError, TypeError) as error:
+        raise StoreError(
+            f"the state's settings make no sense to this version of atoll ({error}); use the version that wrote them"
+        ) from error
 
 
 def restore_members(rows: Mapping[str, Any], columns: Mapping[int, Column], fragments: int, now_ns: int) -> Membership:

@@ -88,7 +88,7 @@ class SyncerBooks:
     def rows(self) -> dict[str, Any]:
         """All facts as they stand, for a snapshot."""
         assert self.layout is not None
-        rows: dict[str, Any] = {"run": self._run_row(self.committed)}
+        rows: dict[str, Any] = {"run": self._run_row(self.committed), durable.SETTINGS_KEY: self.config.to_dict()}
         rows["ledger"] = {"gone_processed": self.ledger.gone_processed}
         for member in self.membership.members.values():
             rows[durable.member_key(member.learner)] = durable.member_row(member)
@@ -97,6 +97,10 @@ class SyncerBooks:
     def _run_row(self, seeded: bool) -> dict[str, Any]:
         assert self.layout is not None
         return durable.run_row(self.run, self.layout.tensors, self.config.fragments, seeded)
+
+    def _remember_run(self, *, seeded: bool) -> None:
+        self._remember("run", self._run_row(seeded))
+        self._remember(durable.SETTINGS_KEY, self.config.to_dict())
 
     def column(self, fragment: int) -> durable.Column:
         """The fragment's durable column as things stand; no merge of it may be under way."""
@@ -145,6 +149,8 @@ class SyncerBooks:
         self.leases.load(recovery.rows)
         self._lease_rows = {key: row for key, row in recovery.rows.items() if key.startswith("data/")}
         self.recovered_from = recovery.source
+        if recovery.rows.get(durable.SETTINGS_KEY) != self.config.to_dict():
+            self._remember(durable.SETTINGS_KEY, self.config.to_dict())
         # Even if every commit was on disk before its publication, a disk that failed for a while may have missed some:
         # rounds begin when those who were in the run have said what they hold. They train on meanwhile.
         self.healing = self._heal_from(recovery.rows)

@@ -459,7 +459,7 @@ class SyncerMachine(SyncerCare):
             out.append(Answer(PushReply(accepted=True)))
             if len(self._seeds) == self.config.fragments:
                 self._committing = True
-                self._remember("run", self._run_row(seeded=False))
+                self._remember_run(seeded=False)
                 out.append(CommitSeed())
             return
         if header.kind is PushKind.HEAL:
@@ -565,7 +565,7 @@ class SyncerMachine(SyncerCare):
 
     def _seed_committed(self, checksums: tuple[int, ...], out: list[SyncerEffect]) -> None:
         self.committed = True
-        self._remember("run", self._run_row(seeded=True))
+        self._remember_run(seeded=True)
         for track, checksum in zip(self.book.tracks, checksums, strict=True):
             track.version, track.checksum = 0, checksum
         for member in self.membership.connected():

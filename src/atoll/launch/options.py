@@ -38,6 +38,13 @@ def sync_config(values: Mapping[str, Any], *, learners: int, tokens_budget: int 
     return SyncConfig.from_dict({**named, "learners_expected": learners, "tokens_budget": tokens_budget})
 
 
+def sync_fields(values: Iterable[str]) -> frozenset[str]:
+    """The fields of SyncConfig that these options of `atoll syncer` set."""
+    names = {**_SHORT, "learners": "learners_expected"}
+    known = {field.name for field in fields(SyncConfig)}
+    return frozenset(names.get(name, name) for name in values) & known
+
+
 def sync_options(config: SyncConfig) -> dict[str, Any]:
     """The reverse of `sync_config`: option names and values, without the derived fields."""
     return {_OPTION_OF_FIELD.get(n, n): v for n, v in config.to_dict().items() if n not in DERIVED}

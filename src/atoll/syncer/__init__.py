@@ -21,6 +21,9 @@ class SyncerOptions:
     """host:port; port 0 takes the one that this run had before, or a free one. Anything but loopback needs a token and
     TLS."""
     config: SyncConfig
+    given: frozenset[str] | None = None
+    """The settings of `config` that were asked for. A run that goes on keeps its own for the others, whatever this
+    version's defaults are. None: all of them were."""
     run_folder: Path | None = None
     """Where events, state, `syncer.json` (the real address) and `model.safetensors` go; None keeps nothing."""
     token: str = ""

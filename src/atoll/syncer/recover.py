@@ -3,11 +3,12 @@ both comes from the learners (core.healing). Everything that was damaged is name
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Set
+from dataclasses import asdict, replace
 from typing import Any
 
-from atoll.core.durable import Recovery
+from atoll.core.config import SyncConfig
+from atoll.core.durable import Recovery, settings_of
 from atoll.store import LoadedFragment, RunStore, SnapshotTarget
 from atoll.syncer.state import Stored
 
@@ -40,6 +41,21 @@ def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -
         problems.append(f"fragments {missing} are on no disk; a learner that holds them must bring them back")
         return _recovery(loaded.rows, loaded.fragments, False, "slots", problems)
     return None
+
+
+def settle(config: SyncConfig, given: Set[str] | None, rows: Mapping[str, Any]) -> tuple[SyncConfig, list[str]]:
+    """The settings that the run goes on with: what was `given` (None: all of `config`), else what it had before. Also
+    says what a user should know of it."""
+    before = settings_of(rows)
+    if before is None:
+        if given is None:
+            return config, []
+        return config, ["an older version began this run and kept no settings: those not given are today's defaults"]
+    old, new = asdict(before), asdict(config)
+    settled = new if given is None else {name: new[name] if name in given else old[name] for name in new}
+    settled["fragments"] = settled["fragments"] or old["fragments"]
+    changed = [f"{name} {old[name]} -> {value}" for name, value in settled.items() if value != old[name]]
+    return SyncConfig.from_dict(settled), [f"settings changed: {', '.join(changed)}"] if changed else []
 
 
 def _recovery(

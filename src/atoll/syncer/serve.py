@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from atoll.observe import EventWriter, NullWriter, Writer, events
 from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
 from atoll.syncer import EXIT_FENCED, SyncerOptions
 from atoll.syncer.keeper import Keeper
-from atoll.syncer.recover import recover
+from atoll.syncer.recover import recover, settle
 from atoll.syncer.shell import SyncerShell
 from atoll.syncer.snapshotter import Snapshotter
 from atoll.wire import RunningServer, ServerOptions, serve
@@ -53,14 +54,15 @@ async def _serve(options: SyncerOptions) -> int:
     keeper = Keeper(store, options.durability, options.durability_interval_s, writer, record=options.record)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
     epoch = _epoch(store, found[0] if found is not None else None)
-    shell = SyncerShell(options.config, run_id, writer, epoch=epoch, keeper=keeper)
+    config, said = settle(options.config, options.given, found[0].rows) if found is not None else (options.config, [])
+    shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper)
     if found is None and store is not None:
         store.remember(dict.fromkeys(store.rows()))  # what a run that never began may have left
     if found is not None:
         handed, payloads, problems = keeper.load_handed()
         found = (replace(found[0], handed=handed, problems=[*found[0].problems, *problems]), found[1])
         shell.restore(found[0], found[1], payloads, load_ns)
-        _tell_recovery(shell, found[0], load_ns)
+        _tell_recovery(shell, found[0], said, load_ns)
     del found
     server = await _listen(shell, options)
     shell.end_session = server.close_session
@@ -151,14 +153,14 @@ def _earlier_address(options: SyncerOptions) -> str:
     return address if address.rpartition(":")[0] == host else ""
 
 
-def _tell_recovery(shell: SyncerShell, recovery: Recovery, load_ns: int) -> None:
+def _tell_recovery(shell: SyncerShell, recovery: Recovery, said: Sequence[str], load_ns: int) -> None:
     versions = [track.version for track in shell.machine.book.tracks]
     print(
         f"atoll syncer: continues run {shell.machine.run} from {recovery.source} at versions {min(versions)} to "
         f"{max(versions)} ({load_ns / 1e9:.2f} s)",
         flush=True,
     )
-    for problem in recovery.problems:
+    for problem in (*said, *recovery.problems):
         print(f"atoll syncer: {problem}", flush=True)
 
 
