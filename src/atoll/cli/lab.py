@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli import lab_say as say
 from atoll.cli import options as o
-from atoll.cli.amounts import count, duration
 from atoll.cli.terminal import EXIT_INTERRUPTED, human, print_json
 from atoll.zoo.presets import OPTIMIZERS
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from atoll.lab.conduct import Outcome, Runner
     from atoll.lab.spec import LabResult, LabSpec
+    from atoll.lab.store import ResultStore
     from atoll.lab.study import Planned, Study
+
+    Chosen = list[tuple[Study, tuple[Planned, ...], ResultStore]]
 
 EXIT_FAILED = 1
 THREADS_MAX = 1024
@@ -31,8 +34,6 @@ lab = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-LABEL_MIN = 10
-"""Room for `decoupled` on a narrow terminal."""
 COMPILES = ("auto", "yes", "no")
 Compile = Annotated[str, typer.Option("--compile", help="Compile the step: auto (long runs on a GPU), yes or no.")]
 Device = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
@@ -89,7 +90,7 @@ def run_command(
         values["world"] = read_toml(scenario, "scenario")
     spec = make_spec(_with_settings(values, settings or []))
     result = _run_one(spec, _runner(device, threads, compiles), console)
-    _print_result(console, result)
+    say.print_result(console, result)
     if store is not None:
         from atoll.lab.store import Record, ResultStore
 
@@ -106,6 +107,7 @@ def study_command(
     store: StoreFile = None,
     only: Annotated[list[str] | None, typer.Option(help="Only the arm with this label; as often as you like.")] = None,
     minutes: Annotated[float, typer.Option(help="Start no new run after so many minutes (0: no limit).")] = 0.0,
+    processes: Annotated[int, typer.Option(help="So many runs at a time, each in a process of its own.")] = 1,
     listing: Annotated[bool, typer.Option("--list", help="Only show the runs and which of them are done.")] = False,
     device: Device = "auto",
     compiles: Compile = "auto",
@@ -115,23 +117,35 @@ def study_command(
     """Run what the store does not have yet. Stop it whenever you like: the same command goes on where it was."""
     from time import monotonic
 
+    from atoll.cli.lab_processes import check_processes, study_together, words
     from atoll.lab.conduct import Forecast, Outcome, check_minutes, conduct, pending
     from atoll.lab.store import ResultStore
     from atoll.lab.study import load_study
 
     console = human(json_wanted=json)
     check_minutes(minutes)
+    check_processes(processes)
     loaded = [load_study(path) for path in studies]
     chosen = [(study, study.only(only or ()), ResultStore(store or study.store)) for study in loaded]
     if listing:
         for study, planned, results in chosen:
-            _print_list(console, study, planned, results)
+            say.print_list(console, study, planned, results)
         return
+    if processes > 1:
+        options = {"--store": store, "--only": only, "--minutes": minutes, "--device": device, "--compile": compiles}
+        together = study_together(chosen, words(studies, options), processes, threads, console)
+        for (study, _, _), outcome in zip(chosen, together.outcomes, strict=True):
+            say.print_outcome(console, study, outcome)
+        for text in together.broken:
+            console.print(text, style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(
+            _study_end(chosen, together.outcomes, json_wanted=json) or (EXIT_FAILED if together.broken else 0)
+        )
     began_s, outcomes, runner = monotonic(), [], None
     for study, planned, results in chosen:
         known = results.records()
         queue = pending(planned, known)
-        _print_head(console, study, planned, len(queue), results.path)
+        say.print_head(console, study, planned, len(queue), results.path)
         left = minutes - (monotonic() - began_s) / 60.0 if minutes else 0.0
         outcome = Outcome(left=len(queue))
         if queue and left >= 0.0:
@@ -139,15 +153,10 @@ def study_command(
             with _watched(console, queue, Forecast(known)) as watcher:
                 outcome = conduct(planned, results, runner, study=study.name, watcher=watcher, minutes=left)
         outcomes.append(outcome)
-        _print_outcome(console, study, outcome)
+        say.print_outcome(console, study, outcome)
         if outcome.interrupted:
             break
-    if json:
-        print_json({"studies": [_outcome_dict(s, x) for (s, _, _), x in zip(chosen, outcomes, strict=False)]})
-    if any(outcome.interrupted for outcome in outcomes):
-        raise typer.Exit(EXIT_INTERRUPTED)
-    if any(outcome.failed for outcome in outcomes):
-        raise typer.Exit(EXIT_FAILED)
+    raise typer.Exit(_study_end(chosen, outcomes, json_wanted=json))
 
 
 @lab.command("report")
@@ -168,7 +177,7 @@ def report_command(
     loaded = [load_study(path) for path in studies]
     found = [(study, tables.table_of(study, ResultStore(store or study.store).records())) for study in loaded]
     for study, lines in found:
-        _print_table(console, study, tables.text_table(study, lines))
+        say.print_table(console, study, tables.text_table(study, lines))
     if markdown is not None:
         _write(markdown, "\n".join(tables.markdown(study, lines) for study, lines in found))
         console.print(f"the tables are in {markdown}", markup=False, soft_wrap=True)
@@ -210,6 +219,15 @@ def _runner(device: str, threads: int, compiles: str) -> Runner:
         return run(spec, progress=progress, keep=workshop)
 
     return runner
+
+
+def _study_end(chosen: Chosen, outcomes: Sequence[Outcome], *, json_wanted: bool) -> int:
+    """The exit status of a study."""
+    if json_wanted:
+        print_json({"studies": [say.outcome_dict(s, x) for (s, _, _), x in zip(chosen, outcomes, strict=False)]})
+    if any(outcome.interrupted for outcome in outcomes):
+        return EXIT_INTERRUPTED
+    return EXIT_FAILED if any(outcome.failed for outcome in outcomes) else 0
 
 
 def _run_one(spec: LabSpec, runner: Runner, console: Console) -> LabResult:
@@ -271,123 +289,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--markdown {path}: {error.strerror}; give a file in a folder that exists") from None
-
-
-# ---------------------------------------------------------------- saying
-
-
-def _print_result(console: Console, result: LabResult) -> None:
-    spec = result.spec
-    many = f", {spec.learners} learners" if spec.method not in ("dp", "single") else ""
-    console.print(
-        f"{spec.method}{many}, {spec.model if spec.task == 'gpt' else spec.task}, {spec.optimizer}, "
-        f"{result.tokens:,} tokens: "
-        f"held-out loss {result.loss:.4f}{' nats per token' if spec.task == 'gpt' else ''}",
-        style="bold",
-        soft_wrap=True,
-    )
-    curve = "  ".join(f"{count(tokens)} {loss:.3f}" for tokens, loss in result.curve)
-    console.print(f"on the way: {curve}", style="dim", soft_wrap=True)
-    console.print(
-        f"virtual time {duration(result.virtual_s)}; here {duration(result.wall_s)} "
-        f"at {result.tokens_per_s:,.0f} tokens/s on {result.facts.get('device', 'this machine')}",
-        soft_wrap=True,
-        markup=False,
-    )
-    facts = {name: value for name, value in result.facts.items() if _worth_saying(name, value)}
-    if facts:
-        said = ", ".join(f"{name.replace('_', ' ')} {_fact(value)}" for name, value in facts.items())
-        console.print(said, style="dim", soft_wrap=True, markup=False)
-
-
-def _worth_saying(name: str, value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and name not in ("eval_s", "machine_events")
-
-
-def _fact(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _print_head(console: Console, study: Study, planned: tuple[Planned, ...], left: int, path: Path) -> None:
-    runs = len({one.spec.key for one in planned})
-    tokens = sum({one.spec.key: one.spec.tokens for one in planned}.values())
-    console.print(
-        f"{study.name}: {runs} runs of {len({one.label for one in planned})} arms, {count(tokens)} tokens; "
-        f"{runs - left} are done, {left} to go; results in {path}",
-        markup=False,
-        soft_wrap=True,
-    )
-
-
-def _print_outcome(console: Console, study: Study, outcome: Outcome) -> None:
-    for one, reason in outcome.failed:
-        text = f"{one.title}, seed {one.spec.seed} failed: {reason}"
-        console.print(text, style="red", markup=False, soft_wrap=True)
-    if outcome.interrupted:
-        console.print("interrupted; what is finished is kept, and the same command goes on", style="yellow")
-    elif outcome.left and outcome.left == outcome.elsewhere:
-        console.print(f"{_runs_are(outcome.left)} under way in other processes; nothing else is left", style="yellow")
-    elif outcome.left:
-        console.print(f"{_runs_are(outcome.left)} left; the same command goes on", style="yellow")
-    else:
-        text, style = ("the others are done", "bold") if outcome.failed else ("all runs are done", "bold green")
-        console.print(f"{study.name}: {text}", style=style, markup=False)
-
-
-def _runs_are(count: int) -> str:
-    return "1 run is" if count == 1 else f"{count} runs are"
-
-
-def _outcome_dict(study: Study, outcome: Outcome) -> dict[str, Any]:
-    return {
-        "study": study.name,
-        "done": outcome.done,
-        "failed": [{"run": one.title, "seed": one.spec.seed, "reason": reason} for one, reason in outcome.failed],
-        "left": outcome.left,
-        "elsewhere": outcome.elsewhere,
-        "interrupted": outcome.interrupted,
-    }
-
-
-def _print_list(console: Console, study: Study, planned: tuple[Planned, ...], results: Any) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from atoll.lab.conduct import Forecast
-
-    known = results.records()
-    forecast = Forecast(known)
-    table = Table(
-        title=f"{study.name}: {results.path}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for name in ("run", "seed", "tokens", "key", ""):
-        table.add_column(name, justify="right" if name in ("seed", "tokens") else "left")
-    for one in planned:
-        seconds = forecast.seconds(one.spec)
-        ahead = f"about {duration(seconds)}" if seconds is not None else "to go"
-        state = f"done, loss {known[one.spec.key].loss:.4f}" if one.spec.key in known else ahead
-        table.add_row(one.title, str(one.spec.seed), f"{one.spec.tokens:,}", one.spec.key, state)
-    console.print(table, markup=False)
-
-
-def _print_table(console: Console, study: Study, text: Any) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(
-        title=escape(study.name), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
-    for place, name in enumerate(text.header):
-        numbers = [row[place] for row in text.rows if row[place] not in ("", "-")]
-        numeric = bool(numbers) and all(cell[0] in "+-0123456789" for cell in numbers)
-        side: Literal["left", "right"] = "right" if numeric else "left"
-        table.add_column(escape(name), justify=side, overflow="fold", min_width=LABEL_MIN if place == 0 else None)
-    for row in text.rows:
-        table.add_row(*(escape(cell) for cell in row))
-    console.print(table)
