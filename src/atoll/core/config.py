@@ -82,7 +82,8 @@ class SyncConfig:
     carry_versions_max: int = 12
     """A contribution older than this many versions is dropped as stale. At H = 8 these are 96 steps."""
     ring_versions: int = 8
-    """Published updates kept per fragment for learners that missed some."""
+    """Published updates kept per fragment for learners that missed some. Eight in int4 are as many bytes as the fragment
+    itself, which is what a learner that missed more fetches."""
     norm_outlier_factor: float = 10.0
     """A contribution whose norm is above this times the running median of its fragment is quarantined."""
     quorum_timeout_ns: int = 120 * SECOND_NS
