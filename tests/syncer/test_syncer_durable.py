@@ -287,10 +287,10 @@ def test_a_run_keeps_its_settings_where_the_command_names_none(folder: Path) -> 
     begun = syncer.status()["config"]
     assert (begun["merge"], begun["outer_lr"], begun["sync_every"], begun["fragments"]) == ("rda", 0.6, 6, 3)
     syncer.kill()
-    syncer._options = ("--outer-momentum", "0.1", "--sync-every", "9")  # as if the rest had been defaults
+    syncer._options = ("--outer-momentum", "0.1", "--quorum", "2")  # as if the rest had been defaults
     syncer.again()
-    assert "settings changed: sync_every 6 -> 9, outer_momentum 0.4 -> 0.1" in syncer.output()
-    wanted = {**begun, "outer_momentum": 0.1, "sync_every": 9}
+    assert "settings changed: quorum 50% -> 2, outer_momentum 0.4 -> 0.1" in syncer.output()
+    wanted = {**begun, "outer_momentum": 0.1, "quorum": "2"}
     assert syncer.status()["config"] == wanted
     versions = sum(syncer.status()["versions"])
     syncer.wait_for(lambda s: s["committed"] and sum(s["versions"]) > versions + 6, "rounds go on")
@@ -300,3 +300,52 @@ def test_a_run_keeps_its_settings_where_the_command_names_none(folder: Path) -> 
     assert syncer.status()["config"] == wanted and syncer.output().count("settings changed") == 1
     syncer.wait_for(lambda s: s["committed"], "rounds go on")
     finish(syncer, threads)
+
+
+def test_what_came_from_a_snapshot_is_in_the_state_folder_soon(folder: Path) -> None:
+    """Nobody is there to bring anything back: a second restart must find on disk what the first took from it."""
+    places = ("--snapshots", str(folder / "snapshots"), "--snapshot-every", "1h")
+    syncer = SyncerProcess(folder, *OPTIONS, *places, "--outer-momentum", "0.4")
+    threads = learners(syncer)
+    train_on(threads, 20)
+    for thread in threads:
+        thread.stop()
+    before = syncer.wait_for(lambda s: s["active"] == 0 and not s["tokens_pending"], "everything is merged")
+    assert syncer.stop() == 0  # with a last snapshot
+    shutil.rmtree(folder / "state")
+    syncer._options = (*places, "--outer-momentum", "0.1")
+    syncer.again()
+    assert syncer.status()["recovered_from"].startswith("snapshot")
+    deadline = time.monotonic() + WAIT_S
+    while len(read_state(folder / "state").fragments) < 3 or "run" not in read_state(folder / "state").rows:
+        assert time.monotonic() < deadline, "what came from the snapshot was never written"
+        time.sleep(0.1)
+    syncer.kill()
+    shutil.rmtree(folder / "snapshots")
+    syncer._options = ()
+    syncer.again()
+    status = syncer.status()
+    assert (status["run"], status["versions"]) == (before["run"], before["versions"])
+    assert status["recovered_from"] == "slots" and status["config"]["outer_momentum"] == 0.1
+    assert status["tokens_merged"] == before["tokens_merged"]
+    assert syncer.stop() == 0
+
+
+def test_another_codec_is_refused_while_something_handed_over_waits(folder: Path) -> None:
+    syncer = SyncerProcess(folder, *OPTIONS, "--quorum", "all")
+    quick = TrainingThread(syncer.address, "quick", seed=0)
+    slow = TrainingThread(syncer.address, "slow", seed=1, step_s=2.0)
+    slow.wait_steps(1)
+    quick.wait_steps(12)
+    quick.stop()
+    syncer.kill()
+    waiting = list((folder / "state" / "handover").glob("*.held"))
+    assert waiting, "the other one's next step is two seconds away, and nothing can have been merged before"
+    syncer._options = ("--codec-up", "int8")
+    process = syncer._start({})
+    assert process.wait(WAIT_S) == 2
+    assert "'quick' handed over when it left is not in int8" in syncer.output()
+    assert [path for path in waiting if path.exists()] == waiting, "it must still be there"
+    syncer._options = ()
+    syncer.again()
+    finish(syncer, [slow, quick])

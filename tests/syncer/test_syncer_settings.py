@@ -1,7 +1,8 @@
-"""Which settings a syncer goes on with when it is started again: those it was given, else those the run had."""
+"""Which settings a syncer begins and goes on with: those it was given, else those the run had, else the defaults."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -9,43 +10,51 @@ import pytest
 from atoll.core.config import SyncConfig
 from atoll.core.durable import SETTINGS_KEY
 from atoll.errors import ConfigError, StoreError
-from atoll.launch.options import sync_fields
 from atoll.syncer.recover import settle
 
-BEFORE = SyncConfig(sync_every=24, fragments=12, merge="mean", outer_lr=1.0, learners_expected=4, partial="full")
+BEFORE = SyncConfig(sync_every=24, fragments=12, merge="mean", outer_lr=1.0, learners_expected=4, correction="heloco")
 ROWS = {SETTINGS_KEY: BEFORE.to_dict()}
 
 
+def test_a_run_that_begins_has_the_defaults_where_nothing_is_given() -> None:
+    assert settle({"outer_lr": 0.5}, None) == (SyncConfig(outer_lr=0.5), [])
+    assert settle(SyncConfig(sync_every=5), None) == (SyncConfig(sync_every=5), [])
+    with pytest.raises(ConfigError, match="quorum 6 is above the 1 learners"):
+        settle({"quorum": "6"}, None)
+
+
 def test_what_is_not_given_stays_as_it_was() -> None:
-    config, said = settle(SyncConfig(outer_lr=0.5), frozenset({"outer_lr"}), ROWS)
+    config, said = settle({"outer_lr": 0.5}, ROWS)
     assert config.to_dict() == {**BEFORE.to_dict(), "outer_lr": 0.5}
     assert said == ["settings changed: outer_lr 1.0 -> 0.5"]
-    assert settle(SyncConfig(), frozenset(), ROWS) == (BEFORE, [])
+    assert settle({}, ROWS) == (BEFORE, [])
+    assert settle({"fragments": 0}, ROWS) == (BEFORE, [])
+    assert settle({"quorum": "3"}, ROWS)[0].quorum == "3", "the run has four learners, whatever the default is"
 
 
 def test_settings_that_are_given_whole_win_whole() -> None:
-    config, said = settle(SyncConfig(sync_every=6), None, ROWS)
+    config, said = settle(SyncConfig(sync_every=6), ROWS)
     assert config == SyncConfig(sync_every=6, fragments=12), "a run cannot change its fragments"
-    assert "sync_every 24 -> 6" in said[0] and "merge mean -> half-rda" in said[0] and "fragments" not in said[0]
+    for part in ("sync_every 24 -> 6", "merge mean -> half-rda", "correction heloco -> none"):
+        assert part in said[0]
+    assert "fragments" not in said[0]
 
 
-def test_a_run_of_an_older_version_kept_no_settings_and_its_user_hears_it() -> None:
-    config, said = settle(SyncConfig(sync_every=6), frozenset({"sync_every"}), {})
-    assert config == SyncConfig(sync_every=6) and "defaults" in said[0]
-    assert settle(SyncConfig(), None, {}) == (SyncConfig(), [])
+def test_a_run_of_an_older_version_goes_on_with_its_defaults_and_its_user_hears_it() -> None:
+    config, said = settle({"sync_every": 6}, {})
+    assert (config.sync_every, config.merge, config.outer_lr, config.outer_momentum) == (6, "rda", 0.7, 0.5)
+    assert (config.carry_versions_max, config.partial) == (4, "full")
+    assert "defaults of 0.3" in said[0]
+    assert settle(SyncConfig(), {}) == (SyncConfig(), []), "everything is given: nothing was guessed"
+    assert settle(asdict(SyncConfig()), {}) == (SyncConfig(), [])
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    with pytest.raises(ConfigError, match="quorum 6 is above"):
-        settle(SyncConfig(quorum="6", learners_expected=6), frozenset({"quorum"}), ROWS)
+    with pytest.raises(ConfigError, match="quorum 6 is above the 4 learners"):
+        settle({"quorum": "6"}, ROWS)
 
 
 @pytest.mark.parametrize("row", [{"sync_every": "often"}, {"of_the_future": 1}, {"sync_every": -4}, [1], 7, "x"])
 def test_settings_that_make_no_sense_are_an_error_with_a_remedy(row: Any) -> None:
     with pytest.raises(StoreError, match="use the version that wrote them"):
-        settle(SyncConfig(), frozenset(), {SETTINGS_KEY: row})
-
-
-def test_the_options_that_were_given_by_the_names_of_their_fields() -> None:
-    given = sync_fields(["grace_cap", "learners", "tokens_budget", "quorum", "durability", "record"])
-    assert given == {"grace_cap_steps", "learners_expected", "tokens_budget", "quorum"}
+        settle({}, {SETTINGS_KEY: row})

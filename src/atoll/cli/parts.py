@@ -9,6 +9,7 @@ import typer
 
 from atoll.cli import options as o
 from atoll.cli.terminal import human, print_json
+from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 
 Token = Annotated[
@@ -62,14 +63,14 @@ def syncer(
 ) -> None:
     """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT (and ATOLL_TOKEN) where they run. SIGTERM ends it.
 
-    With a run folder its state survives: the same command again goes on from the last commit, with the run's settings
-    where the command names none.
+    With a run folder its state survives: the same command again goes on from the last commit, with the run's own
+    synchronisation settings where the command names none.
     """
     values, where = o.given(locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key", "take_over")
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
     from atoll.launch.durability import durability_config, durability_names
-    from atoll.launch.options import split_values, sync_config, sync_fields
+    from atoll.launch.options import split_values, sync_values
 
     own, sync = split_values(values, ("learners", "tokens_budget", *durability_names()), where=where)
     kept = durability_config({name: own[name] for name in durability_names() if name in own})
@@ -77,7 +78,10 @@ def syncer(
         raise ConfigError(f"durability {kept.durability} needs a place on disk; give --run-folder")
     if run_folder is None and kept.record:
         raise ConfigError("a recording needs a place on disk; give --run-folder, or --no-record")
-    settings = sync_config(sync, learners=own.get("learners", 1), tokens_budget=own.get("tokens_budget", 0))
+    derived = {"learners": "learners_expected", "tokens_budget": "tokens_budget"}
+    settings = {**sync_values(sync), **{field: own[name] for name, field in derived.items() if name in own}}
+    if kept.snapshots == "" and (run_folder is None or not (run_folder / "state").exists()):
+        SyncConfig.from_dict(settings)  # a run that begins: what is wrong is said before anything is made
     if run_folder is not None:
         try:
             run_folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +94,6 @@ def syncer(
     chosen = SyncerOptions(
         listen=listen,
         config=settings,
-        given=sync_fields(values),
         run_folder=run_folder,
         token=token,
         tls_certificate=tls_certificate,

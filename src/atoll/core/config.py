@@ -43,6 +43,16 @@ LATER_SETTINGS: Mapping[str, Any] = {
 `to_dict` leaves them out where they say just that and it is the default, so that older learners take part as long as
 nothing new is used; whoever reads a record of an older version adds them."""
 
+EARLIER_DEFAULTS: Mapping[str, Any] = {
+    **LATER_SETTINGS,
+    "sync_every": 24,
+    "merge": "rda",
+    "outer_lr": 0.7,
+    "outer_momentum": 0.5,
+    "carry_versions_max": 4,
+}
+"""Where 0.1 to 0.3 had other defaults, or no choice: a syncer of theirs kept no settings with the run."""
+
 
 @dataclass(frozen=True, slots=True)
 class SyncConfig:
@@ -82,8 +92,8 @@ class SyncConfig:
     carry_versions_max: int = 12
     """A contribution older than this many versions is dropped as stale. At H = 8 these are 96 steps."""
     ring_versions: int = 8
-    """Published updates kept per fragment for learners that missed some. Eight in int4 are as many bytes as the fragment
-    itself, which is what a learner that missed more fetches."""
+    """Published updates kept per fragment for learners that missed some. Eight in int4 are as many bytes as
+    the fragment itself, which is what a learner that missed more fetches."""
     norm_outlier_factor: float = 10.0
     """A contribution whose norm is above this times the running median of its fragment is quarantined."""
     quorum_timeout_ns: int = 120 * SECOND_NS

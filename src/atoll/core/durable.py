@@ -54,6 +54,8 @@ class Recovery:
     problems: Sequence[str] = field(default_factory=list)
     epoch: int = 0
     """The epoch of the syncer that wrote it, where that is not the state folder's own (a snapshot)."""
+    unwritten: Sequence[int] = ()
+    """Fragments that came from a snapshot and are not in the state folder."""
     handed: Sequence[HandedOver] = ()
     """What learners that left had handed over and no round had merged."""
 

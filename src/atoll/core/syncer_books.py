@@ -154,7 +154,7 @@ class SyncerBooks:
         # Even if every commit was on disk before its publication, a disk that failed for a while may have missed some:
         # rounds begin when those who were in the run have said what they hold. They train on meanwhile.
         self.healing = self._heal_from(recovery.rows)
-        return [self._recovered(recovery, load_ns)]
+        return self._remembered([self._recovered(recovery, load_ns)])
 
     def _waits(self, handed: HandedOver, columns: Mapping[int, durable.Column]) -> bool:
         """True if this contribution of a learner that left was not merged before the crash."""

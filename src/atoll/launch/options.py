@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,24 +30,22 @@ def sync_option_names() -> tuple[str, ...]:
     return tuple(_OPTION_OF_FIELD.get(f.name, f.name) for f in fields(SyncConfig) if f.name not in DERIVED)
 
 
-def sync_config(values: Mapping[str, Any], *, learners: int, tokens_budget: int = 0) -> SyncConfig:
-    """A SyncConfig from option names; a quorum may be given as a number."""
+def sync_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values by the names of SyncConfig's fields; a quorum may be given as a number."""
     named = {_SHORT.get(name, name): value for name, value in values.items()}
     if "quorum" in named and isinstance(named["quorum"], int) and not isinstance(named["quorum"], bool):
         named["quorum"] = str(named["quorum"])
-    return SyncConfig.from_dict({**named, "learners_expected": learners, "tokens_budget": tokens_budget})
+    return named
 
 
-def sync_fields(values: Iterable[str]) -> frozenset[str]:
-    """The fields of SyncConfig that these options of `atoll syncer` set."""
-    names = {**_SHORT, "learners": "learners_expected"}
-    known = {field.name for field in fields(SyncConfig)}
-    return frozenset(names.get(name, name) for name in values) & known
+def sync_config(values: Mapping[str, Any], *, learners: int, tokens_budget: int = 0) -> SyncConfig:
+    """A SyncConfig from option names."""
+    return SyncConfig.from_dict({**sync_values(values), "learners_expected": learners, "tokens_budget": tokens_budget})
 
 
 def sync_options(config: SyncConfig) -> dict[str, Any]:
-    """The reverse of `sync_config`: option names and values, without the derived fields."""
-    return {_OPTION_OF_FIELD.get(n, n): v for n, v in config.to_dict().items() if n not in DERIVED}
+    """The reverse of `sync_config`: every option's name and value, without the derived fields."""
+    return {_OPTION_OF_FIELD.get(n, n): v for n, v in asdict(config).items() if n not in DERIVED}
 
 
 def split_values(values: Mapping[str, Any], own: Iterable[str], *, where: str) -> tuple[dict[str, Any], dict[str, Any]]:

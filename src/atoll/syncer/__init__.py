@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from atoll.core.config import SyncConfig
 
@@ -20,10 +22,9 @@ class SyncerOptions:
     listen: str
     """host:port; port 0 takes the one that this run had before, or a free one. Anything but loopback needs a token and
     TLS."""
-    config: SyncConfig
-    given: frozenset[str] | None = None
-    """The settings of `config` that were asked for. A run that goes on keeps its own for the others, whatever this
-    version's defaults are. None: all of them were."""
+    config: SyncConfig | Mapping[str, Any]
+    """The settings of the synchronisation, whole or by name: what is not named is the default in a new run, and in one
+    that goes on what it was, whatever this version's defaults are."""
     run_folder: Path | None = None
     """Where events, state, `syncer.json` (the real address) and `model.safetensors` go; None keeps nothing."""
     token: str = ""

@@ -248,6 +248,13 @@ class Keeper:
         self._handed |= payloads.keys()
         return handed, payloads, problems
 
+    def take_in(self, rows: Mapping[str, Any], fragments: Sequence[int]) -> None:
+        """What came from a snapshot is not in this state folder: put it there, facts first, in the background."""
+        if self._store is not None:
+            self._store.remember(rows)
+            self._loose = True
+            self._dirty |= set(fragments)
+
     async def _look_after(self) -> None:
         """Write what is dirty: after a failure, and every so often."""
         while self.fenced is None:
@@ -268,7 +275,9 @@ class Keeper:
             self._fence(error)
 
     def _due(self) -> bool:
-        """True if fragments are to be written: at level `interval`, now and then."""
+        """True if fragments are to be written: at level `interval`, now and then; at `commit`, what `take_in` left."""
+        if self.level == "commit":
+            return bool(self._dirty)
         if self.level != "interval" or self._loop.time() - self._written_s < self._interval_s:
             return False
         self._written_s = self._loop.time()

@@ -3,13 +3,13 @@ both comes from the learners (core.healing). Everything that was damaged is name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from atoll.core.config import SyncConfig
-from atoll.core.durable import Recovery, settings_of
-from atoll.store import LoadedFragment, RunStore, SnapshotTarget
+from atoll.core.config import EARLIER_DEFAULTS, SyncConfig
+from atoll.core.durable import SETTINGS_KEY, Recovery, settings_of
+from atoll.store import LoadedFragment, LoadedSnapshot, RunStore, SnapshotTarget
 from atoll.syncer.state import Stored
 
 
@@ -29,13 +29,12 @@ def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -
     problems += found
     if snapshot is not None and (loaded is None or snapshot.rows["run"]["run"] == loaded.rows["run"]["run"]):
         slots = loaded.fragments if loaded is not None else {}
-        rows = loaded.rows if loaded is not None else snapshot.rows
+        rows = loaded.rows if loaded is not None else _with_settings(snapshot)
         taken = sorted(set(snapshot.fragments) - set(slots))
         problems.append(f"fragments {taken} come from snapshot {snapshot.url}")
         found_at = _recovery(rows, {**snapshot.fragments, **slots}, False, f"snapshot-{snapshot.label:08d}", problems)
-        if loaded is not None:
-            return found_at
-        return replace(found_at[0], epoch=int(snapshot.about.get("epoch", 1))), found_at[1]
+        epoch = int(snapshot.about.get("epoch", 1)) if loaded is None else 0
+        return replace(found_at[0], epoch=epoch, unwritten=taken), found_at[1]
     if loaded is not None and loaded.fragments:
         missing = sorted(set(range(wanted)) - set(loaded.fragments))
         problems.append(f"fragments {missing} are on no disk; a learner that holds them must bring them back")
@@ -43,19 +42,25 @@ def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -
     return None
 
 
-def settle(config: SyncConfig, given: Set[str] | None, rows: Mapping[str, Any]) -> tuple[SyncConfig, list[str]]:
-    """The settings that the run goes on with: what was `given` (None: all of `config`), else what it had before. Also
-    says what a user should know of it."""
+def settle(asked: SyncConfig | Mapping[str, Any], rows: Mapping[str, Any] | None) -> tuple[SyncConfig, list[str]]:
+    """The settings that a run begins with (`rows` is None) or goes on with, and what its user should know of them.
+
+    A mapping holds what was asked for; the rest is as it was, and for a run that begins the default.
+    """
+    if rows is None:
+        return asked if isinstance(asked, SyncConfig) else SyncConfig.from_dict(asked), []
+    given = asdict(asked) if isinstance(asked, SyncConfig) else dict(asked)
     before = settings_of(rows)
+    old = asdict(before or SyncConfig.from_dict(EARLIER_DEFAULTS))
+    if not given.get("fragments"):
+        given["fragments"] = old["fragments"]
+    settled = SyncConfig.from_dict({**old, **given})
     if before is None:
-        if given is None:
-            return config, []
-        return config, ["an older version began this run and kept no settings: those not given are today's defaults"]
-    old, new = asdict(before), asdict(config)
-    settled = new if given is None else {name: new[name] if name in given else old[name] for name in new}
-    settled["fragments"] = settled["fragments"] or old["fragments"]
-    changed = [f"{name} {old[name]} -> {value}" for name, value in settled.items() if value != old[name]]
-    return SyncConfig.from_dict(settled), [f"settings changed: {', '.join(changed)}"] if changed else []
+        guessed = sorted(set(old) - set(given) - {"learners_expected", "tokens_budget"})
+        said = "the version that began this run kept no settings; those not given are the defaults of 0.3"
+        return settled, [said] if guessed else []
+    changed = [f"{name} {old[name]} -> {value}" for name, value in asdict(settled).items() if value != old[name]]
+    return settled, [f"settings changed: {', '.join(changed)}"] if changed else []
 
 
 def _recovery(
@@ -68,6 +73,12 @@ def _recovery(
     columns = {index: dict(fragment.meta) for index, fragment in fragments.items()}
     stored = {i: (f.version, int(f.meta["checksum"]), f.arrays) for i, f in fragments.items()}
     return Recovery(rows, columns, exact, source, problems), stored
+
+
+def _with_settings(snapshot: LoadedSnapshot) -> dict[str, Any]:
+    """Its rows. Older versions had the run's settings only beside them."""
+    kept = snapshot.about.get("config")
+    return {**({SETTINGS_KEY: kept} if kept is not None else {}), **snapshot.rows}
 
 
 def _seeded(rows: Mapping[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from atoll import kernels
 from atoll.core import effects as fx
-from atoll.core.durable import Recovery
+from atoll.core.durable import SETTINGS_KEY, Recovery
 from atoll.errors import AtollError, ConfigError, LaunchError
 from atoll.observe import EventWriter, NullWriter, Writer, events
 from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
@@ -54,7 +54,7 @@ async def _serve(options: SyncerOptions) -> int:
     keeper = Keeper(store, options.durability, options.durability_interval_s, writer, record=options.record)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
     epoch = _epoch(store, found[0] if found is not None else None)
-    config, said = settle(options.config, options.given, found[0].rows) if found is not None else (options.config, [])
+    config, said = settle(options.config, found[0].rows if found is not None else None)
     shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper)
     if found is None and store is not None:
         store.remember(dict.fromkeys(store.rows()))  # what a run that never began may have left
@@ -62,6 +62,9 @@ async def _serve(options: SyncerOptions) -> int:
         handed, payloads, problems = keeper.load_handed()
         found = (replace(found[0], handed=handed, problems=[*found[0].problems, *problems]), found[1])
         shell.restore(found[0], found[1], payloads, load_ns)
+        if found[0].unwritten:
+            rows = {**found[0].rows, SETTINGS_KEY: shell.machine.config.to_dict()} if found[0].epoch else {}
+            keeper.take_in(rows, found[0].unwritten)
         _tell_recovery(shell, found[0], said, load_ns)
     del found
     server = await _listen(shell, options)

@@ -34,12 +34,12 @@ from atoll.core.messages import (
 )
 from atoll.core.rounds import ContributionId
 from atoll.core.syncer_machine import SyncerMachine
-from atoll.errors import FencedSyncerError, RefusedError
+from atoll.errors import AtollError, ConfigError, FencedSyncerError, RefusedError
 from atoll.observe import Writer, events
 from atoll.store import failpoints
 from atoll.syncer.bulk import BulkService
 from atoll.syncer.keeper import Keeper
-from atoll.syncer.state import ModelState, Stored
+from atoll.syncer.state import Held, ModelState, Stored
 
 
 class SyncerShell(BulkService):
@@ -287,12 +287,24 @@ class SyncerShell(BulkService):
         for item in recovery.handed:
             identity = item.contribution.id
             if self.machine.holds(identity):
-                _, self._held[identity] = self._state.inspect(identity.fragment, payloads[identity])
+                self._held[identity] = self._inspect_handed(identity, payloads[identity])
             else:
                 self.keeper.drop_handed(identity)
         for effect in effects:
             self._perform(effect)
         self._schedule()
+
+    def _inspect_handed(self, identity: ContributionId, payload: NDArray[np.uint8]) -> Held:
+        """What a learner that left has handed over is in the codec of its time, and cannot be asked for again."""
+        assert self._state is not None
+        try:
+            return self._state.inspect(identity.fragment, payload)[1]
+        except AtollError as error:
+            codec = self.machine.config.codec_up
+            raise ConfigError(
+                f"what {identity.learner!r} handed over when it left is not in {codec} ({error}); "
+                "start the syncer with the --codec-up that the run had, and change it when nothing is pending"
+            ) from error
 
     async def _anchor_restored(self) -> None:
         """Record where this syncer begins. A fragment that is merged before its turn is anchored by its merge."""
