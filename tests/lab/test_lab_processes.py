@@ -63,9 +63,17 @@ def test_a_run_that_fails_is_named_once_and_the_exit_status_tells(tmp_path: Path
     (outcome,) = json.loads(done.stdout.splitlines()[-1])["studies"]
     assert [entry["seed"] for entry in sorted(outcome["failed"], key=lambda entry: entry["seed"])] == [0, 1, 2]
     assert outcome["left"] == outcome["done"] == 0 and "no_such_module" in outcome["failed"][0]["reason"]
+    attempts = [line for line in done.stderr.splitlines() if " of 3  dp, seed" in line]
+    assert len(attempts) == 3, "what has failed in one process was tried in the other"
 
 
-def test_ctrl_c_ends_all_of_them(tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused_as_by_one_process(tmp_path: Path) -> None:
+    file = study(tmp_path, tokens=1280)
+    done = subprocess.run(command(file, "--device", "abacus"), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and "abacus" in done.stderr and "goes on" not in done.stderr, done.stderr
+
+
+def test_an_interruption_ends_all_of_them(tmp_path: Path) -> None:
     file = study(tmp_path, tokens=400_000_000)
     parent = subprocess.Popen(
         command(file), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -75,7 +83,7 @@ def test_ctrl_c_ends_all_of_them(tmp_path: Path) -> None:
     while len(list(claims.glob("*"))) < 2:
         assert time.monotonic() < deadline_s and parent.poll() is None, "the processes never began"
         time.sleep(0.1)
-    parent.send_signal(signal.SIGINT)  # to it alone: it tells the others
+    parent.send_signal(signal.SIGTERM)  # to it alone, and as Ctrl-C: it tells the others
     out, told = parent.communicate(timeout=120)
     assert parent.returncode == 130, told
     assert json.loads(out.splitlines()[-1])["studies"][0] == {
@@ -98,6 +106,19 @@ def test_a_process_that_dies_is_told() -> None:
     assert "[2] on the way" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_output_that_breaks_does_not_stop_anybody() -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    talks = [
+        sys.executable,
+        "-c",
+        "import sys\nfor i in range(40000): print('on the way', i, file=sys.stderr)\nprint('{\"studies\": []}')",
+    ]
+    assert _run([talks], Console(file=Closed())).broken == []
+
+
 def test_how_many_there_may_be() -> None:
     check_processes(1)
     check_processes(64)
@@ -108,4 +129,4 @@ def test_how_many_there_may_be() -> None:
 
 def test_arguments_become_words() -> None:
     given = {"--store": None, "--only": ["a b", "c"], "--minutes": 1.5}
-    assert words([Path("x.toml")], given) == ["x.toml", "--only", "a b", "--only", "c", "--minutes", "1.5"]
+    assert words([Path("-x.toml")], given) == ["--only", "a b", "--only", "c", "--minutes", "1.5", "--", "-x.toml"]

@@ -108,6 +108,7 @@ def study_command(
     only: Annotated[list[str] | None, typer.Option(help="Only the arm with this label; as often as you like.")] = None,
     minutes: Annotated[float, typer.Option(help="Start no new run after so many minutes (0: no limit).")] = 0.0,
     processes: Annotated[int, typer.Option(help="So many runs at a time, each in a process of its own.")] = 1,
+    failures: Annotated[Path | None, typer.Option(hidden=True, help="Where processes share what has failed.")] = None,
     listing: Annotated[bool, typer.Option("--list", help="Only show the runs and which of them are done.")] = False,
     device: Device = "auto",
     compiles: Compile = "auto",
@@ -117,7 +118,7 @@ def study_command(
     """Run what the store does not have yet. Stop it whenever you like: the same command goes on where it was."""
     from time import monotonic
 
-    from atoll.cli.lab_processes import check_processes, study_together, words
+    from atoll.cli.lab_processes import EXIT_USAGE, check_processes, study_together, words
     from atoll.lab.conduct import Forecast, Outcome, check_minutes, conduct, pending
     from atoll.lab.store import ResultStore
     from atoll.lab.study import load_study
@@ -134,13 +135,14 @@ def study_command(
     if processes > 1:
         options = {"--store": store, "--only": only, "--minutes": minutes, "--device": device, "--compile": compiles}
         together = study_together(chosen, words(studies, options), processes, threads, console)
+        if together.refused:
+            raise typer.Exit(EXIT_USAGE)
         for (study, _, _), outcome in zip(chosen, together.outcomes, strict=True):
             say.print_outcome(console, study, outcome)
         for text in together.broken:
             console.print(text, style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(
-            _study_end(chosen, together.outcomes, json_wanted=json) or (EXIT_FAILED if together.broken else 0)
-        )
+        unfinished = together.broken and any(outcome.left for outcome in together.outcomes)
+        raise typer.Exit(_study_end(chosen, together.outcomes, json_wanted=json) or (EXIT_FAILED if unfinished else 0))
     began_s, outcomes, runner = monotonic(), [], None
     for study, planned, results in chosen:
         known = results.records()
@@ -151,7 +153,9 @@ def study_command(
         if queue and left >= 0.0:
             runner = runner or _runner(device, threads, compiles)
             with _watched(console, queue, Forecast(known)) as watcher:
-                outcome = conduct(planned, results, runner, study=study.name, watcher=watcher, minutes=left)
+                outcome = conduct(
+                    planned, results, runner, study=study.name, watcher=watcher, minutes=left, failures=failures
+                )
         outcomes.append(outcome)
         say.print_outcome(console, study, outcome)
         if outcome.interrupted:

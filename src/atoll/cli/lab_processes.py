@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from atoll.errors import ConfigError
 from atoll.lab.conduct import Outcome, pending
 from atoll.lab.store import ResultStore
 from atoll.lab.study import Planned, Study
+from atoll.launch.process import die_with
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,24 +30,29 @@ LEAVE_S = 5.0
 """Ctrl-C in a terminal reaches every process; those that have not ended after this are told again."""
 STOP_S_MAX = 30.0
 """From then to the end of a process that is in the middle of something."""
+EXIT_USAGE = 2
+
+Chosen = Sequence[tuple[Study, Sequence[Planned], ResultStore]]
 
 
 @dataclass(slots=True)
 class Together:
     """What all processes came to."""
 
-    outcomes: list[Outcome]
+    outcomes: list[Outcome] = field(default_factory=list)
     """Of each study."""
-    broken: list[str]
+    broken: list[str] = field(default_factory=list)
     """Processes that ended without a word, and how."""
-    interrupted: bool
+    refused: bool = False
+    """All of them have refused what they were asked to do, and have said why."""
 
 
 @dataclass(slots=True)
 class _Told:
-    failed: dict[str, dict[tuple[str, int], str]] = field(default_factory=dict)
-    """By study, the run's title and its seed: why."""
+    failed: dict[int, dict[str, str]] = field(default_factory=dict)
+    """By the study's place and the run's key: why."""
     broken: list[str] = field(default_factory=list)
+    refused: int = 0
     interrupted: bool = False
 
 
@@ -55,77 +63,115 @@ def check_processes(processes: int) -> None:
 
 def words(positional: Sequence[object], options: Mapping[str, object]) -> list[str]:
     """Arguments as a command line. An option that is None was not given, one with a list was given several times."""
-    found = [str(one) for one in positional]
+    found: list[str] = []
     for flag, value in options.items():
         for one in value if isinstance(value, list) else [value]:
             found += [flag, str(one)] if one is not None else []
-    return found
+    return [*found, "--", *map(str, positional)]
 
 
 def study_together(
-    chosen: Sequence[tuple[Study, Sequence[Planned], ResultStore]],
-    arguments: Sequence[str],
-    processes: int,
-    threads: int,
-    console: Console,
+    chosen: Chosen, arguments: Sequence[str], processes: int, threads: int, console: Console
 ) -> Together:
     """`atoll lab study` with these arguments in so many processes, until nothing is left for them."""
     queued = [len(pending(planned, results.records())) for _, planned, results in chosen]
+    told = _Told()
     each = threads or max(1, (os.cpu_count() or 1) // processes)
-    command = [sys.executable, "-m", "atoll", "lab", "study", *arguments, "--threads", str(each), "--json"]
-    told = _run([command] * processes, console)
+    with tempfile.TemporaryDirectory(prefix="atoll-lab-") as failures:
+        command = [sys.executable, "-m", "atoll", "lab", "study", "--threads", str(each), "--failures", failures]
+        started = min(processes, sum(queued))
+        if started:
+            told = _run([[*command, "--json", *arguments]] * started, console)
+    if told.refused and told.refused == started:
+        return Together(refused=True)
     outcomes = []
-    for (study, planned, results), before in zip(chosen, queued, strict=True):
-        left = {(one.title, one.spec.seed): one for one in pending(planned, results.records())}
+    for place, ((_, planned, results), before) in enumerate(zip(chosen, queued, strict=True)):
+        left = {one.spec.key: one for one in pending(planned, results.records())}
         # What failed in one process may have gone well in another.
-        failed = [(left[run], reason) for run, reason in told.failed.get(study.name, {}).items() if run in left]
-        outcomes.append(Outcome(before - len(left), failed, len(left) - len(failed), interrupted=told.interrupted))
-    return Together(outcomes, told.broken, told.interrupted)
+        failed = [(left[key], reason) for key, reason in told.failed.get(place, {}).items() if key in left]
+        waiting = len(left) - len(failed)
+        stopped = told.interrupted and waiting > 0
+        outcomes.append(Outcome(before - len(left), failed, waiting, interrupted=stopped))
+    return Together(outcomes, told.broken)
 
 
 def _run(commands: Sequence[Sequence[str]], console: Console) -> _Told:
-    pipe = subprocess.PIPE
-    children = [
-        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace")
-        for command in commands
-    ]
-    said: list[list[str]] = [[] for _ in children]
-    readers = []
-    for number, child in enumerate(children):
-        readers.append(threading.Thread(target=_show, args=(child.stderr, number + 1, console), daemon=True))
-        readers.append(threading.Thread(target=said[number].extend, args=(child.stdout,), daemon=True))
-    for reader in readers:
-        reader.start()
-    told = _Told()
-    try:
-        for child in children:
-            child.wait()
-    except KeyboardInterrupt:
-        told.interrupted = True
-    finally:
-        _end(children)
+    told, children = _Told(), list[subprocess.Popen[str]]()
+    said: list[list[str]] = [[] for _ in commands]
+    readers: list[threading.Thread] = []
+    with _sigterm_as_interrupt():
+        try:
+            for number, command in enumerate(commands):
+                child = _start(command)
+                children.append(child)
+                readers.append(threading.Thread(target=_show, args=(child.stderr, number + 1, console), daemon=True))
+                readers.append(threading.Thread(target=said[number].extend, args=(child.stdout,), daemon=True))
+                readers[-2].start()
+                readers[-1].start()
+            for child in children:
+                child.wait()
+        except KeyboardInterrupt:
+            told.interrupted = True
+        finally:
+            _end(children)
     for reader in readers:
         reader.join(STOP_S_MAX)
-    for number, (child, lines) in enumerate(zip(children, said, strict=True), 1):
-        _hear(told, number, child.returncode, lines)
+    for number, child in enumerate(children):
+        _hear(told, number + 1, child.returncode, said[number])
     return told
 
 
+def _start(command: Sequence[str]) -> subprocess.Popen[str]:
+    parent, pipe = os.getpid(), subprocess.PIPE
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        errors="replace",
+        preexec_fn=lambda: die_with(parent, signal.SIGINT),
+    )
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def _show(stream: IO[str], number: int, console: Console) -> None:
+    """Whatever happens to our own output (closed, a full disk), the pipe is read, or its writer would stand still."""
+    lost = False
     for line in stream:
-        console.print(f"[{number}] {line.rstrip()}", markup=False, highlight=False, soft_wrap=True)
+        if not lost:
+            try:
+                console.print(f"[{number}] {line.rstrip()}", markup=False, highlight=False, soft_wrap=True)
+            except (Exception, SystemExit):
+                lost = True
 
 
 def _end(children: Sequence[subprocess.Popen[str]]) -> None:
-    deadline_s = monotonic() + LEAVE_S
-    running = [child for child in children if not _ended(child, deadline_s - monotonic())]
-    for child in running:
-        child.send_signal(signal.SIGINT)
-    deadline_s = monotonic() + STOP_S_MAX
-    for child in running:
-        if not _ended(child, deadline_s - monotonic()):
+    """Let them end by themselves, then tell them, then kill. Who interrupts once more does not want to wait."""
+    try:
+        for wait_s, number in ((LEAVE_S, signal.SIGINT), (STOP_S_MAX, signal.SIGKILL)):
+            deadline_s = monotonic() + wait_s
+            for child in [child for child in children if not _ended(child, deadline_s - monotonic())]:
+                child.send_signal(number)
+    except KeyboardInterrupt:
+        for child in children:
             child.kill()
-            child.wait()
+    for child in children:
+        child.wait()
 
 
 def _ended(child: subprocess.Popen[str], wait_s: float) -> bool:
@@ -141,11 +187,12 @@ def _hear(told: _Told, number: int, code: int, lines: Sequence[str]) -> None:
     try:
         studies: list[dict[str, Any]] = json.loads(lines[-1])["studies"]
     except (IndexError, ValueError, KeyError, TypeError):
+        told.refused += code == EXIT_USAGE
         if not told.interrupted:
             how = f"signal {-code}" if code < 0 else f"status {code}"
             told.broken.append(f"process {number} ended with {how} before its studies were done")
         return
-    for study in studies:
-        failed = told.failed.setdefault(study["study"], {})
-        failed |= {(entry["run"], entry["seed"]): entry["reason"] for entry in study["failed"]}
+    for place, study in enumerate(studies):
+        failed = told.failed.setdefault(place, {})
+        failed |= {entry["key"]: entry["reason"] for entry in study["failed"]}
         told.interrupted |= bool(study["interrupted"])

@@ -86,7 +86,10 @@ def outcome_dict(study: Study, outcome: Outcome) -> dict[str, Any]:
     return {
         "study": study.name,
         "done": outcome.done,
-        "failed": [{"run": one.title, "seed": one.spec.seed, "reason": reason} for one, reason in outcome.failed],
+        "failed": [
+            {"run": one.title, "seed": one.spec.seed, "key": one.spec.key, "reason": reason}
+            for one, reason in outcome.failed
+        ],
         "left": outcome.left,
         "elsewhere": outcome.elsewhere,
         "interrupted": outcome.interrupted,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
@@ -71,11 +72,13 @@ def conduct(
     study: str = "",
     watcher: Watcher | None = None,
     minutes: float = 0.0,
+    failures: Path | None = None,
 ) -> Outcome:
     """Run what is pending. After `minutes` (0: never) nothing new is started. Ctrl-C ends it; what is finished is kept.
 
     A run that fails is noted and the next one begins: one impossible combination does not cost the others. Several
-    processes may work through one study: what another one is at is passed over, and looked at again at the end.
+    processes may work through one study: what another one is at is passed over, and looked at again at the end. Those
+    that have the same folder for `failures` do not repeat what has failed in one of them.
     """
     check_minutes(minutes)
     watcher = watcher or Watcher()
@@ -93,10 +96,13 @@ def conduct(
                     else:
                         outcome.elsewhere += 1
                     continue
-                if one.spec.key in store.records():  # somebody else has just finished it
-                    outcome.left -= 1
+                failed_here = failures / one.spec.key if failures is not None else None
+                if one.spec.key in store.records() or (failed_here is not None and failed_here.exists()):
+                    outcome.left -= 1  # somebody else has just finished with it
                     continue
                 reason = _run_one(one, store, runner, watcher, study)
+                if reason and failed_here is not None:
+                    failed_here.touch()
             outcome.left -= 1
             if reason:
                 outcome.failed.append((one, reason))

@@ -46,7 +46,7 @@ SYNCER_STOP_S_MAX = 60.0
 
 
 class Supervisor:
-    """Runs one plan once. `run` blocks its thread, which must outlive the processes (see `process._die_with`)."""
+    """Runs one plan once. `run` blocks its thread, which must outlive the processes (see `process.die_with`)."""
 
     def __init__(
         self,

@@ -55,7 +55,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     env=environment,
                     start_new_session=True,
-                    preexec_fn=lambda: _die_with(parent, command.orphan_signal),
+                    preexec_fn=lambda: die_with(parent, command.orphan_signal),
                 )
         except (OSError, subprocess.SubprocessError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -138,9 +138,9 @@ def describe_exit(code: int) -> str:
         return f"killed by signal {-code}"
 
 
-def _die_with(parent: int, number: int) -> None:
-    """Runs in the child before exec. Linux ties the signal to the thread that forked, so the supervisor must start its
-    processes from a thread that lives as long as they do: the one that calls `Supervisor.run`."""
+def die_with(parent: int, number: int) -> None:
+    """Runs in the child before exec: it gets this signal when its parent dies. Linux ties that to the thread that
+    forked, so processes must be started by a thread that lives as long as they do."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
         if os.getppid() != parent:
