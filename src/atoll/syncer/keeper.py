@@ -251,8 +251,9 @@ class Keeper:
     def take_in(self, rows: Mapping[str, Any], fragments: Sequence[int]) -> None:
         """What came from a snapshot is not in this state folder: put it there, facts first, in the background."""
         if self._store is not None:
-            self._store.remember(rows)
-            self._loose = True
+            if rows:
+                self._store.remember(rows)
+                self._loose = True
             self._dirty |= set(fragments)
 
     async def _look_after(self) -> None:
