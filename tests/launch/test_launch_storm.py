@@ -404,7 +404,7 @@ def test_a_small_storm_from_the_command_line(tmp_path: Path) -> None:
     plan = tmp_path / "storm.toml"
     faults = [
         Fault("cut", "learner-0", at_s=1.0),
-        Fault("poison", "learner-1", at_s=1.0, lasts_s=2.0, variant="nan"),
+        Fault("poison", "learner-1", at_s=1.0, lasts_s=4.0, variant="nan"),
         Fault("freeze", "learner-0", at_s=2.0, lasts_s=1.0),
         Fault("disk_full", "syncer", at_s=2.0, lasts_s=1.0),
     ]
