@@ -11,9 +11,6 @@ import typer
 from atoll.cli import chaos, demo, folder, lab, parts, plan, replay, run_script, sim, train
 from atoll.errors import AtollError
 
-EXIT_BAD_INPUT = 2
-"""What the shell's own tools use for wrong usage, and what typer uses for unknown options."""
-
 app = typer.Typer(
     name="atoll",
     help="Train one model on many unreliable, unequal, far-apart machines that never wait for each other.",
@@ -69,7 +66,7 @@ def run() -> None:
     except AtollError as error:
         if os.environ.get("ATOLL_DEBUG"):
             raise
-        from atoll.cli.terminal import print_error
+        from atoll.cli.terminal import EXIT_BAD_INPUT, print_error
 
         print_error(str(error))
         sys.exit(EXIT_BAD_INPUT)

@@ -11,18 +11,16 @@ import typer
 
 from atoll.cli import lab_say as say
 from atoll.cli import options as o
-from atoll.cli.terminal import EXIT_INTERRUPTED, human, print_json
+from atoll.cli.terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_json
 from atoll.zoo.presets import OPTIMIZERS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from atoll.cli.lab_processes import Chosen
     from atoll.lab.conduct import Outcome, Runner
     from atoll.lab.spec import LabResult, LabSpec
-    from atoll.lab.store import ResultStore
-    from atoll.lab.study import Planned, Study
-
-    Chosen = list[tuple[Study, tuple[Planned, ...], ResultStore]]
+    from atoll.lab.study import Planned
 
 EXIT_FAILED = 1
 THREADS_MAX = 1024
@@ -118,7 +116,7 @@ def study_command(
     """Run what the store does not have yet. Stop it whenever you like: the same command goes on where it was."""
     from time import monotonic
 
-    from atoll.cli.lab_processes import EXIT_USAGE, check_processes, study_together, words
+    from atoll.cli.lab_processes import check_processes, study_together, words
     from atoll.lab.conduct import Forecast, Outcome, check_minutes, conduct, pending
     from atoll.lab.store import ResultStore
     from atoll.lab.study import load_study
@@ -136,7 +134,7 @@ def study_command(
         options = {"--store": store, "--only": only, "--minutes": minutes, "--device": device, "--compile": compiles}
         together = study_together(chosen, words(studies, options), processes, threads, console)
         if together.refused:
-            raise typer.Exit(EXIT_USAGE)
+            raise typer.Exit(EXIT_BAD_INPUT)
         for (study, _, _), outcome in zip(chosen, together.outcomes, strict=True):
             say.print_outcome(console, study, outcome)
         for text in together.broken:

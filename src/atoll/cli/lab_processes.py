@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
+from atoll.cli.terminal import EXIT_BAD_INPUT
 from atoll.errors import ConfigError
 from atoll.lab.conduct import Outcome, pending
 from atoll.lab.store import ResultStore
@@ -30,7 +31,6 @@ LEAVE_S = 5.0
 """Ctrl-C in a terminal reaches every process; those that have not ended after this are told again."""
 STOP_S_MAX = 30.0
 """From then to the end of a process that is in the middle of something."""
-EXIT_USAGE = 2
 
 Chosen = Sequence[tuple[Study, Sequence[Planned], ResultStore]]
 
@@ -130,7 +130,7 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
         stderr=pipe,
         text=True,
         errors="replace",
-        preexec_fn=lambda: die_with(parent, signal.SIGINT),
+        preexec_fn=lambda: die_with(parent, signal.SIGTERM),  # not SIGINT, which a shell's background jobs ignore
     )
 
 
@@ -187,7 +187,7 @@ def _hear(told: _Told, number: int, code: int, lines: Sequence[str]) -> None:
     try:
         studies: list[dict[str, Any]] = json.loads(lines[-1])["studies"]
     except (IndexError, ValueError, KeyError, TypeError):
-        told.refused += code == EXIT_USAGE
+        told.refused += code == EXIT_BAD_INPUT
         if not told.interrupted:
             how = f"signal {-code}" if code < 0 else f"status {code}"
             told.broken.append(f"process {number} ended with {how} before its studies were done")

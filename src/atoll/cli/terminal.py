@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+EXIT_BAD_INPUT = 2
+"""What the shell's own tools use for wrong usage, and what typer uses for unknown options."""
 EXIT_INTERRUPTED = 130
 """The shell's status for Ctrl-C."""
 
