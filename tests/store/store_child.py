@@ -3,6 +3,7 @@
 store_child.py hold STATE            open, say "open", keep the lock until stdin closes
 store_child.py freeze STATE POINT    commit versions 0 to 3 of two fragments, then stop itself (SIGSTOP) inside the
                                      commit of version 4, at the failpoint POINT; when continued, finish it
+store_child.py open STATE [POINT]    open by taking over, stopping itself at POINT, and check the epoch; say "open N"
 """
 
 from __future__ import annotations
@@ -60,5 +61,18 @@ def freeze(state: Path, point: str) -> None:
             sys.exit(FENCED)
 
 
+def open_and_check(state: Path, point: str = "") -> None:
+    stop_once_at(point)
+    try:
+        with open_store(state, take_over=True) as store:
+            if point:
+                store.check_epoch()
+            print(f"open {store.epoch}", flush=True)
+    except FencedSyncerError as error:
+        print(f"fenced: {error}", flush=True)
+        sys.exit(FENCED)
+
+
 if __name__ == "__main__":
-    hold(Path(sys.argv[2])) if sys.argv[1] == "hold" else freeze(Path(sys.argv[2]), sys.argv[3])
+    what = {"hold": hold, "freeze": freeze, "open": open_and_check}[sys.argv[1]]
+    what(Path(sys.argv[2]), *sys.argv[3:])

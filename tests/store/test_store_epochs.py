@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def commit(store: RunStore, fragment: int, version: int) -> CommitStats:
     return store.commit(fragment, version, arrays_of(fragment, version), meta_of(fragment, version))
 
 
-@contextmanager
+@contextlib.contextmanager
 def child(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, str(CHILD), *map(str, arguments)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -224,14 +225,32 @@ def test_a_damaged_epoch_file_does_not_let_the_epoch_go_back(tmp_path: Path, con
             commit(store, 0, 4)
 
 
-def test_openings_at_the_same_time_get_different_epochs(tmp_path: Path) -> None:
-    script = (
-        "import sys; from pathlib import Path; from atoll.store import open_store; "
-        "print(open_store(Path(sys.argv[1]), take_over=True).epoch)"
-    )
-    processes = [
-        subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-        for _ in range(4)
-    ]
-    epochs = [int(process.communicate(timeout=60)[0]) for process in processes]
+@pytest.mark.parametrize("point", ["tape.create", "tape.write.mid", "tape.sync", "tape.rename", "tape.folder.sync"])
+def test_an_opening_that_is_overtaken_is_fenced_and_harms_nothing(tmp_path: Path, point: str) -> None:
+    with open_store(tmp_path) as store:
+        commit(store, 0, 1)
+        store.remember(rows_batch(1))
+    with child("open", tmp_path, point) as old:
+        wait_until_stopped(old)  # in the middle of its opening, with epoch 2
+        with open_store(tmp_path, take_over=True) as new:
+            assert versions_of(new.load()) == {0: 1} and new.epoch == 3
+            commit(new, 0, 2)
+            new.remember(rows_batch(2))
+            new.sync()
+            os.kill(old.pid, signal.SIGCONT)
+            assert line(old).startswith("fenced: a newer syncer (epoch 3")
+            assert old.wait(30) == FENCED
+            new.remember(rows_batch(3))
+    again = read_state(tmp_path)
+    assert versions_of(again) == {0: 2} and again.rows == rows_at(3) and again.problems == []
+
+
+def test_openings_at_the_same_time_get_different_epochs_and_the_last_one_stands(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        openings = [stack.enter_context(child("open", tmp_path)) for _ in range(4)]
+        said = [line(process) for process in openings]
+        assert {process.wait(30) for process in openings} <= {0, FENCED}
+    found = [re.search(r"(?:^open |this one \(epoch )(\d+)", text) for text in said]
+    epochs = [int(match[1]) for match in found if match is not None]
     assert sorted(epochs) == [1, 2, 3, 4]
+    assert said[epochs.index(4)] == "open 4"  # whoever came last was hindered by none of the others

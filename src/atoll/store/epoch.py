@@ -74,7 +74,10 @@ class Tenure:
 
 
 def begin_epoch(state: Path, *, take_over: bool) -> Tenure:
-    """Take the lock and write the next epoch, durably, before anything else is read."""
+    """Take the lock and write the next epoch, durably, before anything else is read; clear away what older ones left.
+
+    The clearing is done while no other opening runs: an older one never takes a newer one's files for leftovers.
+    """
     files.make_folders(state, "epoch.folder")
     with _alone(state):
         lock = _take_lock(state, take_over)
@@ -84,10 +87,23 @@ def begin_epoch(state: Path, *, take_over: bool) -> Tenure:
             files.make_folder(epoch_folder(state, epoch), "epoch.folder")
             document = {"epoch": epoch, "pid": os.getpid(), "host": socket.gethostname()}
             files.replace_file(state / EPOCH_FILE, json.dumps(document).encode(), "epoch")
+            _clear(state, epoch)
         except BaseException:
             os.close(lock)
             raise
     return Tenure(state, epoch, problems, lock)
+
+
+def _clear(state: Path, epoch: int) -> None:
+    """Make the folders ready for `epoch`. Half-written files are of a crash, or of a syncer that is fenced now."""
+    if not (tape := state / TAPE_FOLDER).is_dir():
+        files.make_folder(tape, "epoch.folder")
+    for left in state.glob(f"*/*{files.TEMPORARY}"):
+        files.remove(left)
+    for number, older in epoch_folders(state).items():
+        if number != epoch:
+            with contextlib.suppress(OSError):
+                older.rmdir()  # only if it is empty: of an opening that died at once
 
 
 def epoch_folder(state: Path, epoch: int) -> Path:

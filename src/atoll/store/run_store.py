@@ -40,19 +40,16 @@ def open_store(
     tenure = begin_epoch(path, take_over=take_over)
     try:
         folder = path / TAPE_FOLDER
-        if not folder.is_dir():
-            files.make_folder(folder, "epoch.folder")
-        for left in path.glob(f"*/*{files.TEMPORARY}"):
-            files.remove(left)  # of a crash, or of a syncer that has just been fenced
-        for older in list(epoch_folders(path).values())[1:]:
-            with contextlib.suppress(OSError):
-                older.rmdir()  # only if it is empty: of an opening that died at once
         rows, problems = read_rows(folder)
         tape = Tape(folder, tenure.epoch, rows, bytes_max=tape_bytes_max, files_kept=tape_files_kept)
         tape.sync()
         return RunStore(tenure, tape, Loaded(rows, {}, [*tenure.problems, *problems]))
-    except BaseException:
-        tenure.release()
+    except BaseException as error:
+        try:
+            if isinstance(error, OSError):
+                tenure.check()  # a newer opening has cleared away what this one was writing
+        finally:
+            tenure.release()
         raise
 
 
