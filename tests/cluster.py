@@ -24,6 +24,7 @@ from atoll.wire import ClientOptions, ServerOptions, fetch_status, serve
 
 WAIT_S = 60.0
 """No wait in a test is longer; nothing is asserted about how long things take."""
+_started: list[subprocess.Popen[str]] = []
 
 
 class SyncerThread:
@@ -107,8 +108,10 @@ class SyncerProcess:
     def _start(self, environment: dict[str, str]) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "atoll", "syncer", "--listen", "127.0.0.1:0", "--run-folder", str(self.folder)]
         self.log = (self.folder / "syncer.log").open("a")
-        return subprocess.Popen(
-            [*command, *self._options], stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+        return _remembered(
+            subprocess.Popen(
+                [*command, *self._options], stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+            )
         )
 
     def _wait_ready(self) -> str:
@@ -300,13 +303,29 @@ class Proxy:
 def spawn(script: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """A real Python process that runs `script`."""
     places = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places), **(env or {})},
+    return _remembered(
+        subprocess.Popen(
+            [sys.executable, "-c", script, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(places), **(env or {})},
+        )
     )
+
+
+def _remembered(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    _started.append(process)
+    return process
+
+
+def kill_leftovers() -> None:
+    """A test that failed half way has not stopped its processes; they must not slow down the tests after it."""
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
 def last_json(process: subprocess.Popen[str]) -> Any:

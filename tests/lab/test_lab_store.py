@@ -14,6 +14,7 @@ import pytest
 from lab_fakes import fake_result
 
 from atoll.errors import ConfigError, StoreError
+from atoll.lab import store as lab_store
 from atoll.lab.store import LINE_BYTES_MAX, Record, ResultStore
 from atoll.lab.study import make_spec
 
@@ -162,6 +163,24 @@ def test_a_store_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cannot be written .*--store"):
         ResultStore(tmp_path / "file" / "store").append(record())
+
+
+def test_a_claim_that_was_let_go_between_opening_and_locking_is_taken_anew(
+    store: ResultStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the lock is on a file without a name, and a third process can have the same claim."""
+    first = store.claim("k")
+    assert first.__enter__()
+    real = lab_store._try_lock
+
+    def late(descriptor: int) -> bool:
+        monkeypatch.setattr(lab_store, "_try_lock", real)
+        first.__exit__(None, None, None)
+        return real(descriptor)
+
+    monkeypatch.setattr(lab_store, "_try_lock", late)
+    with store.claim("k") as mine, store.claim("k") as third:
+        assert mine and not third
 
 
 def test_several_processes_append_at_once(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ import pytest
 from launch_fakes import HELPERS, WAIT_S_MAX, InThread, alive, command, folder_in, supervisor, wait_for
 
 from atoll.errors import ConfigError, LaunchError, UnreachableError
+from atoll.launch import local
 from atoll.launch.config import resolved, run_config, train_config
 from atoll.launch.folder import RunFolder
 from atoll.launch.join import join_run, leave_run, run_is_over
 from atoll.launch.plan import LEFT, LaunchPlan, Outcome, RestartPolicy
+from atoll.launch.process import Command
 from atoll.launch.running import Listed, joined_processes, listed, started_mark, training_pid
 
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=3)
@@ -196,6 +198,21 @@ def test_joiners_get_free_ids_and_are_told_who_they_are(tmp_path: Path) -> None:
     assert (told["ATOLL_SYNCER"], told["ATOLL_TOKEN"], told["OMP_NUM_THREADS"]) == ("127.0.0.1:1", "secret", "3")
     assert joined_processes(folder) == []
     assert list(folder.path.glob("processes-*")) == []
+
+
+def test_joiners_keep_their_seats_until_they_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folder_in(tmp_path)
+    told_as_a_script(folder, script(tmp_path / "train.py", "joined()"))
+    taken: list[set[str]] = []
+
+    class Watched(local.Child):
+        def __init__(self, command: Command, log_file: Path) -> None:
+            taken.append({one.id for one in joined_processes(folder)} - {"join"})
+            super().__init__(command, log_file)
+
+    monkeypatch.setattr(local, "Child", Watched)
+    join_run(folder.path, learners=3, members=in_the_run())
+    assert taken == [{"learner-0", "learner-1", "learner-2"}] * 3
 
 
 def test_joiners_of_a_training_run_are_the_same_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_child import FENCED
 from store_helpers import arrays_of, meta_of, rows_at, rows_batch, slot_files, versions_of
 
 from atoll.errors import FencedSyncerError, StoreError
-from atoll.store import RunStore, failpoints, open_store, read_state
+from atoll.store import RunStore, failpoints, open_store, read_state, recover
 from atoll.store.slots import CommitStats
 
 CHILD = Path(__file__).with_name("store_child.py")
@@ -243,6 +244,72 @@ def test_an_opening_that_is_overtaken_is_fenced_and_harms_nothing(tmp_path: Path
             new.remember(rows_batch(3))
     again = read_state(tmp_path)
     assert versions_of(again) == {0: 2} and again.rows == rows_at(3) and again.problems == []
+
+
+def at(monkeypatch: pytest.MonkeyPatch, point: str, do: Callable[[], object]) -> None:
+    """Do something at the first passing of a failpoint."""
+    real = failpoints.hit
+
+    def hit(name: str) -> None:
+        if name == point:
+            monkeypatch.setattr(failpoints, "hit", real)
+            do()
+        real(name)
+
+    monkeypatch.setattr(failpoints, "hit", hit)
+
+
+@pytest.mark.parametrize("point", ["slot.data.sync", "slot.rename", "tape.sync", "tape.rename"])
+def test_a_write_that_a_newer_syncer_has_cleared_away_is_not_an_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """An OSError would mean: not durable, but publish it."""
+    old = open_store(tmp_path, tape_bytes_max=1)
+    at(monkeypatch, point, lambda: open_store(tmp_path, take_over=True).close())
+    old.remember(rows_batch(1))
+    with pytest.raises(FencedSyncerError, match="epoch 2"):
+        commit(old, 0, 1) if point.startswith("slot") else old.sync()
+    old.close()
+    assert read_state(tmp_path).fragments == {}
+
+
+def test_an_opening_that_is_overtaken_before_it_has_loaded_is_fenced(tmp_path: Path) -> None:
+    with open_store(tmp_path) as first:
+        commit(first, 0, 1)
+    with open_store(tmp_path) as old, open_store(tmp_path, take_over=True) as new:
+        with pytest.raises(FencedSyncerError):
+            old.load()
+        assert versions_of(new.load()) == {0: 1}
+
+
+def test_a_take_over_while_the_older_syncer_tidies_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first commit after a restart deletes the epoch before it, which the newer syncer has just listed."""
+    for fragment in range(2):
+        with open_store(tmp_path) as store:
+            store.load()
+            commit(store, fragment, 1)
+    old = open_store(tmp_path)
+    old.load()
+    with failpoints.arm("slot.older.delete:1:eio,slot.older.delete:2:eio"):
+        for fragment in range(2):
+            commit(old, fragment, 2)  # and what comes after it, below, has not been done yet
+    assert len(slot_files(tmp_path)) == 4
+    real_iterdir, real_claims, late = Path.iterdir, recover._read_claims, [0, 1]
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.name == "epoch-00001" and late == [0, 1]:
+            old._delete_older(late.pop(0))  # between the listing of the folders and that of this one
+        return real_iterdir(path)
+
+    def read_claims(*arguments: Any) -> Any:
+        if late == [1]:
+            old._delete_older(late.pop())  # between the listing of the files and their opening
+        return real_claims(*arguments)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    monkeypatch.setattr(recover, "_read_claims", read_claims)
+    with open_store(tmp_path, take_over=True) as new:
+        assert versions_of(new.load()) == {0: 2, 1: 2} and late == []
 
 
 def test_openings_at_the_same_time_get_different_epochs_and_the_last_one_stands(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cluster import WAIT_S, SyncerProcess, TrainingThread, check_books
+from cluster import WAIT_S, SyncerProcess, TrainingThread, check_books, spawn
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from atoll.store import failpoints, read_state
@@ -237,6 +238,59 @@ def test_a_frozen_syncer_that_wakes_up_is_fenced_out(folder: Path) -> None:
     for thread in threads:
         thread.stopping.set()
     moved.stop()
+    assert new.stop() == 0
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told to stop", "left alone"])
+def test_an_idle_syncer_that_was_overtaken_ends_and_leaves_the_newer_ones_model(folder: Path, told: bool) -> None:
+    old = SyncerProcess(folder, *OPTIONS)
+    threads = learners(old)
+    train_on(threads, 20)
+    for thread in threads:
+        thread.stop()
+    old.wait_for(lambda s: s["active"] == 0 and not s["tokens_pending"], "all is merged")
+    os.kill(old.process.pid, signal.SIGSTOP)
+    (folder / "syncer.json").unlink()
+    new = SyncerProcess(folder, *OPTIONS, "--take-over")
+    threads = learners(new)
+    train_on(threads, 20)
+    for thread in threads:
+        thread.stop()
+    status = new.wait_for(lambda s: s["active"] == 0 and not s["tokens_pending"], "all is merged")
+    assert new.stop() == 0
+    if told:
+        old.process.terminate()
+    os.kill(old.process.pid, signal.SIGCONT)
+    assert old.wait_dead() == 3
+    with safe_open(folder / "model.safetensors", framework="numpy") as model:
+        assert model.metadata()["atoll_versions"] == ",".join(map(str, status["versions"]))
+
+
+SLOW_TO_LISTEN = """
+import os, signal, sys
+from atoll.cli import main
+from atoll.syncer import serve
+real = serve.{where}
+def frozen(*arguments):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return real(*arguments)
+serve.{where} = frozen
+sys.argv = ["atoll", "syncer", "--listen", "127.0.0.1:0", "--learners", "1", "--run-folder", sys.argv[1]]
+main()
+"""
+
+
+@pytest.mark.parametrize("where", ["settle", "_overtaken"], ids=["loading", "listening"])
+def test_a_syncer_that_is_overtaken_while_it_starts_never_says_where_it_is(folder: Path, where: str) -> None:
+    slow = spawn(SLOW_TO_LISTEN.format(where=where), str(folder))
+    assert os.WIFSTOPPED(os.waitpid(slow.pid, os.WUNTRACED)[1])
+    new = SyncerProcess(folder, *OPTIONS, "--take-over")
+    announced = (folder / "syncer.json").read_text()
+    os.kill(slow.pid, signal.SIGCONT)
+    said, _ = slow.communicate(timeout=WAIT_S)
+    assert slow.returncode == 3 and "a newer syncer (epoch 2" in said
+    assert (folder / "syncer.json").read_text() == announced
+    assert new.status()["epoch"] == 2
     assert new.stop() == 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -46,12 +45,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(f"def function_{i}(x):\n    return x + {i}" for i in range(5_000)))
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def start(config: WorkerConfig, run: Path, rank: int = 0, **extra: str) -> subprocess.Popen[str]:
@@ -106,8 +99,7 @@ def test_single_end_to_end(tmp_path: Path, text: Path) -> None:
 
 def test_dp_equals_one_process_with_the_whole_batch(tmp_path: Path, text: Path) -> None:
     config = WorkerConfig(method="dp", corpus=str(text), optimizer="sgd", lr=0.5, seed=3, **SMALL)
-    port = str(free_port())
-    workers = [start(config, tmp_path / "run", r, MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for r in range(2)]
+    workers = [start(config, tmp_path / "run", r) for r in range(2)]
     for worker in workers:
         code, output = finish(worker)
         assert code == 0, output
@@ -144,8 +136,7 @@ def test_dp_equals_one_process_with_the_whole_batch(tmp_path: Path, text: Path) 
 
 def test_sigterm_ends_both_ranks_cleanly_and_keeps_the_model(tmp_path: Path, text: Path) -> None:
     config = WorkerConfig(method="dp", corpus=str(text), **{**SMALL, "steps": 1_000_000, "eval_every": 0})
-    port = str(free_port())
-    workers = [start(config, tmp_path / "run", r, MASTER_ADDR="127.0.0.1", MASTER_PORT=port) for r in range(2)]
+    workers = [start(config, tmp_path / "run", r) for r in range(2)]
     try:
         deadline = time.monotonic() + 60
         while not all(of_kind(events(tmp_path / "run", r), "learner_steps") for r in range(2)):

@@ -122,16 +122,8 @@ class ResultStore:
     def claim(self, key: str) -> Iterator[bool]:
         """True inside if nobody else has claimed this run. Look at the records then: it may just have been finished."""
         file = self.path.with_name(self.path.name + CLAIMS_SUFFIX) / key
+        descriptor, mine = self._take(file)
         try:
-            descriptor = _open_in_folder(file)
-        except OSError as error:
-            raise self._unusable("written", error) from None
-        mine = False
-        try:
-            try:
-                mine = _try_lock(descriptor)
-            except OSError as error:
-                raise self._unusable("locked", error) from None
             yield mine
         finally:
             with contextlib.suppress(OSError):
@@ -139,6 +131,22 @@ class ResultStore:
                     file.unlink()
                 file.parent.rmdir()
             os.close(descriptor)
+
+    def _take(self, file: Path) -> tuple[int, bool]:
+        """A claim, open, and whether it is ours."""
+        while True:
+            try:
+                descriptor = _open_in_folder(file)
+            except OSError as error:
+                raise self._unusable("written", error) from None
+            try:
+                mine = _try_lock(descriptor)
+                if not mine or _is_at(descriptor, file):
+                    return descriptor, mine
+            except OSError as error:
+                os.close(descriptor)
+                raise self._unusable("locked", error) from None
+            os.close(descriptor)  # whoever had it removed it between our opening and our lock
 
     def _unusable(self, how: str, error: OSError) -> ConfigError:
         return ConfigError(f"the store {self.path} cannot be {how} ({error.strerror}); give another file with --store")
@@ -246,6 +254,14 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    """True if that name is still this very file's."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _mended_end(descriptor: int, path: Path) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -107,21 +106,6 @@ def learner_id(number: int) -> str:
 def worker_argv(folder: RunFolder) -> list[str]:
     """The training process of `atoll train`, of this very Python, as RUN/worker.json tells it."""
     return [sys.executable, "-m", "atoll.zoo.worker", str(folder.path / "worker.json")]
-
-
-def data_parallel_environments(commands: Sequence[Command]) -> list[Command]:
-    """The same commands as ranks of one torch.distributed world."""
-    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(len(commands))}
-    return [
-        Command(c.role, c.id, c.argv, {**c.environment, **world, "RANK": str(rank)}) for rank, c in enumerate(commands)
-    ]
-
-
-def free_port() -> int:
-    """A port that was free a moment ago; torch.distributed wants a number before it listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def path_with_this_python() -> str:

@@ -206,6 +206,9 @@ class Supervisor:
         children = {c.id: c for c in (*running, child) if c is not None}
         role = "join" if self._plan.guest else "launcher"
         entries = [listed(role, role, os.getpid()), *(listed(c.role, c.id, c.pid) for c in children.values())]
+        if self._plan.guest:  # of those that are still to be started this process keeps the seats
+            waiting = [slot.command.id for slot in self._slots.values() if not slot.over]
+            entries += [listed("seat", id, os.getpid()) for id in waiting if id not in children]
         try:
             path = self._folder.joined_file if self._plan.guest else self._folder.processes_file
             self._folder.write_processes([one.entry() for one in entries], path)

@@ -10,7 +10,6 @@ from typing import Any
 from atoll.errors import LaunchError
 from atoll.launch.chaos_plans import expected_s, plan_text
 from atoll.launch.commands import (
-    data_parallel_environments,
     guest_command,
     learner_commands,
     new_token,
@@ -26,7 +25,7 @@ from atoll.launch.result import build_result, measure
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter
 from atoll.observe.events import RunFinished, RunStarted
-from atoll.zoo import WorkerConfig, count_parameters, model_config
+from atoll.zoo import RANKS_FILE, WorkerConfig, count_parameters, model_config
 
 SAMPLE_PROMPT = "def "
 SAMPLE_BYTES = 400
@@ -126,7 +125,8 @@ def _plan(config: TrainConfig, attempt: Attempt) -> LaunchPlan:
     )
     if not config.synchronises:
         # Neither survives the loss of a process: there is nobody who holds its state.
-        return LaunchPlan(data_parallel_environments(learners), restarts=RestartPolicy(restarts_max=0))
+        (folder.path / RANKS_FILE).unlink(missing_ok=True)  # of an attempt that was killed
+        return LaunchPlan(learners, restarts=RestartPolicy(restarts_max=0))
     faults = config.faults()
     if faults:
         seconds = expected_s(steps=config.steps, step_ms=config.step_ms)

@@ -672,6 +672,8 @@ def _torch_states(tree: Any, depth: int = DEPTH_MAX) -> Iterator[dict[str, Any]]
 
 
 def _ids(state: dict[str, Any]) -> list[Any]:
+    if not all(isinstance(group, dict) for group in state["param_groups"]):
+        raise TypeError("a group of parameters must be a table")
     return [key for group in state["param_groups"] for key in group["params"]]
 
 

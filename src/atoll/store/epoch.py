@@ -27,8 +27,8 @@ from atoll.store import files
 EPOCH_FILE = "epoch.json"
 LOCK_FILE = "lock"
 TAPE_FOLDER = "tape"
-OPENING_WAIT_S = 10.0
-"""How long an opening waits for another opening of the same folder. One takes milliseconds."""
+OPENING_WAIT_S = 60.0
+"""How long an opening waits for another opening of the same folder. One takes milliseconds, on a busy disk seconds."""
 SMALL_FILE_BYTES_MAX = 64 << 10
 """epoch.json and lock hold a hundred bytes."""
 EPOCH_MAX = 10**12
@@ -67,6 +67,16 @@ class Tenure:
                 f"this one (epoch {self.epoch}) has published nothing since. Let it end; the run goes on without it"
             )
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """An OSError in the block may come of a newer syncer, which clears away what older ones were writing: then it
+        comes out as FencedSyncerError."""
+        try:
+            yield
+        except OSError:
+            self.check()
+            raise
+
     def release(self) -> None:
         if self.lock >= 0:
             os.close(self.lock)
@@ -98,8 +108,11 @@ def _clear(state: Path, epoch: int) -> None:
     """Make the folders ready for `epoch`. Half-written files are of a crash, or of a syncer that is fenced now."""
     if not (tape := state / TAPE_FOLDER).is_dir():
         files.make_folder(tape, "epoch.folder")
-    for left in state.glob(f"*/*{files.TEMPORARY}"):
-        files.remove(left)
+    for folder in state.iterdir():
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # an older syncer, alive, may tidy up as well
+            for left in folder.iterdir():
+                if left.name.endswith(files.TEMPORARY):
+                    files.remove(left)
     for number, older in epoch_folders(state).items():
         if number != epoch:
             with contextlib.suppress(OSError):

@@ -10,13 +10,14 @@ epoch's folder is refused.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.errors import PayloadError, StoreError
 from atoll.store import files
@@ -36,6 +37,7 @@ READ_TRIES = 5
 """Attempts on the folder of a living run, whose files may be replaced between listing and opening them."""
 _SLOTS_NAME = re.compile(r"fragment-(\d{4,})\.slots")
 
+T = TypeVar("T")
 Claim = tuple[int, int] | None
 """The newest commit (epoch, sequence) of a fragment that a syncer saw when it took over; None if it could not tell."""
 
@@ -53,16 +55,22 @@ def read_state(path: Path, *, only: Collection[str] | None = None) -> Loaded:
     """The state in a folder, read-only: no lock, no new epoch. `only` names the arrays to read (None: all)."""
     if not path.is_dir():
         raise StoreError(f"there is no state in {path}; give the folder of a run that keeps its state on disk")
-    for attempt in range(READ_TRIES):
-        try:
-            rows, problems = read_rows(path / TAPE_FOLDER)
-            loaded = Loaded(rows, {}, problems)
-            load_fragments(path, loaded, only=only)
-            return loaded
-        except FileNotFoundError:  # a living syncer has replaced a file meanwhile
-            if attempt + 1 == READ_TRIES:
-                raise
-    raise AssertionError("unreachable")
+
+    def read() -> Loaded:
+        rows, problems = read_rows(path / TAPE_FOLDER)
+        loaded = Loaded(rows, {}, problems)
+        load_fragments(path, loaded, only=only)
+        return loaded
+
+    return patiently(read)
+
+
+def patiently(read: Callable[[], T]) -> T:
+    """Read again where a living syncer has replaced a file meanwhile."""
+    for _ in range(READ_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            return read()
+    return read()
 
 
 def load_fragments(state: Path, loaded: Loaded, *, only: Collection[str] | None = None) -> dict[int, Claim]:

@@ -40,16 +40,13 @@ def open_store(
     tenure = begin_epoch(path, take_over=take_over)
     try:
         folder = path / TAPE_FOLDER
-        rows, problems = read_rows(folder)
-        tape = Tape(folder, tenure.epoch, rows, bytes_max=tape_bytes_max, files_kept=tape_files_kept)
-        tape.sync()
+        with tenure.writing():
+            rows, problems = read_rows(folder)
+            tape = Tape(folder, tenure.epoch, rows, bytes_max=tape_bytes_max, files_kept=tape_files_kept)
+            tape.sync()
         return RunStore(tenure, tape, Loaded(rows, {}, [*tenure.problems, *problems]))
-    except BaseException as error:
-        try:
-            if isinstance(error, OSError):
-                tenure.check()  # a newer opening has cleared away what this one was writing
-        finally:
-            tenure.release()
+    except BaseException:
+        tenure.release()
         raise
 
 
@@ -77,11 +74,15 @@ class RunStore:
     def load(self) -> Loaded | None:
         """Everything as it was when this process opened the folder; None if nothing was ever kept here. Call it once,
         before the first commit."""
-        loaded = Loaded(dict(self._opened.rows), {}, list(self._opened.problems))
-        claims = recover.load_fragments(self._tenure.state, loaded)
-        recover.write_claims(self._tenure.folder, claims)
+        with self._tenure.writing():
+            loaded, claims = recover.patiently(self._load_once)
+            recover.write_claims(self._tenure.folder, claims)
         self._remove_empty_epochs()
         return loaded if loaded.rows or loaded.fragments or loaded.problems else None
+
+    def _load_once(self) -> tuple[Loaded, dict[int, recover.Claim]]:
+        loaded = Loaded(dict(self._opened.rows), {}, list(self._opened.problems))
+        return loaded, recover.load_fragments(self._tenure.state, loaded)
 
     def remember(self, rows: Mapping[str, Any | None]) -> None:
         """Append one atomic batch of rows (JSON values; None deletes). Not durable before the next `sync`."""
@@ -97,7 +98,8 @@ class RunStore:
 
     def sync(self) -> None:
         """Return when everything appended before this call is durable, and this syncer is still the newest."""
-        self._tape.sync()
+        with self._tenure.writing():
+            self._tape.sync()
         self.check_epoch()
 
     def commit(self, fragment: int, version: int, arrays: Arrays, meta: Mapping[str, Any]) -> CommitStats:
@@ -111,7 +113,8 @@ class RunStore:
             if slots is None:
                 path = recover.slots_path(self._tenure.folder, fragment)
                 slots = self._slots[fragment] = SlotFile(path, self.epoch, fragment)
-        stats = slots.commit(version, arrays, meta)
+        with self._tenure.writing():
+            stats = slots.commit(version, arrays, meta)
         self.check_epoch()
         if fragment not in self._cleaned:
             self._delete_older(fragment)

@@ -264,6 +264,8 @@ class Keeper:
                 await self._catch_up()
             elif self._loose:
                 await self._sync_loose()
+            else:
+                await self._look_around()
 
     async def _sync_loose(self) -> None:
         """Facts that nobody waits for are on disk within a second or two."""
@@ -272,6 +274,15 @@ class Keeper:
             await self._loop.run_in_executor(self._threads, self._sync_here)
         except OSError as error:
             self._degrade(f"the tape cannot be written ({error})")
+        except FencedSyncerError as error:
+            self._fence(error)
+
+    async def _look_around(self) -> None:
+        """A syncer with nothing to write must notice as well that a newer one has taken over."""
+        try:
+            await self._loop.run_in_executor(self._threads, self.check_epoch)
+        except OSError:
+            pass  # the next write will say more
         except FencedSyncerError as error:
             self._fence(error)
 

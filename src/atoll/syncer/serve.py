@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from atoll import kernels
 from atoll.core import effects as fx
 from atoll.core.durable import SETTINGS_KEY, Recovery
-from atoll.errors import AtollError, ConfigError, LaunchError
+from atoll.errors import AtollError, ConfigError, FencedSyncerError, LaunchError
 from atoll.observe import EventWriter, NullWriter, Writer, events
 from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
 from atoll.syncer import EXIT_FENCED, SyncerOptions
@@ -40,7 +40,11 @@ STOP_WAIT_S = 20.0
 
 
 def run(options: SyncerOptions) -> int:
-    return asyncio.run(_serve(options))
+    try:
+        return asyncio.run(_serve(options))
+    except FencedSyncerError as error:  # while it was starting
+        print(f"atoll syncer: {error}", file=sys.stderr, flush=True)
+        return EXIT_FENCED
 
 
 async def _serve(options: SyncerOptions) -> int:
@@ -67,6 +71,7 @@ async def _serve(options: SyncerOptions) -> int:
             keeper.take_in(rows, found[0].unwritten)
         _tell_recovery(shell, found[0], said, load_ns)
     del found
+    keeper.check_epoch()  # loading takes a while: another syncer may have taken over and be listening
     server = await _listen(shell, options)
     shell.end_session = server.close_session
     keeper.start()
@@ -76,17 +81,20 @@ async def _serve(options: SyncerOptions) -> int:
         loop.add_signal_handler(number, stop.set)
     epoch = shell.machine.epoch
     writer.emit(events.SyncerStarted(run_id, server.address, os.getpid(), epoch, keeper.level))
-    _announce(options.run_folder, server.address, run_id)
-    print(f"atoll syncer {run_id} (epoch {epoch}) listens on {server.address}", flush=True)
-    snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer) if target is not None else None
-    code = await _live(shell, server, writer, stop)
+    code = _overtaken(shell)
+    snapshotter = None
+    if not code:
+        _announce(options.run_folder, server.address, run_id)
+        print(f"atoll syncer {run_id} (epoch {epoch}) listens on {server.address}", flush=True)
+        snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer) if target is not None else None
+        code = await _live(shell, server, writer, stop) or _overtaken(shell)
     if code != EXIT_FENCED:
         shell.apply(fx.StopRequested("the syncer was stopped"))
         await _wait(shell.finished, STOP_WAIT_S if shell.machine.membership.connected() else 0.0)
     if snapshotter is not None:
         await snapshotter.close()
     await shell.close()
-    code = code or _save(shell, options.run_folder, writer)
+    code = code or _overtaken(shell) or _save(shell, options.run_folder, writer)
     writer.emit(_stats(shell, server))
     _tell_data(shell, writer)
     writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, shell.machine.book.commits))
@@ -173,15 +181,27 @@ async def _live(shell: SyncerShell, server: RunningServer, writer: Writer, stop:
         await _wait(stop, STATS_EVERY_S)
         writer.emit(_stats(shell, server))
         _tell_data(shell, writer)
-        fenced = shell.fenced or (str(shell.keeper.fenced) if shell.keeper.fenced is not None else "")
-        if fenced:
-            shell.fenced = fenced
-            print(f"atoll syncer: {fenced}", file=sys.stderr, flush=True)
-            return EXIT_FENCED
+        if shell.fenced or shell.keeper.fenced is not None:
+            return _overtaken(shell)
         if shell.failure is not None:
             print(f"atoll syncer: stopped by an error: {shell.failure!r}", file=sys.stderr, flush=True)
             return 1
     return 0
+
+
+def _overtaken(shell: SyncerShell) -> int:
+    """The exit status of a syncer whose place a newer one has taken, else 0. The disk is asked: this process may have
+    been frozen until a moment ago."""
+    try:
+        shell.keeper.check_epoch()
+    except FencedSyncerError as error:
+        shell.fenced = shell.fenced or str(error)
+    except OSError as error:
+        print(f"atoll syncer: cannot see whether a newer syncer has taken over ({error})", file=sys.stderr, flush=True)
+    if not shell.fenced:
+        return 0
+    print(f"atoll syncer: {shell.fenced}", file=sys.stderr, flush=True)
+    return EXIT_FENCED
 
 
 async def _wait(event: asyncio.Event, timeout_s: float) -> None:
@@ -235,6 +255,6 @@ def _announce(folder: Path | None, address: str, run_id: str) -> None:
     """Write syncer.json in one piece: launchers poll for it."""
     if folder is None:
         return
-    temporary = folder / "syncer.json.tmp"
+    temporary = folder / f"syncer-{os.getpid()}.json.tmp"
     temporary.write_text(json.dumps({"address": address, "pid": os.getpid(), "run": run_id}) + "\n")
     temporary.replace(folder / "syncer.json")

@@ -11,6 +11,10 @@ from atoll.observe import Writer, events
 from atoll.store import SnapshotTarget
 from atoll.syncer.shell import SyncerShell
 
+LABELS_PER_EPOCH = 1_000_000
+"""Labels of two epochs never meet, so that a syncer that was frozen while another took over cannot write into, or
+delete, a snapshot of its successor."""
+
 
 class Snapshotter:
     def __init__(self, shell: SyncerShell, target: SnapshotTarget, every_s: float, writer: Writer) -> None:
@@ -18,7 +22,7 @@ class Snapshotter:
         self._target = target
         self._every_s = every_s
         self._writer = writer
-        self._label = 0
+        self._label = shell.machine.epoch * LABELS_PER_EPOCH
         self._failing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="atoll-snapshot")
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -58,6 +62,8 @@ class Snapshotter:
         shell, machine = self._shell, self._shell.machine
         self._label += 1
         draft = await loop.run_in_executor(self._thread, self._target.begin, self._label)
+        # Still the newest after the places were looked at: so the label that was chosen is of this epoch.
+        await loop.run_in_executor(self._thread, shell.keeper.check_epoch)
         try:
             versions = []
             for fragment in range(machine.config.fragments):

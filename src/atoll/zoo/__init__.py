@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from atoll.zoo.optim import lr_at, make_optimizer, set_lr
     from atoll.zoo.pacing import SlowDown, StepMeter
     from atoll.zoo.presets import PRESETS, GPTConfig, count_parameters, model_config
-    from atoll.zoo.settings import METHODS, Seat, WorkerConfig
+    from atoll.zoo.settings import METHODS, RANKS_FILE, Seat, WorkerConfig
 
 _HOMES = {
     "GPT": "gpt",
@@ -39,6 +39,7 @@ _HOMES = {
     "SlowDown": "pacing",
     "StepMeter": "pacing",
     "METHODS": "settings",
+    "RANKS_FILE": "settings",
     "Seat": "settings",
     "WorkerConfig": "settings",
 }
@@ -47,6 +48,7 @@ __all__ = [
     "GPT",
     "METHODS",
     "PRESETS",
+    "RANKS_FILE",
     "Batches",
     "Corpus",
     "GPTConfig",

@@ -14,6 +14,8 @@ from atoll.errors import ConfigError
 from atoll.zoo.presets import OPTIMIZERS, model_config, own_lr
 
 METHODS = ("decoupled", "diloco", "dp", "single")
+RANKS_FILE = "ranks"
+"""In the run folder: where the processes of `dp` find each other."""
 STEP_MS_MAX = 60_000
 """A minute a step: the longest that a slow learner sleeps at once, too."""
 _NUMBERS_MIN = {

@@ -31,7 +31,7 @@ from atoll.zoo.evaluate import autocast, eval_totals, held_out_batches, save_mod
 from atoll.zoo.gpt import GPT, build_model, next_byte_loss
 from atoll.zoo.optim import OptimizerLike, clip_grad_norm, lr_at, make_optimizer, set_lr
 from atoll.zoo.pacing import SlowDown, StepMeter
-from atoll.zoo.settings import Seat, WorkerConfig
+from atoll.zoo.settings import RANKS_FILE, Seat, WorkerConfig
 from atoll.zoo.stop import Stop
 
 CHUNK_STEPS = 8
@@ -190,11 +190,14 @@ def train_single(bench: Workbench, stop: Stop) -> None:
 
 
 def train_dp(bench: Workbench, stop: Stop) -> None:
-    """DistributedDataParallel over gloo; MASTER_ADDR and MASTER_PORT are in the environment."""
+    """DistributedDataParallel over gloo. The ranks, all on this machine, meet at a file: a port that is free when it is
+    chosen may be taken when it is used."""
     with _events(bench) as events:
         began_ns = time.monotonic_ns()
+        bench.seat.run_folder.mkdir(parents=True, exist_ok=True)
         dist.init_process_group(
             "gloo",
+            init_method=f"file://{(bench.seat.run_folder / RANKS_FILE).absolute()}",
             rank=bench.seat.rank,
             world_size=bench.config.learners,
             timeout=datetime.timedelta(seconds=DP_WAIT_S_MAX),
