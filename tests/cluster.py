@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -14,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ports import quiet_port
 from torch import nn
 
 from atoll.core.config import SyncConfig
+from atoll.errors import UnreachableError
 from atoll.learner.learner import Learner
 from atoll.observe import EventWriter, NullWriter
 from atoll.syncer.shell import SyncerShell
 from atoll.wire import ClientOptions, ServerOptions, fetch_status, serve
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 """No wait in a test is longer; nothing is asserted about how long things take."""
 _started: list[subprocess.Popen[str]] = []
 
@@ -101,16 +104,20 @@ class SyncerProcess:
 
     def __init__(self, folder: Path, *options: str, **environment: str) -> None:
         self.folder = folder
+        self._listen = f"127.0.0.1:{quiet_port()}"
         self._options = options
         self.process = self._start(environment)
         self.address = self._wait_ready()
 
     def _start(self, environment: dict[str, str]) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "atoll", "syncer", "--listen", "127.0.0.1:0", "--run-folder", str(self.folder)]
+        where = ("--listen", self._listen, "--run-folder", str(self.folder))
         self.log = (self.folder / "syncer.log").open("a")
         return _remembered(
             subprocess.Popen(
-                [*command, *self._options], stdout=self.log, stderr=subprocess.STDOUT, env={**os.environ, **environment}
+                [sys.executable, "-m", "atoll", "syncer", *where, *self._options],
+                stdout=self.log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
             )
         )
 
@@ -135,9 +142,12 @@ class SyncerProcess:
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool], what: str) -> dict[str, Any]:
         deadline = time.monotonic() + WAIT_S
-        while not condition(status := self.status()):
+        status: dict[str, Any] = {}
+        while not status or not condition(status):
             assert time.monotonic() < deadline, f"never happened: {what}: {status}"
             time.sleep(0.05)
+            with contextlib.suppress(UnreachableError):  # a busy machine
+                status = self.status()
         return status
 
     def wait_dead(self) -> int:

@@ -21,7 +21,7 @@ from atoll.launch.folder import RunFolder
 from atoll.launch.join import join_run, leave_run, run_is_over
 from atoll.launch.plan import LEFT, LaunchPlan, Outcome, RestartPolicy
 from atoll.launch.process import Command
-from atoll.launch.running import Listed, joined_processes, listed, started_mark, training_pid
+from atoll.launch.running import Listed, joined_processes, listed, main_processes, started_mark, training_pid
 
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=3)
 POLITE = "leaves_politely(); joined(); stepped(10)\n"
@@ -35,6 +35,7 @@ def start(folder: RunFolder, *programs: str, **more: Any) -> tuple[InThread, lis
     plan = LaunchPlan(learners, syncer=command(folder, "syncer", "serve()"), restarts=QUICK, **more)
     thread = InThread(supervisor(folder, plan, said).run)
     wait_for(lambda: all(list(folder.events.glob(f"learner-{one.id}-*")) for one in learners))
+    wait_for(lambda: {one.id for one in main_processes(folder)} >= {one.id for one in learners})
     return thread, said
 
 
@@ -256,8 +257,8 @@ def test_a_signal_makes_the_joiners_leave(tmp_path: Path, number: signal.Signals
     told_as_a_script(folder, script(tmp_path / "train.py", UNTIL_THE_END))
     joiner = subprocess.Popen([sys.executable, "-c", JOINER, str(folder.path)], stdout=subprocess.PIPE, text=True)
     wait_for(lambda: len(list(folder.events.glob("learner-learner-*"))) == 2)
+    wait_for(lambda: [one.role for one in joined_processes(folder)] == ["join", "learner", "learner"])
     pids = [one.pid for one in joined_processes(folder)]
-    assert len(pids) == 3
     joiner.send_signal(number)
     output, _ = joiner.communicate(timeout=WAIT_S_MAX)
     assert output.split() == [number.name, "learner-0", "learner-1"]

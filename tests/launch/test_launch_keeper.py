@@ -125,7 +125,7 @@ def test_a_syncer_that_somebody_stops_ends_the_run(tmp_path: Path) -> None:
 
 def test_a_syncer_that_hangs_while_starting_again_is_killed(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
-    policy = SyncerPolicy(delay_s=0.02, ready_s_max=4.0, early_deaths_max=2)
+    policy = SyncerPolicy(delay_s=0.02, ready_s_max=8.0, early_deaths_max=2)
     hangs = "if not first_time() and not exists('hung'): (run / 'hung').touch(); time.sleep(600)\nserve()"
     outcome = supervisor(folder, plan(folder, hangs, KILLS, "1", policy=policy)).run()
     assert outcome.syncer_restarts == 2

@@ -129,7 +129,7 @@ def test_a_sigkill_loses_only_what_was_not_flushed(tmp_path: Path) -> None:
         "import sys, time; from atoll.observe import EventWriter; from atoll.observe.events import Warned\n"
         f"w = EventWriter({str(path)!r})\n"
         "[w.emit(Warned('a', str(i))) for i in range(100)]\n"
-        "w.flush(); print('ok', flush=True); time.sleep(60)"
+        "assert w.flush(30); print('ok', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdout.readline() == "ok\n"

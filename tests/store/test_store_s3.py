@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from ports import quiet_port
 from store_helpers import arrays_of, meta_of, rows_at, versions_of
 
 from atoll.store import SnapshotTarget, load_snapshot, place, snapshots
@@ -26,9 +26,7 @@ START_S_MAX = 60.0
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = quiet_port()
     log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     server = subprocess.Popen(command, stdout=log, stderr=log)

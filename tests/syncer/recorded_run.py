@@ -44,7 +44,8 @@ from atoll.syncer.recover import recover
 from atoll.syncer.shell import SyncerShell
 
 TENSORS = (TensorSpec("w", (24, 64), "float32", "rda"), TensorSpec("e", (700,), "float32", "mean"))
-WAIT_S = 30.0
+WAIT_S = 120.0
+"""The first run may compile the kernels."""
 TOKENS = 10
 
 

