@@ -70,3 +70,29 @@ def make_buffered(spec: LabSpec) -> PlaneTask:
 
 def make_nothing(spec: LabSpec) -> int:
     return 5
+
+
+class DropoutTask(PlaneTask):
+    """Its steps draw random numbers, and its parameters are drawn aside."""
+
+    def build(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+
+
+class NothingHeldOutTask(PlaneTask):
+    def held_out(self) -> list[Batch]:
+        return []
+
+
+def make_dropout(spec: LabSpec) -> PlaneTask:
+    return DropoutTask()
+
+
+def make_nothing_held_out(spec: LabSpec) -> PlaneTask:
+    return NothingHeldOutTask()
+
+
+def make_trouble(spec: LabSpec) -> PlaneTask:
+    raise OSError("no such data")

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from io import StringIO
 from pathlib import Path
 
 import pytest
-from lab_fakes import SMALL, FakeRunner
+from lab_fakes import SMALL, FakeRunner, records_of, small_study
+from rich.console import Console
 from said import Command, command
 
 from atoll.cli import lab as lab_cli
 from atoll.cli.amounts import count, duration
+from atoll.cli.lab_progress import StudyProgress
+from atoll.cli.lab_say import print_table
+from atoll.lab.conduct import Forecast
 from atoll.lab.store import ResultStore
+from atoll.lab.study import Planned, Study, make_spec
+from atoll.lab.tables import table_of, text_table
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    return small_study(tmp_path)
 
 
 @pytest.fixture
@@ -91,6 +103,28 @@ def test_a_run_that_cannot_be(lab: Command, runner: FakeRunner, arguments: list[
 # ---------------------------------------------------------------- study
 
 
+def test_a_store_that_cannot_be_is_refused_before_anything_runs(
+    lab: Command, runner: FakeRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("a line")
+    for store, words in ((tmp_path / "notes", "not a store of results"), (tmp_path, "cannot be written")):
+        said = lab("run", "--model", "nano", "--store", store)
+        assert said.code == 2 and words in said.stderr and runner.ran == []
+    said = lab("report", tmp_path / "x.toml", "--store", tmp_path / "nowhere")
+    assert said.code == 2 and "there is no such file" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("--set sync_evry=8", "sync_every"), ("--set learnres=2", "learners"), ("--method decopled", "decoupled")],
+)
+def test_a_misspelt_word_is_answered_with_the_one_that_was_meant(
+    lab: Command, runner: FakeRunner, wrong: str, right: str
+) -> None:
+    said = lab("run", *wrong.split())
+    assert said.code == 2 and f"did you mean {right}?" in said.stderr
+
+
 def test_a_study_is_run_once(lab: Command, runner: FakeRunner, file: Path) -> None:
     said = lab("study", file, "--json")
     assert said.code == 0, said
@@ -149,6 +183,33 @@ def test_a_report_has_tables_for_everybody(lab: Command, runner: FakeRunner, fil
     (study,) = said.last["studies"]
     assert study["finished"] == 18 and study["lines"][-1]["percent"] == pytest.approx(4.0)
     assert len(runner.ran) == 18, "a report runs nothing"
+
+
+@pytest.mark.parametrize("width", [72, 80, 200])
+def test_a_narrow_terminal_costs_columns_and_no_digit(study: Study, width: int) -> None:
+    lines = table_of(study, records_of(study))
+    text = text_table(study, lines)
+    out = StringIO()
+    print_table(Console(file=out, width=width, force_terminal=True, color_system=None), study, text)
+    shown = out.getvalue()
+    for name, *cells in zip(text.header, *text.rows, strict=True):
+        column = [cell for cell in cells if cell]
+        assert all(cell in shown for cell in column) or name in shown.split("no room for")[1]
+    assert all(len(line.rstrip()) <= width for line in shown.split("no room for")[0].splitlines())
+    assert all(name in shown.split("no room for")[0] for name in ("optimizer", "learners", "loss", "against dp"))
+    assert ("no room for" in shown) == (width < 100)
+    plain = StringIO()
+    print_table(Console(file=plain, width=20), study, text)
+    assert all(cell in plain.getvalue() for row in text.rows for cell in row)
+
+
+def test_labels_that_look_like_markup(lab: Command, runner: FakeRunner, tmp_path: Path) -> None:
+    out = StringIO()
+    spec = make_spec({"model": "nano", "tokens": 100_000})
+    one = Planned("K=1 [/fast] [bold]", {}, spec)
+    with StudyProgress(Console(file=out, width=120, force_terminal=True), [one], Forecast()) as progress:
+        progress.began(one)
+    assert "K=1 [/fast] [bold]" in out.getvalue()
 
 
 def test_a_report_draws_figures(lab: Command, runner: FakeRunner, file: Path, tmp_path: Path) -> None:

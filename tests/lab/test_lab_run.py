@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, LabError
 from atoll.lab.replica import Replica
 from atoll.lab.run import Workshop, run
 from atoll.lab.spec import LabResult, LabSpec
@@ -194,6 +194,26 @@ def test_tasks_that_are_not_there(workshop: Workshop) -> None:
             run(LabSpec(task=task), keep=workshop)
     with pytest.raises(ConfigError, match="gave int, which has no lr, build"):
         run(LabSpec(task="lab_own_task:make_nothing"), keep=workshop)
+    with pytest.raises(ConfigError, match=r"OSError: no such data .*lab_own_task.py, line \d+"):
+        run(LabSpec(task="lab_own_task:make_trouble"), keep=workshop)
+    with pytest.raises(ConfigError, match=r"held_out\(\) must give batches"):
+        run(LabSpec(task="lab_own_task:make_nothing_held_out"), keep=workshop)
+
+
+@pytest.mark.parametrize("method", ["decoupled", "dp"])
+def test_what_a_model_draws_while_it_trains_follows_from_the_seed(workshop: Workshop, method: str) -> None:
+    common: dict[str, Any] = {"batch": 8, "seq": 1, "tokens": 2000, "learners": 2, "optimizer": "sgd", "evals": 1}
+    first, again, other = (
+        run(LabSpec(task="lab_own_task:make_dropout", method=method, seed=seed, **common), keep=workshop).loss
+        for seed in (1, 1, 2)
+    )
+    assert first == again and first != other
+
+
+def test_a_link_that_carries_next_to_nothing_is_named(text: str, workshop: Workshop) -> None:
+    thin = {"up_mbit": 0.001, "down_mbit": 0.001}
+    with pytest.raises(LabError, match=r"links \(the slowest carries 0.001 Mbit/s.* bytes .* and at its faults"):
+        go(text, workshop, world=thin)
 
 
 def test_a_spec_is_data() -> None:

@@ -136,6 +136,27 @@ def test_lines_that_are_no_results(store: ResultStore, line: bytes) -> None:
         store.records()
 
 
+@pytest.mark.parametrize(
+    "text", ["notes\n", "notes\nwithout an end", '{"format": 1}\nnotes', "x" * (LINE_BYTES_MAX + 9)]
+)
+def test_a_file_of_some_other_kind_is_refused_before_and_after(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text(text)
+    if not text.startswith("{"):
+        with pytest.raises(StoreError, match="give another --store"):
+            ResultStore(file).check()
+    with pytest.raises(StoreError, match="give another --store"):
+        ResultStore(file).append(record())
+    assert file.read_text() == text
+
+
+def test_checking_a_store_makes_none(tmp_path: Path) -> None:
+    ResultStore(tmp_path / "new" / "store.jsonl").check()
+    assert not (tmp_path / "new" / "store.jsonl").exists()
+    with pytest.raises(ConfigError, match=r"cannot be written .*--store"):
+        ResultStore(tmp_path).check()
+
+
 def test_some_other_file_is_not_touched(tmp_path: Path) -> None:
     for text in ("my notes", "x" * (LINE_BYTES_MAX + 10)):
         file = tmp_path / "notes.txt"

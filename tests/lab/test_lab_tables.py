@@ -61,6 +61,17 @@ def test_what_cannot_be_compared_is_not(tmp_path: Path) -> None:
     assert line_of(lines, "long", optimizer="muon").percent is None
 
 
+def test_runs_on_other_text_are_not_compared(study: Study) -> None:
+    """The same corpus by name, read on two machines."""
+    records = records_of(study)
+    for key, one in records.items():
+        records[key] = replace(one, facts={**one.facts, "data": "here" if one.spec["method"] == "dp" else "there"})
+    lines = table_of(study, records)
+    four = line_of(lines, "decoupled", optimizer="adamw", learners=4)
+    assert four.percent is None and four.percent_best is None and four.other_text
+    assert "other text" in markdown(study, lines)
+
+
 def test_other_seeds_are_compared_by_their_means(tmp_path: Path) -> None:
     study = small_study(tmp_path, SMALL + '[[arm]]\nlabel = "late"\nlearners = 2\nseeds = [3, 4]\n')
     lines = table_of(study, records_of(study))

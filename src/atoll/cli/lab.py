@@ -67,6 +67,7 @@ def run_command(
 ) -> None:
     """Train once, and say how it went."""
     from atoll.lab.scenario import LabScenario
+    from atoll.lab.store import Record, ResultStore
     from atoll.lab.study import make_spec
     from atoll.lab.toml import read_toml
 
@@ -87,15 +88,16 @@ def run_command(
         LabScenario.load(scenario)
         values["world"] = read_toml(scenario, "scenario")
     spec = make_spec(_with_settings(values, settings or []))
+    results = ResultStore(store) if store is not None else None
+    if results is not None:
+        results.check()
     result = _run_one(spec, _runner(device, threads, compiles), console)
     say.print_result(console, result)
-    if store is not None:
-        from atoll.lab.store import Record, ResultStore
-
-        ResultStore(store).append(Record.of(result, label=method))
-        console.print(f"the result is in {store}", markup=False, soft_wrap=True)
     if json:
         print_json(result.to_dict())
+    if results is not None:
+        results.append(Record.of(result, label=method))
+        console.print(f"the result is in {results.path}", markup=False, soft_wrap=True)
 
 
 @lab.command("study")
@@ -150,7 +152,7 @@ def study_command(
         outcome = Outcome(left=len(queue))
         if queue and left >= 0.0:
             runner = runner or _runner(device, threads, compiles)
-            with _watched(console, queue, Forecast(known)) as watcher:
+            with _watched(console, queue, Forecast(known), tell_all=failures is None) as watcher:
                 outcome = conduct(
                     planned, results, runner, study=study.name, watcher=watcher, minutes=left, failures=failures
                 )
@@ -171,11 +173,14 @@ def report_command(
     json: o.Json = False,
 ) -> None:
     """Tables and figures of what studies have found so far. Nothing is run."""
+    from atoll.errors import ConfigError
     from atoll.lab import tables
     from atoll.lab.store import ResultStore
     from atoll.lab.study import load_study
 
     console = human(json_wanted=json)
+    if store is not None and not store.is_file():
+        raise ConfigError(f"--store {store}: there is no such file; give the store that the studies have written")
     loaded = [load_study(path) for path in studies]
     found = [(study, tables.table_of(study, ResultStore(store or study.store).records())) for study in loaded]
     for study, lines in found:
@@ -236,7 +241,7 @@ def _run_one(spec: LabSpec, runner: Runner, console: Console) -> LabResult:
     from atoll.lab.conduct import Forecast
     from atoll.lab.study import Planned
 
-    one = Planned(f"{spec.method} {spec.model}", {}, spec)
+    one = Planned(f"{spec.method} {spec.model if spec.task == 'gpt' else spec.task}", {}, spec)
     with _watched(console, [one], Forecast()) as watcher:
         watcher.began(one)
         try:
@@ -246,17 +251,17 @@ def _run_one(spec: LabSpec, runner: Runner, console: Console) -> LabResult:
             raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _watched(console: Console, queue: list[Planned], forecast: Any) -> Any:
+def _watched(console: Console, queue: list[Planned], forecast: Any, *, tell_all: bool = True) -> Any:
     from atoll.cli.lab_progress import StudyProgress
 
-    return StudyProgress(console, queue, forecast)
+    return StudyProgress(console, queue, forecast, tell_all=tell_all)
 
 
 def _with_settings(values: dict[str, Any], settings: list[str]) -> dict[str, Any]:
     """`--set name=value`: of the synchronisation, or any other setting of a run."""
     from dataclasses import fields
 
-    from atoll.core.config import SyncConfig
+    from atoll.core.config import SyncConfig, meant
     from atoll.errors import ConfigError
     from atoll.lab.spec import LabSpec
 
@@ -267,8 +272,8 @@ def _with_settings(values: dict[str, Any], settings: list[str]) -> dict[str, Any
         name, equals, value = text.partition("=")
         name = name.strip().removeprefix("sync.").replace("-", "_")
         if not equals or name not in sync_names | own_names:
-            known = ", ".join(sorted(sync_names | own_names))
-            raise ConfigError(f"--set {text[:60]}: give NAME=VALUE with one of {known}")
+            known = sorted(sync_names | own_names)
+            raise ConfigError(f"--set {text[:60]}: {meant(name, known)}give NAME=VALUE with one of {', '.join(known)}")
         (sync if name in sync_names else values)[name] = _value(value.strip())
     return {**values, "sync": sync}
 

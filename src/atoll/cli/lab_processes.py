@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
+from atoll.cli.amounts import duration
 from atoll.cli.terminal import EXIT_BAD_INPUT
 from atoll.errors import ConfigError
 from atoll.lab.conduct import Outcome, pending
@@ -25,6 +26,8 @@ from atoll.launch.process import die_with
 if TYPE_CHECKING:
     from rich.console import Console
 
+LOOK_S = 5.0
+"""Between two looks at the store."""
 PROCESSES_MAX = 64
 """Of one device; each holds models of its own there."""
 LEAVE_S = 5.0
@@ -81,7 +84,8 @@ def study_together(
         command = [sys.executable, "-m", "atoll", "lab", "study", "--threads", str(each), "--failures", failures]
         started = min(processes, sum(queued))
         if started:
-            told = _run([[*command, "--json", *arguments]] * started, console)
+            with _telling(chosen, sum(queued), console):
+                told = _run([[*command, "--json", *arguments]] * started, console)
     if told.refused and told.refused == started:
         return Together(refused=True)
     outcomes = []
@@ -93,6 +97,31 @@ def study_together(
         stopped = told.interrupted and waiting > 0
         outcomes.append(Outcome(before - len(left), failed, waiting, interrupted=stopped))
     return Together(outcomes, told.broken)
+
+
+@contextlib.contextmanager
+def _telling(chosen: Chosen, before: int, console: Console) -> Iterator[None]:
+    """Say how far all of them are together, whenever a run is finished."""
+    over, began_s = threading.Event(), monotonic()
+
+    def tell() -> None:
+        said = 0
+        while not over.wait(LOOK_S):
+            with contextlib.suppress(Exception):  # a store that cannot be read now; an output that is closed
+                left = sum(len(pending(planned, results.records())) for _, planned, results in chosen)
+                done = before - left
+                if said < done < before:
+                    said = done
+                    left_s = (monotonic() - began_s) / done * left
+                    console.print(f"{done} of {before} runs done, about {duration(left_s)} left", markup=False)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _run(commands: Sequence[Sequence[str]], console: Console) -> _Told:

@@ -28,7 +28,11 @@ TITLE_CHARS = 44
 class StudyProgress(Watcher):
     """Use as a context. It is told by `conduct` what happens."""
 
-    def __init__(self, console: Console, queue: Sequence[Planned], forecast: Forecast) -> None:
+    def __init__(
+        self, console: Console, queue: Sequence[Planned], forecast: Forecast, *, tell_all: bool = True
+    ) -> None:
+        """Without `tell_all` nothing is said of the runs to come: other processes do some of them."""
+        self._tell_all = tell_all
         self._console = console
         self._queue = list(queue)
         self._forecast = forecast
@@ -38,7 +42,7 @@ class StudyProgress(Watcher):
         self._now: Planned | None = None
         self._began_s = self._shown_s = self._said_s = monotonic()
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[left]}"),
@@ -75,8 +79,11 @@ class StudyProgress(Watcher):
         self._show(done)
         if not self._console.is_terminal and now_s - self._said_s >= SAY_EVERY_S and self._now is not None:
             self._said_s = now_s
-            left = self._left_text(self._run_left_s(done))
-            text = f"{self._now.title}: {count(done)} of {count(total)} tokens, {left}"
+            run_left_s = self._run_left_s(done)
+            text = f"{self._now.title}: {count(done)} of {count(total)} tokens, {self._left_text(run_left_s)}"
+            if self._tell_all and len(self._queue) > 1:
+                all_left = self._left_text(self._all_left_s(run_left_s, done))
+                text += f"; {self._ended} of {len(self._queue)} runs done, {all_left} in all"
             self._console.print(text, style="dim", markup=False, soft_wrap=True)
 
     def ended(self, planned: Planned, record: Record) -> None:

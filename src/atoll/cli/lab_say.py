@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,9 +15,14 @@ if TYPE_CHECKING:
     from atoll.lab.conduct import Outcome
     from atoll.lab.spec import LabResult
     from atoll.lab.study import Planned, Study
+    from atoll.lab.tables import TextTable
 
 LABEL_MIN = 10
 """Room for `decoupled` on a narrow terminal."""
+GAP = 3
+"""Between two columns."""
+ROOM_MAX = 10_000
+"""Columns of characters: where no terminal sets a limit, none is needed."""
 
 
 def print_result(console: Console, result: LabResult) -> None:
@@ -121,19 +127,53 @@ def print_list(console: Console, study: Study, planned: tuple[Planned, ...], res
     console.print(table, markup=False)
 
 
-def print_table(console: Console, study: Study, text: Any) -> None:
+def print_table(console: Console, study: Study, text: TextTable) -> None:
+    """The first column may be folded, numbers never; columns that a narrow terminal has no room for are named."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
+    widths = [_column_width(text, place) for place in range(len(text.header))]
+    least = [min(LABEL_MIN, widths[0]), *widths[1:]]
+    shown, left_out = list(range(len(widths))), list[str]()
+    for spare in reversed(_spare(text)):
+        if not console.is_terminal or _need(least, shown) <= console.width:
+            break
+        shown.remove(spare)
+        left_out.insert(0, text.header[spare])
     table = Table(
         title=escape(study.name), title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
-    for place, name in enumerate(text.header):
+    for place in shown:
         numbers = [row[place] for row in text.rows if row[place] not in ("", "-")]
         numeric = bool(numbers) and all(cell[0] in "+-0123456789" for cell in numbers)
         side: Literal["left", "right"] = "right" if numeric else "left"
-        table.add_column(escape(name), justify=side, overflow="fold", min_width=LABEL_MIN if place == 0 else None)
+        table.add_column(escape(text.header[place]), justify=side, overflow="fold", min_width=least[place])
     for row in text.rows:
-        table.add_row(*(escape(cell) for cell in row))
+        table.add_row(*(escape(row[place]) for place in shown))
+    measured = console.measure(table, options=console.options.update(max_width=ROOM_MAX))
+    room = max(console.width, measured.minimum) if console.is_terminal else measured.maximum
+    before, console.width = console.width, room  # a width that is given to print is cut to the console's own
     console.print(table)
+    console.width = before
+    if left_out:
+        said = f"no room for {', '.join(left_out)}: a wider terminal, --markdown or --json has them"
+        console.print(said, style="dim", markup=False, soft_wrap=True)
+
+
+def _spare(text: TextTable) -> list[int]:
+    """The columns that a line can be understood without: all but what it is, its loss and the first comparison."""
+    seeds = text.header.index("seeds")
+    kept = text.header[: seeds + 3]
+    return [place for place, name in enumerate(text.header) if name == "seeds" or name not in kept]
+
+
+def _need(widths: Sequence[int], shown: Sequence[int]) -> int:
+    """Columns, the gaps between them, and a space on either side."""
+    return sum(widths[place] + GAP for place in shown) + GAP
+
+
+def _column_width(text: TextTable, place: int) -> int:
+    """What the cells need, and the longest word of the header; the first column's are as long as they are."""
+    words = max((len(word) for word in text.header[place].split()), default=0)
+    return max([words, *(len(row[place]) for row in text.rows)])

@@ -9,7 +9,8 @@ Synchronous DiLoCo, Streaming DiLoCo and the fully asynchronous form are setting
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -155,7 +156,7 @@ class SyncConfig:
         if count > max(self.learners_expected, 1):
             raise ConfigError(
                 f"quorum {count} is above the {self.learners_expected} learners of this run, so no round could ever "
-                f"close; use --quorum {self.learners_expected} or less, a share such as 50%, or all"
+                f"close; use {self.learners_expected} or less (--quorum {self.learners_expected}), a share (50%) or all"
             )
 
     @property
@@ -180,7 +181,9 @@ class SyncConfig:
         known = {f.name: f for f in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise ConfigError(f"unknown setting {name!r}; known settings are {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"unknown setting {name!r}; {meant(name, known)}known settings are {', '.join(sorted(known))}"
+                )
             wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}[str(known[name].type)]
             if isinstance(value, bool) != (wanted is bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
                 kind = "true or false" if wanted is bool else known[name].type
@@ -230,8 +233,19 @@ def parse_adopt(adopt: str) -> tuple[str, float]:
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:
     """Return `value` if it is one of `choices`, else raise naming them."""
     if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}; not {value!r}")
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}; not {value!r}{_hint(value, choices)}")
     return value
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The beginning of an answer to a misspelt word; empty if it is like none of those that are known."""
+    near = difflib.get_close_matches(str(word)[:60], list(known), n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def _hint(word: str, known: Iterable[str]) -> str:
+    found = meant(word, known).strip()
+    return f" ({found})" if found else ""
 
 
 def _truth(name: str, value: bool) -> None:

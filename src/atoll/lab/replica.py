@@ -81,6 +81,8 @@ class Bench:
         self._compiled: Any = _compile(self._loss_of_parameters) if compiles else None
         self._initial: tuple[int, list[Tensor]] = (-1, [])
         self._held_out = [tuple(part.to(device) for part in batch) for batch in self.task.held_out()]
+        if not sum(len(batch[0]) for batch in self._held_out if batch):
+            raise ConfigError(f"the task {spec.task} holds nothing out to evaluate on; held_out() must give batches")
 
     def _loss_of_parameters(self, parameters: dict[str, Tensor], batch: Batch) -> Tensor:
         def model(*inputs: Tensor) -> Tensor:

@@ -172,6 +172,7 @@ class _Run(ABC):
 
     def start_clock(self) -> None:
         self.workshop.settle()
+        torch.manual_seed(self.spec.seed)  # for what a user's model draws, such as dropout
         self._began_s = time.perf_counter()
 
     def result(self, virtual_s: float, facts: dict[str, Any]) -> LabResult:
@@ -297,8 +298,20 @@ class ClusterRun(_Run):
             if world.now_ns - self._last_ns > STANDSTILL_NS:
                 raise LabError(
                     f"nobody has taken a step for a virtual hour, after {self.tokens} of {self.spec.tokens} tokens; "
-                    "look at the scenario's faults"
+                    f"look at the scenario's {self._suspect()}"
                 )
+
+    def _suspect(self) -> str:
+        """What may hold everybody up: links too thin for the protocol's messages, or faults."""
+        specs = self.world.specs.values()
+        rates = [rate for spec in specs for rate in (spec.up_bits_per_s, spec.down_bits_per_s) if rate]
+        if not rates:
+            return "faults"
+        size = 4 * sum(value.numel() for value in self.bench.template.parameters())
+        return (
+            f"links (the slowest carries {min(rates) / 1e6:g} Mbit/s, on which the {size:,} bytes of the parameters "
+            f"alone take {8 * size / min(rates):,.0f} s) and at its faults"
+        )
 
     def _check(self) -> None:
         if self.world.broken:

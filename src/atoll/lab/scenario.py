@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 
 from atoll.chaos import learner_names
 from atoll.chaos.planfile import listed_faults, seconds_of
+from atoll.core.config import meant
 from atoll.errors import ConfigError
 from atoll.lab.spec import LEARNERS_MAX
 from atoll.lab.toml import read_toml
@@ -273,7 +274,7 @@ def _known(values: Any, known: Sequence[str]) -> None:
         raise ConfigError(f"it must be a table of settings; not {str(values)[:60]}")
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {str(key)[:60]!r}; use {', '.join(known)}")
+            raise ConfigError(f"unknown key {str(key)[:60]!r}; {meant(str(key), known)}use {', '.join(known)}")
 
 
 def _tables(values: Mapping[str, Any], key: str, parse: Callable[[Any], Parsed]) -> tuple[Parsed, ...]:

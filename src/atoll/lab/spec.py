@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from atoll.core.config import SyncConfig, one_of
+from atoll.core.config import SyncConfig, meant, one_of
 from atoll.errors import ConfigError
 from atoll.sim.ranges import real, whole
 from atoll.zoo.presets import OPTIMIZERS, SCHEDULES
@@ -110,7 +110,8 @@ class LabSpec:
         if self.method not in LOCAL_METHODS:
             self.config()
         if self.steps < 1:
-            raise ConfigError(f"{self.tokens} tokens are less than one step of {self.tokens_per_step}; give more")
+            least = self.tokens_per_step * (1 if self.method in LOCAL_METHODS else self.learners)
+            raise ConfigError(f"{self.tokens} tokens are less than one step of everybody ({least}); give more")
 
     @property
     def learner_batch(self) -> int:
@@ -143,7 +144,9 @@ class LabSpec:
         known = {entry.name: entry for entry in fields(cls)}
         for name, value in values.items():
             if name not in known:
-                raise ConfigError(f"unknown setting {name!r} of a lab run; known are {', '.join(known)}")
+                raise ConfigError(
+                    f"unknown setting {name!r} of a lab run; {meant(name, known)}known are {', '.join(known)}"
+                )
             if known[name].type == "str" and not isinstance(value, str):
                 raise ConfigError(f"{name} must be a text, not {value!r}")
         return cls(**values)

@@ -39,6 +39,10 @@ TEXT_CHARS_MAX = 200
 """Of labels and of the machine's name."""
 
 
+_BEGIN = b'{"format"'
+"""What every line begins with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One finished run, as the file has it. The numbers are those of LabResult."""
@@ -98,6 +102,21 @@ class ResultStore:
         except OSError as error:
             raise self._unusable("read", error) from None
 
+    def check(self) -> None:
+        """Raise now what `append` would raise after an hour of training. A file that was not there is not made."""
+        try:
+            existed = self.path.exists()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise self._unusable("written", error) from None
+        try:
+            _check_begin(descriptor, self.path)
+        finally:
+            os.close(descriptor)
+        if not existed and not self.path.stat().st_size:
+            self.path.unlink(missing_ok=True)
+
     def append(self, record: Record) -> None:
         """Add one line, durably."""
         line = _line(record)
@@ -108,6 +127,7 @@ class ResultStore:
             raise self._unusable("written", error) from None
         try:
             with _locked(descriptor):
+                _check_begin(descriptor, self.path)
                 end = _mended_end(descriptor, self.path)
                 _write(descriptor, line, end)
         except OSError as error:
@@ -264,6 +284,12 @@ def _is_at(descriptor: int, file: Path) -> bool:
         return False
 
 
+def _check_begin(descriptor: int, path: Path) -> None:
+    """A file of some other kind is not touched."""
+    if not _BEGIN.startswith(os.pread(descriptor, len(_BEGIN), 0)):
+        raise StoreError(f"{path} is not a store of results; give another --store")
+
+
 def _mended_end(descriptor: int, path: Path) -> int:
     """Where the next line goes. A torn last line is cut off; a whole one that only lacks its end of line gets it."""
     size = os.fstat(descriptor).st_size
@@ -277,8 +303,10 @@ def _mended_end(descriptor: int, path: Path) -> int:
     try:
         _parse(last)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        if begin == 0 and not last.startswith(b'{"format"'[: len(last)]):
-            raise StoreError(f"{path} is not a store of results; give another --store") from None
+        if not last.startswith(_BEGIN[: len(last)]):
+            raise StoreError(
+                f"{path} does not end with a line of results; it is some other file, so give another --store"
+            ) from None
         os.ftruncate(descriptor, size - len(last))
         return size - len(last)
     os.pwrite(descriptor, b"\n", size)

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import SyncConfig
+from atoll.core.config import SyncConfig, meant
 from atoll.errors import ConfigError
 from atoll.lab.scenario import LabScenario, plain_world
 from atoll.lab.spec import LOCAL_METHODS, LabSpec
@@ -130,7 +130,8 @@ class Study:
         wanted = tuple(labels)
         for label in wanted:
             if label not in self.labels:
-                raise ConfigError(f"study {self.name} has no arm {label!r}; it has {', '.join(self.labels)}")
+                hint = meant(label, self.labels)
+                raise ConfigError(f"study {self.name} has no arm {label!r}; {hint}it has {', '.join(self.labels)}")
         return tuple(planned for planned in self.planned if not wanted or planned.label in wanted)
 
 
@@ -356,7 +357,7 @@ def _typed(wanted: str, value: Any) -> Any:
 def _known(values: Mapping[str, Any], known: Sequence[str]) -> None:
     for name in values:
         if name not in known:
-            raise ConfigError(f"unknown key {name[:60]!r}; a study has {', '.join(known)}")
+            raise ConfigError(f"unknown key {name[:60]!r}; {meant(name, known)}a study has {', '.join(known)}")
 
 
 def _table(name: str, value: Any) -> dict[str, Any]:

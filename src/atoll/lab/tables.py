@@ -55,6 +55,8 @@ class Line:
     """How much higher the loss is than the baseline's."""
     paired: bool = True
     """Whether `percent` compares seed by seed."""
+    other_text: bool = False
+    """The baseline was trained on other text (the same name, another machine): the two say nothing about each other."""
     percent_best: Estimate | None = None
     """Against the best line of all arms that are somebody's baseline."""
     time_ratio: float | None = None
@@ -118,10 +120,11 @@ def _compare(line: Line, baselines: Sequence[Line], label: str) -> None:
     same = (other for other in alike if other.label == label)
     own = next((other for other in same if all(_same(line, other, name) for name in other.settings)), None)
     if own is not None:
+        line.other_text = not _same_text(line, own)
         line.percent, line.paired = _percent(line, own)
         if line.virtual_s and own.virtual_s:
             line.time_ratio = line.virtual_s / own.virtual_s
-    known = [other for other in alike if other.loss is not None]
+    known = [other for other in alike if other.loss is not None and _same_text(line, other)]
     if len(alike) > 1 and known:
         line.percent_best, _ = _percent(line, min(known, key=lambda other: other.loss.mean if other.loss else math.inf))
 
@@ -134,9 +137,15 @@ def _setting(spec: LabSpec, name: str) -> Any:
     return spec.sync.get(short(name)) if name.startswith("sync.") else getattr(spec, name)
 
 
+def _same_text(line: Line, other: Line) -> bool:
+    """Runs know the fingerprint of what they were trained on."""
+    texts = {str(run.facts["data"]) for run in (*line.runs.values(), *other.runs.values()) if "data" in run.facts}
+    return len(texts) < 2
+
+
 def _percent(line: Line, baseline: Line) -> tuple[Estimate | None, bool]:
     ours, theirs = line.losses(), baseline.losses()
-    if not ours or not theirs:
+    if not ours or not theirs or not _same_text(line, baseline):
         return None, True
     common = sorted(set(ours) & set(theirs))
     if common:
@@ -167,7 +176,7 @@ def text_table(study: Study, lines: Sequence[Line]) -> TextTable:
     columns += [
         ("seeds", [_seeds(line) for line in lines]),
         ("loss", [_loss(line) for line in lines]),
-        (_against(study, lines), [_percent_text(line.percent, line.paired) for line in lines]),
+        (_against(study, lines), [_against_text(line) for line in lines]),
         ("published", [_published(study, line) for line in lines]),
         ("against the best", [_percent_text(line.percent_best) for line in lines]),
         ("lost", [f"{100.0 * line.lost_share:.1f}%" if line.lost_share else "" for line in lines]),
@@ -248,6 +257,10 @@ def _loss(line: Line) -> str:
         return "diverged" if line.diverged else "-"
     error = "" if math.isnan(line.loss.error) else f" ± {line.loss.error:.4f}"
     return f"{line.loss.mean:.4f}{error}" + (f" ({line.diverged} diverged)" if line.diverged else "")
+
+
+def _against_text(line: Line) -> str:
+    return "other text" if line.other_text and line.loss is not None else _percent_text(line.percent, line.paired)
 
 
 def _percent_text(value: Estimate | None, paired: bool = True) -> str:

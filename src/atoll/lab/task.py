@@ -7,6 +7,7 @@ function of (stream, position): every learner is a stream of its own, and data-p
 from __future__ import annotations
 
 import importlib
+import traceback
 from typing import Protocol, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from atoll.errors import ConfigError
+from atoll.errors import AtollError, ConfigError
 from atoll.lab.spec import LabSpec
 from atoll.zoo.corpus import Batches, Corpus, load_corpus
 from atoll.zoo.evaluate import held_out_batches
@@ -67,7 +68,16 @@ def load_task(spec: LabSpec) -> Task:
         raise ConfigError(
             f"cannot load the task {spec.task!r}: {error}; give MODULE:FUNCTION that Python can import from here"
         ) from None
-    task = make(spec)
+    try:
+        task = make(spec)
+    except AtollError:
+        raise
+    except Exception as error:  # a user's code may raise anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(
+            f"the task {spec.task!r} could not be made: {type(error).__name__}: {error} ({frame.filename}, line "
+            f"{frame.lineno}); it is called with the LabSpec and must give an object like atoll.lab.task.Task"
+        ) from error
     missing = [name for name in ("lr", "build", "loss", "feeder", "held_out") if not hasattr(task, name)]
     if missing:
         raise ConfigError(
