@@ -37,6 +37,16 @@ def test_cells_as_json_and_as_a_table(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "2.4M" in err and "elastic" in err and "mean difference" in err
 
 
+def test_all_methods_of_a_fleet_in_one_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    methods = "inelastic,elastic,decoupled,diloco"
+    words = ("--chips", "20k", "--learners", "4", "--method", methods, "--seconds", "480", "--jobs", "1", "--json")
+    code, out, _ = run(monkeypatch, capsys, *words)
+    found = [(cell["method"], cell["learners"]) for cell in json.loads(out)["cells"]]
+    assert code == 0 and found == [("inelastic", 1), ("elastic", 1), ("decoupled", 4), ("diloco", 4)]
+
+
 def test_learners_alone_mean_decoupled(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--chips", "10k", "--learners", "2", "--mtbi-years", "2", "--seconds", "480", "--json")
     _, out, _ = run(monkeypatch, capsys, *words)
@@ -53,7 +63,9 @@ def test_learners_alone_mean_decoupled(monkeypatch: pytest.MonkeyPatch, capsys: 
         (("--chips", "1.5"), "not a whole number"),
         (("--chips", "inf"), "not a whole number"),
         (("--method", "magic"), "must be one of"),
-        (("--mtbi-years", "nan"), "must be a number"),
+        (("--mtbi-years", "nan"), "--mtbi-years must be above 0"),
+        (("--mtbi-years", "0"), "--mtbi-years must be above 0, not 0"),
+        (("--method", "diloco", "--learners", "8", "--figures", "figures"), "name one of them in --method too"),
         (("--detect", "-1"), "detect_s"),
         (("--precision", "0"), "precision"),
         (("--jobs", "-1"), "jobs"),

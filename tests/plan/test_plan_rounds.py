@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.core.config import SyncConfig
+from atoll.core.config import TIMEOUT_NS_MAX, SyncConfig
 from atoll.core.policy import grace_ns
 from atoll.errors import ConfigError
 from atoll.fleet import YEAR_S, Mechanics, expected_goodput
 from atoll.plan import Job, Region, job_from, make_plan
-from atoll.plan.limits import binding, effective_sync_every, fits, limits_of
-from atoll.plan.recommend import chance_at_least, recommend_interval, recommend_quorum, recommend_timeout
+from atoll.plan.limits import ABSENT, WAITING, binding, effective_sync_every, fits, limits_of
+from atoll.plan.recommend import chance_at_least, quorum_chance, recommend_interval, recommend_quorum, recommend_timeout
 from atoll.plan.rounds import round_times
 from atoll.plan.settings import Settings, settings_from
+from atoll.plan.show import verdict
 
 PLACES = (Region("near", 3, 10.0, 10.0, 10.0), Region("far", 1, 1.0, 2.0, 200.0, 2.0))
 
@@ -170,12 +171,50 @@ def test_what_the_user_chose_stays() -> None:
     assert by["overlap"] == by["codec_down"] == "plan"
 
 
-def test_a_quorum_of_fewer_where_learners_are_often_down() -> None:
-    assert recommend_quorum(8, 1.0)[0] == recommend_quorum(8, 0.99)[0] == "50%"
-    count = int(recommend_quorum(8, 0.7)[0])
-    assert count < 4
-    assert chance_at_least(count, 8, 0.7) >= 0.999 > chance_at_least(count + 1, 8, 0.7)
-    assert recommend_quorum(4, 0.01)[0] == "1"
+def test_half_of_those_that_are_up_need_no_luck() -> None:
+    assert recommend_quorum(8, 1.0)[0] == recommend_quorum(8, 0.7)[0] == "50%"
+    assert "on average 5.6" in recommend_quorum(8, 0.7)[1]
+    for quorum, count in (("50%", 1), ("all", 1), ("3", 3)):
+        assert quorum_chance(chosen(quorum=quorum).sync, 8, 0.7) == chance_at_least(count, 8, 0.7)
+
+
+def test_a_number_of_learners_that_are_rarely_all_up_is_named() -> None:
+    fleet = job(learners=16, chips=2_400_000, tokens_per_step=1_000_000)
+    plan = make_plan(fleet, {"quorum": "16"})
+    worst = plan.binding
+    assert worst is not None and worst.name == "time without a quorum of 16 learners" and worst.kind == ABSENT
+    assert plan.quorum.merged == 16 and plan.quorum.chance < 0.5
+    assert plan.sync_every_effective == pytest.approx(plan.settings.sync.sync_every / plan.quorum.chance)
+    assert plan.remedies == ("--quorum 50%",)
+    thin = make_plan(replace(fleet, up_gbit=1e-4), {"quorum": "16", "sync_every": 8})
+    assert thin.remedies and all("--quorum 50%" in text for text in thin.remedies)
+    for quorum in ("all", "50%", "1"):
+        good = make_plan(fleet, {"quorum": quorum})
+        assert good.fits and good.quorum.chance > 0.99, quorum
+
+
+def test_a_synchronous_run_that_mostly_waits_does_not_fit() -> None:
+    given = {"overlap": 0, "quorum": "all", "grace_cap_steps": 0.0}
+    thin = make_plan(job(up_gbit=1e-5, down_gbit=1.0), given)
+    worst = thin.binding
+    assert worst is not None and worst.name.startswith(WAITING) and worst.name.endswith("uploads")
+    assert thin.methods[-1].utilisation < 0.8 and thin.sync_every_effective == thin.settings.sync.sync_every
+    assert "compute" in verdict(thin)[1]
+    wider = make_plan(job(up_gbit=0.2, down_gbit=0.2), given)
+    assert wider.fits and wider.methods[-1].utilisation > 0.8 and wider.settings.sync.sync_every > 8
+    assert make_plan(replace(job(up_gbit=0.2, down_gbit=0.2)), {**given, "sync_every": 8}).remedies
+
+
+def test_all_chips_as_one_may_be_hopeless_where_many_learners_are_not() -> None:
+    plan = make_plan(job(learners=128, chips=20_000_000, tokens_per_step=1_000_000), {})
+    by_name = {method.name: method for method in plan.methods}
+    assert by_name["data-parallel, elastic"].goodput == 0.0 and math.isinf(by_name["data-parallel, elastic"].seconds)
+    assert by_name["Atoll, this plan"].goodput > 0.5
+
+
+def test_a_link_too_thin_for_any_timeout_is_the_links_fault() -> None:
+    plan = make_plan(job(parameters=10**15, step_s=1e6, up_gbit=1e-6, down_gbit=1e-6))
+    assert plan.binding is not None and plan.settings.sync.quorum_timeout_ns == TIMEOUT_NS_MAX
 
 
 @given(learners=st.integers(1, 12), availability=st.floats(0.01, 0.99), count=st.integers(1, 12))

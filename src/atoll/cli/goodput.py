@@ -95,6 +95,7 @@ def goodput(
     json: o.Json = False,
 ) -> None:
     """Simulate the goodput of fleets whose chips fail, around the real protocol; by default the published table."""
+    from atoll.errors import ConfigError
     from atoll.fleet import YEAR_S, Aim, Mechanics, simulate_scavenging, simulate_unequal
 
     console = human(json_wanted=json)
@@ -117,9 +118,12 @@ def goodput(
         cells_only = {"chips": chips, "learners": learners, "method": method, "precision": precision}
         others = {"mtbi-years": mtbi_years != 1.0, "seconds": seconds, "figures": figures is not None}
         _refuse_unused(cells_only | others | given, grows=scavenging)
-    _check_outputs(figures, save)
+    grid = _grid(chips, learners, method)
+    _check_outputs(figures, save, grid)
+    if not mtbi_years > 0.0:
+        raise ConfigError(f"--mtbi-years must be above 0, not {mtbi_years:g}")
     if not (heterogeneous or scavenging):
-        table = _simulate(_grid(chips, learners, method), mechanics, mtbi_years * YEAR_S, aim=aim, jobs=jobs)
+        table = _simulate(grid, mechanics, mtbi_years * YEAR_S, aim=aim, jobs=jobs)
         _print_cells(console, table)
         answer |= table.to_dict()
     if heterogeneous:
@@ -130,13 +134,13 @@ def goodput(
         scavenged = simulate_scavenging(mechanics=mechanics, seed=seed)
         _print_scavenged(console, scavenged)
         answer["scavenging"] = [row.to_dict() for row in scavenged]
-    if figures is not None:
-        _draw(console, figures, answer["cells"])
     if save is not None:
         save_text(save, dumps(answer, indent=1))
         console.print(f"saved: {save}", markup=False, soft_wrap=True)
     if json:
         print_json(answer)
+    if figures is not None:
+        _draw(console, figures, answer["cells"])
 
 
 def _refuse_unused(given: dict[str, Any], *, grows: bool) -> None:
@@ -154,16 +158,22 @@ def _refuse_unused(given: dict[str, Any], *, grows: bool) -> None:
         )
 
 
-def _check_outputs(figures: Path | None, save: Path | None) -> None:
+def _check_outputs(figures: Path | None, save: Path | None, grid: list[tuple[int, int, str]] | None) -> None:
     """What would fail only after minutes of simulation."""
     from atoll.errors import ConfigError
 
     if figures is not None:
+        if grid is not None and all(name == "diloco" for _, _, name in grid):
+            raise ConfigError("the figures are of inelastic, elastic and decoupled; name one of them in --method too")
         from atoll.figures.style import require_matplotlib
 
         require_matplotlib()
         if figures.exists() and not figures.is_dir():
             raise ConfigError(f"--figures {figures} is not a folder; give one, or a name that is still free")
+        try:
+            figures.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--figures {figures}: {error.strerror}; give a folder that can be written") from None
     if save is not None and (save.is_dir() or not save.parent.is_dir()):
         raise ConfigError(f"--save {save}: no such folder, or a folder itself; give a file in a folder that exists")
 
@@ -171,7 +181,8 @@ def _check_outputs(figures: Path | None, save: Path | None) -> None:
 def _draw(console: Console, folder: Path, cells: list[dict[str, Any]]) -> None:
     from atoll.cli.paper_figures import draw_goodput
 
-    console.print(f"figures: {draw_goodput(folder, cells)}", markup=False, soft_wrap=True)
+    left_out = " (without synchronous DiLoCo)" if any(cell["method"] == "diloco" for cell in cells) else ""
+    console.print(f"figures: {draw_goodput(folder, cells)}{left_out}", markup=False, soft_wrap=True)
 
 
 def _simulate(grid: list[tuple[int, int, str]] | None, mechanics: Any, mtbi_s: float, *, aim: Any, jobs: int) -> Cells:
@@ -213,10 +224,12 @@ def _grid(chips: str, learners: str, method: str) -> list[tuple[int, int, str]] 
     sizes = [_number("--chips", part) for part in _parts(chips)] or list(CHIPS)
     many = [_number("--learners", part) for part in _parts(learners)]
     methods = _parts(method) or (["decoupled"] if many else ["inelastic", "elastic", "decoupled"])
+    together = ("inelastic", "elastic")  # data-parallel on all chips, beside whatever M the others have
+    beside = any(name not in together for name in methods)
     rows = [
         (count, name)
         for name in methods
-        for count in (many or ([1] if name in ("inelastic", "elastic") else [2, 4, 8, 16]))
+        for count in ([1] if name in together and (beside or not many) else many or [2, 4, 8, 16])
     ]
     return list(dict.fromkeys((size, count, name) for count, name in rows for size in sizes))
 

@@ -16,9 +16,26 @@ def draw_goodput(folder: Path, cells: Sequence[Mapping[str, Any]]) -> Path:
     """goodput.png, goodput-collapse.png and goodput.html. They compare what the published table compares: cells of
     synchronous DiLoCo are left out."""
     cells = [cell for cell in cells if cell["method"] != "diloco"]
-    body = [goodput_figure(cells, wide=True).save(folder / "goodput")]
-    if any(cell["method"] == "decoupled" for cell in cells):
+    body: list[Any] = [goodput_figure(cells, wide=True).save(folder / "goodput")]
+    if sum(cell["method"] == "decoupled" for cell in cells) > 1:
         body.append(collapse_figure(cells).save(folder / "goodput-collapse"))
+    body.append(
+        Table(
+            "Cells",
+            ["chips", "method", "learners", "goodput, %", "published", "uptime, %"],
+            [
+                [
+                    f"{cell['chips']:,}",
+                    str(cell["method"]),
+                    str(cell["learners"]),
+                    f"{cell['goodput']:.1f}",
+                    "-" if cell.get("published") is None else f"{cell['published']:g}",
+                    f"{cell['uptime']:.2f}",
+                ]
+                for cell in cells
+            ],
+        )
+    )
     intro = (
         "Share of the allocated chip time that is useful training, when chips fail at random and islands of chips "
         "shrink, grow and restart. Learners are joined by the production protocol in virtual time."

@@ -18,6 +18,8 @@ from typing import Any
 from atoll.errors import ConfigError
 
 SECOND_NS = 1_000_000_000
+TIMEOUT_NS_MAX = 10**18
+"""Thirty years."""
 
 CODECS = ("fp32", "bf16", "int8", "int4", "int2")
 MERGES = ("half-rda", "rda", "mean")
@@ -126,7 +128,7 @@ class SyncConfig:
         _at_least("learners_expected", self.learners_expected, 1, LEARNERS_MAX)
         _at_least("carry_versions_max", self.carry_versions_max, 0, 1000)
         _at_least("ring_versions", self.ring_versions, 1, 1000)
-        _at_least("quorum_timeout_ns", self.quorum_timeout_ns, 1, 10**18)
+        _at_least("quorum_timeout_ns", self.quorum_timeout_ns, 1, TIMEOUT_NS_MAX)
         _at_least("lease_ns", self.lease_ns, 1, 10**18)
         _at_least("lost_after_ns", self.lost_after_ns, 1, 10**18)
         _at_least("tokens_budget", self.tokens_budget, 0, 10**18)

@@ -84,6 +84,11 @@ def slices_of(chips: int, learners: int, mechanics: Mechanics) -> int:
     return max(1, round(chips / learners / mechanics.slice_chips))
 
 
+def is_hopeless(chips: float, mechanics: Mechanics, mtbi_s: float) -> bool:
+    """True if so many chips together fail faster than they can come back."""
+    return chips / mtbi_s * max(mechanics.step_s, mechanics.detect_s + mechanics.shrink_s) > HOPELESS
+
+
 def check_fleet(chips: int, learners: int, method: str, mtbi_s: float, mechanics: Mechanics) -> None:
     """Refuse a fleet that cannot be, with what to do."""
     whole("chips", chips, 1, CHIPS_MAX)
@@ -95,10 +100,9 @@ def check_fleet(chips: int, learners: int, method: str, mtbi_s: float, mechanics
     if method in ("inelastic", "elastic") and learners != 1:
         raise ConfigError(f"{method} is data-parallel on all chips: use --learners 1, or method decoupled or diloco")
     real("mean time between interruptions of a chip", mtbi_s, 1.0, 1e15)
-    rate = chips / learners / mtbi_s
-    if rate * max(mechanics.step_s, mechanics.detect_s + mechanics.shrink_s) > HOPELESS:
+    if is_hopeless(chips / learners, mechanics, mtbi_s):
         raise ConfigError(
             f"a learner of {chips / learners:,.0f} chips that each fail every {mtbi_s:g} s fails every "
-            f"{1 / rate:.3g} s, faster than it can come back: nothing would train; give fewer chips, more learners, or "
-            "a longer mean time between interruptions"
+            f"{mtbi_s * learners / chips:.3g} s, faster than it can come back: nothing would train; give fewer chips, "
+            "more learners, or a longer mean time between interruptions"
         )

@@ -44,7 +44,7 @@ class Windows:
         return ratio(self.useful_s, self.allocated_s, self.luck)
 
     def uptime(self) -> float:
-        return min(1.0, sum(self.up) / sum(self.wall_s))
+        return min(1.0, round(math.fsum(self.up) / math.fsum(self.wall_s), 12))
 
 
 def ratio(parts: list[float], wholes: list[float], luck: list[float]) -> tuple[float, float]:

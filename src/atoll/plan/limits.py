@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from atoll.plan.job import Job
 from atoll.plan.rounds import RoundTimes, burst, round_times
 from atoll.plan.settings import Settings
 from atoll.plan.traffic import disk_of, fragment_of, gbit_per_period
-from atoll.plan.units import bytes_text, rate_text, seconds_text
+from atoll.plan.units import bytes_text, percent_text, rate_text, seconds_text
 
-LINK, TIME, DISK, WORK = "link", "time", "disk", "work"
-"""Kinds of limits: links (Gbit/s), a round's time (s), the disk (bytes/s), work on processors (s per period)."""
+LINK, TIME, DISK, WORK, WAIT, ABSENT = "link", "time", "disk", "work", "wait", "absent"
+"""Kinds of limits: links (Gbit/s), a round's time (s), the disk (bytes/s), work on processors (s per period), waiting
+in a synchronous run (s per period), and the share of the time without a quorum."""
+WAITING = "waiting of the learners"
+WAITING_MAX = 0.25
+"""Of the time that they train: a synchronous run must leave its learners four fifths of their time."""
+ABSENT_MAX = 0.1
+"""Of the time: with rounds less often than that, H is not what the plan says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Limit:
         """`value` in this limit's unit."""
         if self.kind == LINK:
             return rate_text(value)
+        if self.kind == ABSENT:
+            return percent_text(value)
         return f"{bytes_text(value)}/s" if self.kind == DISK else seconds_text(value)
 
 
@@ -57,9 +66,25 @@ def limits_of(job: Job, settings: Settings, times: RoundTimes | None = None) -> 
     rounds = sync.fragments / burst(sync)
     found.append(Limit("merging in the syncer, per period", WORK, rounds * times.merge_s, times.period_s))
     found.append(Limit("encoding in a learner, per period", WORK, rounds * times.encode_s, times.period_s))
-    if not sync.synchronous:
+    if sync.synchronous:
+        name = f"{WAITING} per period, most of it for {_longest(times)}"
+        have = WAITING_MAX * sync.sync_every * job.step_s_slowest
+        found.append(Limit(name, WAIT, rounds * times.adopt_s, have))
+    else:
         found.append(Limit("time of a round until its commit", TIME, times.busy_s, times.in_flight * times.every_s))
     return tuple(found)
+
+
+def _longest(times: RoundTimes) -> str:
+    """What the learners of a synchronous run wait for most."""
+    parts = {
+        "uploads": times.close_s - times.encode_s,
+        "encoding": times.encode_s,
+        "merging": times.merge_s,
+        "the disk": times.commit_s,
+        "downloads": times.download_s,
+    }
+    return max(parts, key=lambda name: parts[name])
 
 
 def disk_rate(job: Job, settings: Settings, period_s: float) -> float:
@@ -89,8 +114,11 @@ def fits(job: Job, settings: Settings, *, share: float = 1.0) -> bool:
 
 
 def effective_sync_every(settings: Settings, limits: tuple[Limit, ...]) -> float:
-    """H as it would really be: launches wait for what is in flight, so that H grows by the ratio that is missed.
+    """H as it would really be: launches wait for what is in flight and for a quorum, so that H grows by the ratio that
+    is missed. A synchronous run keeps its H: its learners wait.
 
     Writing at intervals holds nobody up: it only falls behind."""
-    held_up = [one.share for one in limits if one.kind != DISK or settings.durability == "commit"]
-    return settings.sync.sync_every * max(1.0, *held_up)
+    idle = (WAIT, ABSENT) if settings.durability == "commit" else (WAIT, ABSENT, DISK)
+    held_up = [one.share for one in limits if one.kind not in idle]
+    there = min((1.0 - one.need for one in limits if one.kind == ABSENT), default=1.0)
+    return settings.sync.sync_every * max(1.0, *held_up) / there if there > 0.0 else math.inf

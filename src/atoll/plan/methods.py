@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atoll.fleet import YEAR_S, Mechanics, expected_goodput
+from atoll.fleet import YEAR_S, Mechanics, expected_goodput, is_hopeless
 from atoll.plan.job import Job
 from atoll.plan.rounds import RoundTimes
 from atoll.plan.settings import Settings
@@ -54,9 +54,13 @@ def goodputs(job: Job) -> dict[str, float]:
     def share(method: str, learners: int) -> float:
         return expected_goodput(job.chips, learners, method, mechanics, job.mtbi_years * YEAR_S) / 100.0
 
+    def together(method: str) -> float:
+        """All chips as one: a fleet of many learners may be large enough for that never to train at all."""
+        return 0.0 if is_hopeless(job.chips, mechanics, job.mtbi_years * YEAR_S) else share(method, 1)
+
     return {
-        "inelastic": share("inelastic", 1),
-        "elastic": share("elastic", 1),
+        "inelastic": together("inelastic"),
+        "elastic": together("elastic"),
         "diloco": share("diloco", job.learners),
         "decoupled": share("decoupled", job.learners),
     }

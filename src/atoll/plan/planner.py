@@ -7,11 +7,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from atoll.core.config import parse_quorum
 from atoll.core.policy import quorum_count
 from atoll.plan.job import NEVER_ZERO, Job
-from atoll.plan.limits import DISK, Limit, binding, disk_rate, effective_sync_every, interval_bytes, limits_of
+from atoll.plan.limits import (
+    ABSENT,
+    ABSENT_MAX,
+    DISK,
+    Limit,
+    binding,
+    disk_rate,
+    effective_sync_every,
+    interval_bytes,
+    limits_of,
+)
 from atoll.plan.methods import Method, compare_methods, goodputs
-from atoll.plan.recommend import INTERVAL_DISK_SHARE, chance_at_least
+from atoll.plan.recommend import INTERVAL_DISK_SHARE, quorum_chance
 from atoll.plan.remedies import remedies
 from atoll.plan.rounds import RoundTimes, round_times
 from atoll.plan.search import Choice, recommend
@@ -147,7 +158,8 @@ def make_plan(job: Job, given: Mapping[str, Any] | None = None) -> Plan:
     shares = goodputs(job)
     settings, choices = recommend(job, chosen, availability=shares["decoupled"])
     times = round_times(job, settings)
-    limits = limits_of(job, settings, times)
+    quorum = _quorum(job, settings, times, shares["decoupled"])
+    limits = (*limits_of(job, settings, times), *_absence(settings, quorum))
     worst = binding(limits)
     sync = settings.sync
     fragment = fragment_of(job.parameters, sync)
@@ -160,20 +172,40 @@ def make_plan(job: Job, given: Mapping[str, Any] | None = None) -> Plan:
         fragment=fragment,
         rates=Rates(up, down, job.learners * up, job.learners * down),
         times=times,
-        quorum=_quorum(job, settings, times, shares["decoupled"]),
+        quorum=quorum,
         limits=limits,
         memory=memory_of(job, sync),
         disk=disk_of(job, sync),
         disk_bytes_s=disk_rate(job, settings, times.period_s),
         methods=compare_methods(job, settings, times, shares),
-        remedies=() if worst is None else remedies(job, settings, chosen, availability=shares["decoupled"]),
+        remedies=() if worst is None else _remedies(job, settings, chosen, limits, shares["decoupled"]),
     )
 
 
 def _quorum(job: Job, settings: Settings, times: RoundTimes, availability: float) -> Quorum:
     count = quorum_count(settings.sync, job.learners, job.learners)
-    chance = chance_at_least(count, job.learners, availability)
-    return Quorum(count, chance, job.learners * availability, times.contributions * availability)
+    chance = quorum_chance(settings.sync, job.learners, availability)
+    least = float(parse_quorum(settings.sync.quorum)[0])  # a round waits for so many; for a share, of those that are up
+    return Quorum(count, chance, job.learners * availability, max(least, times.contributions * availability))
+
+
+def _absence(settings: Settings, quorum: Quorum) -> list[Limit]:
+    """A number of learners may not always be up; a share of those that are is."""
+    if not parse_quorum(settings.sync.quorum)[0]:
+        return []
+    return [Limit(f"time without a quorum of {quorum.count} learners", ABSENT, 1.0 - quorum.chance, ABSENT_MAX)]
+
+
+def _remedies(
+    job: Job, settings: Settings, chosen: Mapping[str, Any], limits: tuple[Limit, ...], availability: float
+) -> tuple[str, ...]:
+    """A quorum that is rarely there is a matter of its own: whatever else is missed must be mended as well."""
+    missed = {one.kind for one in limits if not one.met}
+    found = remedies(job, settings, chosen, availability=availability) if missed - {ABSENT} else ("",)
+    if ABSENT not in missed:
+        return found
+    share = "--quorum 50%"
+    return tuple(text if share in text else f"{text} {share}".strip() for text in found)
 
 
 def _job(job: Job) -> dict[str, Any]:

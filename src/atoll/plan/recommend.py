@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from atoll.core.config import FRAGMENTS_MAX, SECOND_NS, SyncConfig
+from atoll.core.config import FRAGMENTS_MAX, SECOND_NS, TIMEOUT_NS_MAX, SyncConfig, parse_quorum
 from atoll.core.policy import FRAGMENT_PARAMETERS_MIN, fragments_for, quorum_count
 from atoll.plan.job import Job
 from atoll.plan.rounds import round_times
@@ -14,8 +14,6 @@ from atoll.plan.units import bytes_text, percent_text, seconds_text
 
 OVERLAP_CHOICES = (2, 3, 4, 5, 6, 8, 10)
 """Published: a penalty below 0.2% up to 10 steps."""
-QUORUM_CHANCE = 0.999
-"""How often a quorum should be there: one round in a thousand may have to wait."""
 EXACT_LEARNERS_MAX = 1000
 """Up to so many learners the binomial sum is exact; beyond it the normal curve is as good."""
 TIMEOUT_FACTOR = 3
@@ -32,18 +30,16 @@ def recommend_codec() -> tuple[str, str]:
 
 
 def recommend_quorum(learners: int, availability: float) -> tuple[str, str]:
-    """Half of the learners, or fewer if so many are not always there."""
+    """Half of the learners. A share is of those that are there, so it needs no luck."""
     half = quorum_count(SyncConfig(quorum="50%", learners_expected=learners), learners, learners)
-    chance = chance_at_least(half, learners, availability)
-    if chance >= QUORUM_CHANCE or half == 1:
-        up = f"; so many are up {percent_text(chance)} of the time" if availability < 1.0 else ""
-        return "50%", f"{half} of {learners}: half of the learners set the pace{up}"
-    count = next(k for k in range(half, 0, -1) if k == 1 or chance_at_least(k, learners, availability) >= QUORUM_CHANCE)
-    kept = chance_at_least(count, learners, availability)
-    return str(count), (
-        f"learners are up {percent_text(availability)} of the time, so that {half} of {learners} would be there only "
-        f"{percent_text(chance)} of it; {count} are there {percent_text(kept)}"
-    )
+    up = f"; of those that are up, on average {learners * availability:.1f}" if availability < 1.0 else ""
+    return "50%", f"{half} of {learners}: half of the learners set the pace{up}"
+
+
+def quorum_chance(sync: SyncConfig, learners: int, availability: float) -> float:
+    """How often a quorum is there: so many learners are up, or, for a share, anybody is."""
+    count, _ = parse_quorum(sync.quorum)
+    return chance_at_least(count or 1, learners, availability)
 
 
 def recommend_fragments(parameters: int, sync_every: int, *, waiting: bool = False) -> tuple[tuple[int, ...], str]:
@@ -70,9 +66,8 @@ def recommend_timeout(job: Job, settings: Settings) -> tuple[int, str]:
     needed = TIMEOUT_FACTOR * round_times(job, settings).all_s
     if needed * SECOND_NS <= usual:
         return usual, "the default"
-    return int(
-        needed * SECOND_NS
-    ), f"{TIMEOUT_FACTOR} times the {seconds_text(needed / TIMEOUT_FACTOR)} of the last answer"
+    reason = f"{TIMEOUT_FACTOR} times the {seconds_text(needed / TIMEOUT_FACTOR)} of the last answer"
+    return min(TIMEOUT_NS_MAX, int(needed * SECOND_NS)), reason
 
 
 def chance_at_least(count: int, learners: int, availability: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.errors import ConfigError
 from atoll.plan.job import GBIT_S_MAX, GBYTE_S_MAX, Job
-from atoll.plan.limits import fits, limits_of
+from atoll.plan.limits import WAITING, fits, limits_of
 from atoll.plan.search import Choice, recommend
 from atoll.plan.settings import Settings
 from atoll.plan.units import rate_text
@@ -87,7 +87,7 @@ def _spared(job: Job, tried: Job, settings: Settings) -> Job:
 
 def _grown(job: Job, missed: set[str]) -> Job:
     """A quarter more of what is missed; a round that takes too long wants more of everything that moves bytes."""
-    slow = "time of a round until its commit" in missed
+    slow = any(name.startswith(("time of a round until its commit", WAITING)) for name in missed)
 
     def grown(value: float, name: str, most: float) -> float:
         return min(most, value * GROWTH) if slow or name in missed else value

@@ -97,8 +97,7 @@ def verdict(plan: Plan) -> list[str]:
     lines = [
         f"It does not fit. The binding limit: {worst.name} needs {worst.text(worst.need)} and has "
         f"{worst.text(worst.have)}.",
-        f"Learners would train on all the same, but H would be about {plan.sync_every_effective:,.0f} instead of "
-        f"{plan.settings.sync.sync_every}.",
+        _consequence(plan),
     ]
     if not plan.remedies:
         return [
@@ -106,6 +105,16 @@ def verdict(plan: Plan) -> list[str]:
             "Nothing that was tried would fit: take a smaller model, longer steps, or faster links and machines.",
         ]
     return [*lines, "Any one of these lines would do:", *(f"  - {text}" for text in plan.remedies)]
+
+
+def _consequence(plan: Plan) -> str:
+    if plan.settings.sync.synchronous:
+        share = percent_text(plan.methods[-1].utilisation)
+        return f"Learners would compute {share} of the time and wait for the rest."
+    return (
+        f"Learners would train on all the same, but H would be about {plan.sync_every_effective:,.0f} instead of "
+        f"{plan.settings.sync.sync_every}."
+    )
 
 
 def _verdict_style(plan: Plan, number: int) -> str:
