@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -12,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -359,6 +361,14 @@ class ClusterRun(_Run):
 
 
 def _machine(device: torch.device) -> dict[str, str]:
-    """Where this was."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    """Where this was. The same spec ends a fraction of a percent away on another kind of processor."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     return {"device": name, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError, StopIteration):
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            named = next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+        return f"{platform.machine()}, {named}"[:200]
+    return platform.machine()
