@@ -8,7 +8,7 @@ import socket
 
 _FIRST, _COUNT = 20_000, 12_000
 """Below the range (32768 and up) that the system chooses from, so that no other test is given one in between."""
-_next = itertools.count(os.getpid() * 41)
+_next = itertools.count(os.getpid() * 211)
 
 
 def quiet_port() -> int:
