@@ -158,7 +158,7 @@ class SyncConfig:
         if count > max(self.learners_expected, 1):
             raise ConfigError(
                 f"quorum {count} is above the {self.learners_expected} learners of this run, so no round could ever "
-                f"close; use {self.learners_expected} or less (--quorum {self.learners_expected}), a share (50%) or all"
+                f"close; use --quorum {self.learners_expected} or less, a share such as 50%, or all"
             )
 
     @property
