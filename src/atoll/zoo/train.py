@@ -194,12 +194,13 @@ def train_dp(bench: Workbench, stop: Stop) -> None:
     chosen may be taken when it is used."""
     with _events(bench) as events:
         began_ns = time.monotonic_ns()
+        world = bench.config.learners
         bench.seat.run_folder.mkdir(parents=True, exist_ok=True)
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{(bench.seat.run_folder / RANKS_FILE).absolute()}",
+            store=dist.FileStore(str(bench.seat.run_folder / RANKS_FILE), world),  # type: ignore[attr-defined]
             rank=bench.seat.rank,
-            world_size=bench.config.learners,
+            world_size=world,
             timeout=datetime.timedelta(seconds=DP_WAIT_S_MAX),
         )
         try:
