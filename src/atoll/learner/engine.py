@@ -69,6 +69,8 @@ class Engine(Exchange):
         self.failure: Exception | None = None
         self.left = False
         self.ever_linked = False
+        self.last_down = ""
+        """Why the last session ended, or could not be opened."""
         self.snapshot_ns = 0
         self.adopt_ns = 0
         self.reseeded = False
@@ -313,6 +315,7 @@ class Engine(Exchange):
 
     def on_down(self, reason: str) -> None:
         self._send = None
+        self.last_down = reason
         if self.left and reason == SYNCER_ENDED:
             self._stop.set()  # the syncer has let this learner go: it must not come back
         elif self.left:

@@ -196,8 +196,9 @@ class Learner:
                 f"the syncer at {self._place.address} answered but its state did not arrive {waited}; "
                 "see its log, or raise join_timeout_s for a large model on a thin link"
             )
+        last = f" (last: {self._engine.last_down})" if self._engine.last_down else ""
         return (
-            f"no syncer answered at {self._place.address} {waited}; start one with "
+            f"no syncer could be joined at {self._place.address} {waited}{last}; start one with "
             f"`atoll syncer --listen {self._place.address}`, or correct ATOLL_SYNCER"
         )
 
