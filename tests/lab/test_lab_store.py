@@ -142,19 +142,28 @@ def test_lines_that_are_no_results(store: ResultStore, line: bytes) -> None:
 def test_a_file_of_some_other_kind_is_refused_before_and_after(tmp_path: Path, text: str) -> None:
     file = tmp_path / "notes.txt"
     file.write_text(text)
-    if not text.startswith("{"):
+    for use in (ResultStore(file).check, lambda: ResultStore(file).append(record())):
         with pytest.raises(StoreError, match="give another --store"):
-            ResultStore(file).check()
-    with pytest.raises(StoreError, match="give another --store"):
-        ResultStore(file).append(record())
-    assert file.read_text() == text
+            use()
+        assert file.read_text() == text
+
+
+def test_zeros_at_the_end_are_of_a_machine_that_lost_power(store: ResultStore) -> None:
+    store.append(record())
+    with store.path.open("ab") as file:
+        file.write(bytes(300))
+    store.check()
+    store.append(record(seed=1))
+    assert len(store.records()) == 2 and b"\0" not in store.path.read_bytes()
 
 
 def test_checking_a_store_makes_none(tmp_path: Path) -> None:
     ResultStore(tmp_path / "new" / "store.jsonl").check()
     assert not (tmp_path / "new" / "store.jsonl").exists()
-    with pytest.raises(ConfigError, match=r"cannot be written .*--store"):
-        ResultStore(tmp_path).check()
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ConfigError, match=r"cannot be written .*--store"):
+            ResultStore(place).check()
 
 
 def test_some_other_file_is_not_touched(tmp_path: Path) -> None:

@@ -193,6 +193,19 @@ def test_a_number_of_learners_that_are_rarely_all_up_is_named() -> None:
         assert good.fits and good.quorum.chance > 0.99, quorum
 
 
+def test_what_is_suggested_for_a_quorum_was_tried() -> None:
+    """With a share of the learners the fast ones set the pace, and their thin links are what is missed then."""
+    fast = Region("fast", learners=4, up_gbit=0.8, down_gbit=0.8, step_s=1.0)
+    slow = Region("slow", learners=4, up_gbit=5.0, down_gbit=5.0, step_s=20.0)
+    given_values = {"quorum": "8", "sync_every": 24}
+    uneven = job(
+        parameters=7 * 10**9, learners=8, up_gbit=0.0, regions=(fast, slow), chips=2048, mtbi_years=0.02, step_s=1.0
+    )
+    plan = make_plan(uneven, given_values)
+    assert plan.binding is not None and plan.binding.kind == ABSENT
+    assert "--quorum 50%" not in plan.remedies and all(text.startswith("--quorum 50% ") for text in plan.remedies)
+
+
 def test_a_synchronous_run_that_mostly_waits_does_not_fit() -> None:
     given = {"overlap": 0, "quorum": "all", "grace_cap_steps": 0.0}
     thin = make_plan(job(up_gbit=1e-5, down_gbit=1.0), given)

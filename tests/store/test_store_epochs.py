@@ -273,6 +273,17 @@ def test_a_write_that_a_newer_syncer_has_cleared_away_is_not_an_error_of_the_dis
     assert read_state(tmp_path).fragments == {}
 
 
+def test_a_fenced_syncer_stays_so_when_the_disk_cannot_be_read(tmp_path: Path) -> None:
+    old = open_store(tmp_path / "state")
+    open_store(tmp_path / "state", take_over=True).close()
+    for place in ("state", "elsewhere"):
+        with pytest.raises(FencedSyncerError, match=r"epoch (2|unknown)"):
+            old.check_epoch()
+        if place == "state":
+            (tmp_path / "state").rename(tmp_path / "elsewhere")
+    old.close()
+
+
 def test_an_opening_that_is_overtaken_before_it_has_loaded_is_fenced(tmp_path: Path) -> None:
     with open_store(tmp_path) as first:
         commit(first, 0, 1)

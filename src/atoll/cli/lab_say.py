@@ -152,10 +152,13 @@ def print_table(console: Console, study: Study, text: TextTable) -> None:
     for row in text.rows:
         table.add_row(*(escape(row[place]) for place in shown))
     measured = console.measure(table, options=console.options.update(max_width=ROOM_MAX))
-    room = max(console.width, measured.minimum) if console.is_terminal else measured.maximum
-    before, console.width = console.width, room  # a width that is given to print is cut to the console's own
-    console.print(table)
-    console.width = before
+    narrow = max(console.width, measured.minimum, _need(least, shown))
+    before = console.width
+    console.width = narrow if console.is_terminal else measured.maximum  # one given to print is cut to the console's
+    try:
+        console.print(table)
+    finally:
+        console.width = before
     if left_out:
         said = f"no room for {', '.join(left_out)}: a wider terminal, --markdown or --json has them"
         console.print(said, style="dim", markup=False, soft_wrap=True)

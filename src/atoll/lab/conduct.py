@@ -83,6 +83,8 @@ def conduct(
     check_minutes(minutes)
     watcher = watcher or Watcher()
     queue = pending(planned, store.records())
+    if queue:
+        store.check()
     outcome, ends_s = Outcome(left=len(queue)), monotonic() + minutes * 60.0
     in_a_row, again = 0, list[Planned]()
     try:

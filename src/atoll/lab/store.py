@@ -103,19 +103,22 @@ class ResultStore:
             raise self._unusable("read", error) from None
 
     def check(self) -> None:
-        """Raise now what `append` would raise after an hour of training. A file that was not there is not made."""
+        """Raise now what `append` would raise after an hour of training. A file that is not there is not made."""
         try:
-            existed = self.path.exists()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            if not os.access(self.path.parent, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, "its folder cannot be written to")
+            try:
+                descriptor = os.open(self.path, os.O_RDWR | os.O_NONBLOCK)
+            except FileNotFoundError:
+                return
+            try:
+                _check_begin(descriptor, self.path)
+                _end(descriptor, self.path)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise self._unusable("written", error) from None
-        try:
-            _check_begin(descriptor, self.path)
-        finally:
-            os.close(descriptor)
-        if not existed and not self.path.stat().st_size:
-            self.path.unlink(missing_ok=True)
 
     def append(self, record: Record) -> None:
         """Add one line, durably."""
@@ -292,25 +295,33 @@ def _check_begin(descriptor: int, path: Path) -> None:
 
 def _mended_end(descriptor: int, path: Path) -> int:
     """Where the next line goes. A torn last line is cut off; a whole one that only lacks its end of line gets it."""
+    end, unended = _end(descriptor, path)
+    if unended:
+        os.pwrite(descriptor, b"\n", end)
+        return end + 1
+    os.ftruncate(descriptor, end)
+    return end
+
+
+def _end(descriptor: int, path: Path) -> tuple[int, bool]:
+    """Where the whole lines end, and whether the last of them lacks its end of line. Beyond it is what a crash tore."""
     size = os.fstat(descriptor).st_size
     tail = os.pread(descriptor, LINE_BYTES_MAX + 1, max(0, size - LINE_BYTES_MAX - 1))
     begin = tail.rfind(b"\n") + 1
     last = tail[begin:]
     if not last:
-        return size
+        return size, False
     if begin == 0 and len(tail) > LINE_BYTES_MAX:
         raise StoreError(f"{path} does not end with a line of results; it is some other file, so give another --store")
     try:
         _parse(last)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        if not last.startswith(_BEGIN[: len(last)]):
+        if not last.startswith(_BEGIN[: len(last)]) and last.strip(b"\0"):  # zeros: of a machine that lost power
             raise StoreError(
                 f"{path} does not end with a line of results; it is some other file, so give another --store"
             ) from None
-        os.ftruncate(descriptor, size - len(last))
-        return size - len(last)
-    os.pwrite(descriptor, b"\n", size)
-    return size + 1
+        return size - len(last), False
+    return size, True
 
 
 def _write(descriptor: int, line: bytes, at: int) -> None:

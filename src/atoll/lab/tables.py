@@ -231,6 +231,7 @@ def _line_dict(study: Study, line: Line) -> dict[str, Any]:
         "virtual_s": line.virtual_s,
         "time_ratio": line.time_ratio,
         "tokens_per_s": line.tokens_per_s,
+        "other_text": line.other_text,
         "facts": {name: line.fact(name) for name in study.columns},
         "keys": {str(seed): run.key for seed, run in line.runs.items()},
     }

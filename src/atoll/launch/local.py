@@ -201,9 +201,13 @@ class Supervisor:
     def _spawn(self, command: Command) -> Child:
         child = Child(command, self._folder.log_file(command.role, command.id))
         self._writer.emit(ProcessStarted(command.role, command.id, child.pid))
+        self._list_processes(child)
+        return child
+
+    def _list_processes(self, *started: Child) -> None:
         syncer = self._keeper.child if self._keeper is not None else None
         running = [syncer, *(slot.child for slot in self._slots.values())]
-        children = {c.id: c for c in (*running, child) if c is not None}
+        children = {c.id: c for c in (*running, *started) if c is not None}
         role = "join" if self._plan.guest else "launcher"
         entries = [listed(role, role, os.getpid()), *(listed(c.role, c.id, c.pid) for c in children.values())]
         if self._plan.guest:  # of those that are still to be started this process keeps the seats
@@ -215,7 +219,6 @@ class Supervisor:
         except OSError as error:
             # A full disk must not end a run.
             self._writer.emit(Warned("launcher", f"could not list the run's processes: {error}; make room"))
-        return child
 
     # -- deaths
 
@@ -277,6 +280,8 @@ class Supervisor:
         else:
             delay_s = slot.pause_s(policy)
             slot.restart_at_s = time.monotonic() + delay_s
+            if self._plan.guest:
+                self._list_processes()  # its seat is kept until it is back
             others = "before it joined" if slot.early_deaths else "the others go on"
             self._say(f"{what}; {others}; restarting it in {delay_s:g} s")
 

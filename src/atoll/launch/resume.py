@@ -107,7 +107,7 @@ def _next_attempt(folder: RunFolder) -> Attempt:
         folder,
         token or new_token(),
         number=1 + sum(1 for _ in folder.events.glob("launcher-*.jsonl")),
-        taken=frozenset(one.id for one in joined_processes(folder) if one.role == "learner" and one.alive),
+        taken=frozenset(one.id for one in joined_processes(folder) if one.role in ("learner", "seat") and one.alive),
         faults=_faults_so_far(folder),
     )
 

@@ -120,5 +120,12 @@ def effective_sync_every(settings: Settings, limits: tuple[Limit, ...]) -> float
     Writing at intervals holds nobody up: it only falls behind."""
     idle = (WAIT, ABSENT) if settings.durability == "commit" else (WAIT, ABSENT, DISK)
     held_up = [one.share for one in limits if one.kind not in idle]
-    there = min((1.0 - one.need for one in limits if one.kind == ABSENT), default=1.0)
+    if settings.sync.synchronous:
+        return float(settings.sync.sync_every)
+    there = with_quorum(limits)
     return settings.sync.sync_every * max(1.0, *held_up) / there if there > 0.0 else math.inf
+
+
+def with_quorum(limits: tuple[Limit, ...]) -> float:
+    """Share of the time in which a quorum is there."""
+    return min((1.0 - one.need for one in limits if one.kind == ABSENT), default=1.0)

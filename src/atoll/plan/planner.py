@@ -18,6 +18,7 @@ from atoll.plan.limits import (
     binding,
     disk_rate,
     effective_sync_every,
+    fits,
     interval_bytes,
     limits_of,
 )
@@ -199,13 +200,15 @@ def _absence(settings: Settings, quorum: Quorum) -> list[Limit]:
 def _remedies(
     job: Job, settings: Settings, chosen: Mapping[str, Any], limits: tuple[Limit, ...], availability: float
 ) -> tuple[str, ...]:
-    """A quorum that is rarely there is a matter of its own: whatever else is missed must be mended as well."""
-    missed = {one.kind for one in limits if not one.met}
-    found = remedies(job, settings, chosen, availability=availability) if missed - {ABSENT} else ("",)
-    if ABSENT not in missed:
-        return found
-    share = "--quorum 50%"
-    return tuple(text if share in text else f"{text} {share}".strip() for text in found)
+    """For a quorum that is rarely there, a share of the learners, and whatever else that asks for: with a share the
+    fast ones set the pace."""
+    if all(one.met or one.kind != ABSENT for one in limits):
+        return remedies(job, settings, chosen, availability=availability)
+    other = {**chosen, "quorum": "50%"}
+    shared, _ = recommend(job, other, availability=availability)
+    if fits(job, shared):
+        return ("--quorum 50%",)
+    return tuple(f"--quorum 50% {text}" for text in remedies(job, shared, other, availability=availability))
 
 
 def _job(job: Job) -> dict[str, Any]:

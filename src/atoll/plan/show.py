@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.plan.job import Job
+from atoll.plan.limits import with_quorum
 from atoll.plan.methods import UTILISATION_WANTED
 from atoll.plan.planner import Plan
 from atoll.plan.traffic import first_bytes
@@ -109,8 +110,10 @@ def verdict(plan: Plan) -> list[str]:
 
 def _consequence(plan: Plan) -> str:
     if plan.settings.sync.synchronous:
-        share = percent_text(plan.methods[-1].utilisation)
+        share = percent_text(plan.methods[-1].utilisation * with_quorum(plan.limits))
         return f"Learners would compute {share} of the time and wait for the rest."
+    if math.isinf(plan.sync_every_effective):
+        return "Learners would train on all the same, but no round would ever close."
     return (
         f"Learners would train on all the same, but H would be about {plan.sync_every_effective:,.0f} instead of "
         f"{plan.settings.sync.sync_every}."

@@ -52,19 +52,22 @@ class Tenure:
         return epoch_folder(self.state, self.epoch)
 
     def check(self) -> None:
-        """Raise FencedSyncerError if a newer epoch is on the disk."""
+        """Raise FencedSyncerError if a newer epoch is on the disk. Once it was there, it need not be readable again."""
         try:
             found = _read_small(self.state / EPOCH_FILE)
-        except FileNotFoundError:
+        except OSError as error:
+            if not self.fenced and not isinstance(error, FileNotFoundError):
+                raise
             found = None
         newest = _epoch_in(found)
-        if newest is None:  # damaged or deleted; a new syncer makes its folder first
+        if newest is None and not self.fenced:  # damaged or deleted; a new syncer makes its folder first
             newest = max(epoch_folders(self.state), default=0)
-        if newest > self.epoch or self.fenced:
+        if self.fenced or (newest is not None and newest > self.epoch):
             self.fenced = True
             raise FencedSyncerError(
-                f"a newer syncer (epoch {newest}, {_holder(found)}) has taken over this run in {self.state}; "
-                f"this one (epoch {self.epoch}) has published nothing since. Let it end; the run goes on without it"
+                f"a newer syncer (epoch {newest or 'unknown'}, {_holder(found)}) has taken over this run in "
+                f"{self.state}; this one (epoch {self.epoch}) has published nothing since. Let it end; the run goes on "
+                "without it"
             )
 
     @contextlib.contextmanager
@@ -89,7 +92,7 @@ def begin_epoch(state: Path, *, take_over: bool) -> Tenure:
     The clearing is done while no other opening runs: an older one never takes a newer one's files for leftovers.
     """
     files.make_folders(state, "epoch.folder")
-    with _alone(state):
+    with alone(state):
         lock = _take_lock(state, take_over)
         try:
             problems: list[str] = []
@@ -109,7 +112,8 @@ def _clear(state: Path, epoch: int) -> None:
     if not (tape := state / TAPE_FOLDER).is_dir():
         files.make_folder(tape, "epoch.folder")
     for folder in state.iterdir():
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # an older syncer, alive, may tidy up as well
+        # An older syncer, alive, may tidy up as well; what cannot be read (lost+found) is not ours.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
             for left in folder.iterdir():
                 if left.name.endswith(files.TEMPORARY):
                     files.remove(left)
@@ -166,7 +170,7 @@ def _read_small(path: Path) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _alone(state: Path) -> Iterator[None]:
+def alone(state: Path) -> Iterator[None]:
     """Openings of one folder go one after the other: a lock on the folder itself, for the moment of the opening."""
     with files.opened(state, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         deadline_s = time.monotonic() + OPENING_WAIT_S
@@ -180,7 +184,7 @@ def _alone(state: Path) -> Iterator[None]:
 
 
 def _take_lock(state: Path, take_over: bool) -> int:
-    """The lock of this process's life, as a descriptor. Runs inside `_alone`, so nobody else replaces the file."""
+    """The lock of this process's life, as a descriptor. Runs inside `alone`, so nobody else replaces the file."""
     path = state / LOCK_FILE
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:

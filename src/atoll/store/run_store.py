@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from atoll.store import failpoints, files, recover
-from atoll.store.epoch import TAPE_FOLDER, Tenure, begin_epoch, epoch_folders
+from atoll.store.epoch import TAPE_FOLDER, Tenure, alone, begin_epoch, epoch_folders
 from atoll.store.loaded import Loaded
 from atoll.store.recording import Recording
 from atoll.store.slots import Arrays, CommitStats, SlotFile
@@ -128,11 +128,18 @@ class RunStore:
         """Raise FencedSyncerError if a newer syncer has taken over."""
         self._tenure.check()
 
+    def while_newest(self, act: Callable[[], None]) -> None:
+        """Do something short while nobody can take over; raise FencedSyncerError if somebody has."""
+        with alone(self.path):
+            self.check_epoch()
+            act()
+
     def close(self) -> None:
         """Make durable what is left, and let go of the folder. A fenced syncer only lets go."""
         try:
             if not self._tenure.fenced:
-                self._tape.sync()
+                with self._tenure.writing():
+                    self._tape.sync()
         finally:
             self._tape.close()
             self._tenure.release()

@@ -103,6 +103,13 @@ class Keeper:
         if self._store is not None:
             self._store.check_epoch()
 
+    def while_newest(self, act: Callable[[], None]) -> None:
+        """Do it while no other syncer can take over; raise FencedSyncerError if one has."""
+        if self._store is None:
+            act()
+        else:
+            self._store.while_newest(act)
+
     # ------------------------------------------------------------ facts, and what waits for them
 
     def remember(self, rows: Mapping[str, Any], first: bool) -> None:

@@ -81,10 +81,9 @@ async def _serve(options: SyncerOptions) -> int:
         loop.add_signal_handler(number, stop.set)
     epoch = shell.machine.epoch
     writer.emit(events.SyncerStarted(run_id, server.address, os.getpid(), epoch, keeper.level))
-    code = _overtaken(shell)
+    code = _overtaken(shell) or _take_the_word(shell, options.run_folder, server.address, run_id)
     snapshotter = None
     if not code:
-        _announce(options.run_folder, server.address, run_id)
         print(f"atoll syncer {run_id} (epoch {epoch}) listens on {server.address}", flush=True)
         snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer) if target is not None else None
         code = await _live(shell, server, writer, stop) or _overtaken(shell)
@@ -192,10 +191,13 @@ async def _live(shell: SyncerShell, server: RunningServer, writer: Writer, stop:
 def _overtaken(shell: SyncerShell) -> int:
     """The exit status of a syncer whose place a newer one has taken, else 0. The disk is asked: this process may have
     been frozen until a moment ago."""
+    if shell.keeper.fenced is not None:
+        shell.fenced = shell.fenced or str(shell.keeper.fenced)
     try:
-        shell.keeper.check_epoch()
+        if not shell.fenced:
+            shell.keeper.check_epoch()
     except FencedSyncerError as error:
-        shell.fenced = shell.fenced or str(error)
+        shell.fenced = str(error)
     except OSError as error:
         print(f"atoll syncer: cannot see whether a newer syncer has taken over ({error})", file=sys.stderr, flush=True)
     if not shell.fenced:
@@ -249,6 +251,15 @@ def _writer(folder: Path | None) -> Writer:
     except OSError as error:
         raise LaunchError(f"cannot write to run folder {folder}: {error.strerror}; choose another") from error
     return EventWriter(folder / "events" / f"syncer-{os.getpid()}.jsonl")
+
+
+def _take_the_word(shell: SyncerShell, folder: Path | None, address: str, run_id: str) -> int:
+    """Say where this syncer is, unless another one has overtaken it."""
+    try:
+        shell.keeper.while_newest(lambda: _announce(folder, address, run_id))
+    except FencedSyncerError:
+        return _overtaken(shell)
+    return 0
 
 
 def _announce(folder: Path | None, address: str, run_id: str) -> None:
