@@ -33,8 +33,7 @@ def draw(folder: Path, found: Sequence[Found]) -> Path:
 def _section(folder: Path, study: Study, lines: Sequence[Line]) -> Section:
     text = text_table(study, lines)
     pictures: dict[str, Picture] = {**_bars(lines, study), **_sweeps(lines), **_curves(study, lines)}
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", study.name)
-    drawn = [picture.save(folder / f"{stem}-{name}") for name, picture in pictures.items()]
+    drawn = [picture.save(folder / f"{_stem(study.name)}-{name}") for name, picture in pictures.items()]
     table = Table("What was found", list(text.header), [list(row) for row in text.rows])
     return Section(study.name, [study.description, table, *drawn] if study.description else [table, *drawn])
 
@@ -44,8 +43,8 @@ def _section(folder: Path, study: Study, lines: Sequence[Line]) -> Section:
 
 def _curves(study: Study, lines: Sequence[Line]) -> dict[str, Picture]:
     """Loss against tokens, the baseline first; a figure for each group of runs whose losses can be compared."""
-    pictures = {}
-    for number, group in enumerate(_comparable(study, lines)):
+    pictures: dict[str, Picture] = {}
+    for arm, group in _comparable(study, lines):
         runs = [
             {
                 "label": _name(line, lines),
@@ -57,11 +56,18 @@ def _curves(study: Study, lines: Sequence[Line]) -> dict[str, Picture]:
             if len(run.curve) > 1 and math.isfinite(run.loss)
         ]
         if len({run["label"] for run in runs}) > 1:
-            pictures["loss" if not number else f"loss-{number + 1}"] = loss_curves_figure(runs)
+            name = f"loss-{_stem(arm)}" if arm else "loss"
+            pictures[name if name not in pictures else f"{name}-{len(pictures) + 1}"] = loss_curves_figure(runs)
     return pictures
 
 
-def _comparable(study: Study, lines: Sequence[Line]) -> list[list[Line]]:
+def _stem(text: str) -> str:
+    """A part of a file's name."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-")
+
+
+def _comparable(study: Study, lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
+    """(an arm, or nothing for several of them; its lines and the baselines')."""
     groups: dict[tuple[Any, ...], list[Line]] = {}
     for line in lines:
         groups.setdefault(tuple(getattr(line.spec, name) for name in COMMON), []).append(line)
@@ -71,10 +77,10 @@ def _comparable(study: Study, lines: Sequence[Line]) -> list[list[Line]]:
         first = [line for line in group if line.label in baselines]
         others = [line for line in group if line.label not in baselines]
         if len(group) <= CURVES_MAX:
-            found.append(first + others)
+            found.append(("", first + others))
         else:
-            by_arm = [[line for line in others if line.label == label] for label in study.labels]
-            found += [first + arm[:CURVES_MAX] for arm in by_arm if arm]
+            by_arm = {label: [line for line in others if line.label == label] for label in study.labels}
+            found += [(label, first + arm[:CURVES_MAX]) for label, arm in by_arm.items() if arm]
     return found
 
 
