@@ -205,6 +205,7 @@ class Supervisor:
         return child
 
     def _list_processes(self, *started: Child) -> None:
+        """Write down who runs, for `atoll join`, `leave` and `resume`; `started` are not in their slots yet."""
         syncer = self._keeper.child if self._keeper is not None else None
         running = [syncer, *(slot.child for slot in self._slots.values())]
         children = {c.id: c for c in (*running, *started) if c is not None}

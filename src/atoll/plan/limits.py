@@ -118,10 +118,10 @@ def effective_sync_every(settings: Settings, limits: tuple[Limit, ...]) -> float
     is missed. A synchronous run keeps its H: its learners wait.
 
     Writing at intervals holds nobody up: it only falls behind."""
-    idle = (WAIT, ABSENT) if settings.durability == "commit" else (WAIT, ABSENT, DISK)
-    held_up = [one.share for one in limits if one.kind not in idle]
     if settings.sync.synchronous:
         return float(settings.sync.sync_every)
+    idle = (ABSENT,) if settings.durability == "commit" else (ABSENT, DISK)
+    held_up = [one.share for one in limits if one.kind not in idle]
     there = with_quorum(limits)
     return settings.sync.sync_every * max(1.0, *held_up) / there if there > 0.0 else math.inf
 

@@ -160,7 +160,7 @@ def make_plan(job: Job, given: Mapping[str, Any] | None = None) -> Plan:
     settings, choices = recommend(job, chosen, availability=shares["decoupled"])
     times = round_times(job, settings)
     quorum = _quorum(job, settings, times, shares["decoupled"])
-    limits = (*limits_of(job, settings, times), *_absence(settings, quorum))
+    limits = (*limits_of(job, settings, times), *_absence(job, settings, quorum))
     worst = binding(limits)
     sync = settings.sync
     fragment = fragment_of(job.parameters, sync)
@@ -190,9 +190,9 @@ def _quorum(job: Job, settings: Settings, times: RoundTimes, availability: float
     return Quorum(count, chance, job.learners * availability, max(least, times.contributions * availability))
 
 
-def _absence(settings: Settings, quorum: Quorum) -> list[Limit]:
+def _absence(job: Job, settings: Settings, quorum: Quorum) -> list[Limit]:
     """A number of learners may not always be up; a share of those that are is."""
-    if not parse_quorum(settings.sync.quorum)[0]:
+    if not job.chips or not parse_quorum(settings.sync.quorum)[0]:
         return []
     return [Limit(f"time without a quorum of {quorum.count} learners", ABSENT, 1.0 - quorum.chance, ABSENT_MAX)]
 

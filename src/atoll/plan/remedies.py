@@ -7,13 +7,13 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from atoll.errors import ConfigError
 from atoll.plan.job import GBIT_S_MAX, GBYTE_S_MAX, Job
-from atoll.plan.limits import WAITING, fits, limits_of
+from atoll.plan.limits import TIME, WAIT, Limit, fits, limits_of
 from atoll.plan.search import Choice, recommend
 from atoll.plan.settings import Settings
 from atoll.plan.units import rate_text
@@ -70,7 +70,7 @@ def _faster(job: Job, settings: Settings) -> str:
     """The links and the disk with which these settings fit, if any do."""
     tried = job
     for _ in range(GROWTHS_MAX):
-        missed = {limit.name for limit in limits_of(tried, settings) if not limit.met}
+        missed = [limit for limit in limits_of(tried, settings) if not limit.met]
         if not missed:
             return _changes(job, _spared(job, tried, settings))
         tried = _grown(tried, missed)
@@ -85,12 +85,13 @@ def _spared(job: Job, tried: Job, settings: Settings) -> Job:
     return tried
 
 
-def _grown(job: Job, missed: set[str]) -> Job:
+def _grown(job: Job, missed: Sequence[Limit]) -> Job:
     """A quarter more of what is missed; a round that takes too long wants more of everything that moves bytes."""
-    slow = any(name.startswith(("time of a round until its commit", WAITING)) for name in missed)
+    slow = any(limit.kind in (TIME, WAIT) for limit in missed)
+    names = {limit.name for limit in missed}
 
     def grown(value: float, name: str, most: float) -> float:
-        return min(most, value * GROWTH) if slow or name in missed else value
+        return min(most, value * GROWTH) if slow or name in names else value
 
     regions = tuple(
         replace(
@@ -102,7 +103,7 @@ def _grown(job: Job, missed: set[str]) -> Job:
     )
     disk = grown(job.disk_gbyte_s, "syncer's disk", GBYTE_S_MAX)
     syncer = job.syncer_gbit
-    if "syncer's link, in" in missed or "syncer's link, out" in missed or (slow and syncer):
+    if "syncer's link, in" in names or "syncer's link, out" in names or (slow and syncer):
         syncer = min(GBIT_S_MAX, syncer * GROWTH)
     if job.regions:
         return replace(job, regions=regions, disk_gbyte_s=disk, syncer_gbit=syncer)

@@ -45,30 +45,30 @@ class Tenure:
     epoch: int
     problems: list[str]
     lock: int
-    fenced: bool = False
+    fenced: str = ""
+    """Who has taken over, once that was seen."""
 
     @property
     def folder(self) -> Path:
         return epoch_folder(self.state, self.epoch)
 
     def check(self) -> None:
-        """Raise FencedSyncerError if a newer epoch is on the disk. Once it was there, it need not be readable again."""
-        try:
-            found = _read_small(self.state / EPOCH_FILE)
-        except OSError as error:
-            if not self.fenced and not isinstance(error, FileNotFoundError):
-                raise
-            found = None
-        newest = _epoch_in(found)
-        if newest is None and not self.fenced:  # damaged or deleted; a new syncer makes its folder first
-            newest = max(epoch_folders(self.state), default=0)
-        if self.fenced or (newest is not None and newest > self.epoch):
-            self.fenced = True
-            raise FencedSyncerError(
-                f"a newer syncer (epoch {newest or 'unknown'}, {_holder(found)}) has taken over this run in "
-                f"{self.state}; this one (epoch {self.epoch}) has published nothing since. Let it end; the run goes on "
-                "without it"
+        """Raise FencedSyncerError if a newer epoch is on the disk, or once was."""
+        if not self.fenced:
+            try:
+                found = _read_small(self.state / EPOCH_FILE)
+            except FileNotFoundError:
+                found = None
+            newest = _epoch_in(found)
+            if newest is None:  # damaged or deleted; a new syncer makes its folder first
+                newest = max(epoch_folders(self.state), default=0)
+            if newest <= self.epoch:
+                return
+            self.fenced = (
+                f"a newer syncer (epoch {newest}, {_holder(found)}) has taken over this run in {self.state}; "
+                f"this one (epoch {self.epoch}) has published nothing since. Let it end; the run goes on without it"
             )
+        raise FencedSyncerError(self.fenced)
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -171,7 +171,8 @@ def _read_small(path: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def alone(state: Path) -> Iterator[None]:
-    """Openings of one folder go one after the other: a lock on the folder itself, for the moment of the opening."""
+    """Openings of one folder go one after the other: a lock on the folder itself, for a moment. Nobody takes over
+    meanwhile."""
     with files.opened(state, os.O_RDONLY | os.O_DIRECTORY) as descriptor:
         deadline_s = time.monotonic() + OPENING_WAIT_S
         while not _flock(descriptor, state):
