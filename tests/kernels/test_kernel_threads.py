@@ -50,6 +50,26 @@ def test_one_piece_that_is_not_finite_decides() -> None:
     assert not run_ranges(100, 1, lambda lo, hi, scratch: lo != 57)
 
 
+def test_a_thread_that_works_alone_hands_nothing_out() -> None:
+    kernels.set_threads(3)
+    pieces: list[tuple[int, int, threading.Thread]] = []
+
+    def work(lo: int, hi: int, scratch: int) -> bool:
+        pieces.append((lo, hi, threading.current_thread()))
+        return True
+
+    def alone() -> threading.Thread:
+        run_ranges(100, 1, work)
+        return threading.current_thread()
+
+    with ThreadPoolExecutor(1, initializer=kernels.work_alone) as pool:
+        worker = pool.submit(alone).result(10)
+    assert pieces == [(0, 100, worker)]
+    pieces.clear()
+    run_ranges(100, 1, work)  # it was the other thread's wish, not this one's
+    assert sorted(piece[:2] for piece in pieces) == [(i, i + 1) for i in range(100)]
+
+
 def test_an_error_in_another_thread_reaches_the_caller() -> None:
     kernels.set_threads(2)
     caller = threading.current_thread()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from atoll import kernels
 from atoll.errors import ConfigError, LabError
 from atoll.lab.replica import Replica
 from atoll.lab.run import Workshop, run
@@ -230,6 +231,6 @@ def test_threads_change_no_number(text: str) -> None:
     world = {"jitter": 0.4, "latency_ms": 300, "fault": [{"kind": "kill", "target": "learner-1", "at": "40%"}]}
     changes = {"learners": 4, "sync": {"fragments": 4, "sync_every": 8}, "world": world}
     alone, helped = Workshop("cpu"), Workshop("cpu")
-    with ThreadPoolExecutor(4) as threads:
+    with ThreadPoolExecutor(4, initializer=kernels.work_alone) as threads:
         helped.threads = threads
         assert go(text, alone, **changes).curve == go(text, helped, **changes).curve

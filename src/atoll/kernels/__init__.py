@@ -6,8 +6,8 @@ The results have the same bits for any number of threads. numba is imported by t
 from __future__ import annotations
 
 from atoll.kernels.constants import BF16, BLOCK, FP32, INT2, INT4, INT8
-from atoll.kernels.pool import set_threads, threads
-from atoll.kernels.run import OuterStep, alignment, decode, direction, encode, inspect, outer_step, warm_up
+from atoll.kernels.pool import set_threads, threads, work_alone
+from atoll.kernels.run import OuterStep, alignment, decode, direction, encode, inspect, outer_step, rebase, warm_up
 
 __all__ = [
     "BF16",
@@ -23,7 +23,9 @@ __all__ = [
     "encode",
     "inspect",
     "outer_step",
+    "rebase",
     "set_threads",
     "threads",
     "warm_up",
+    "work_alone",
 ]

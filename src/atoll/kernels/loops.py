@@ -95,6 +95,13 @@ def _subtract(a: Any, b: Any, out: Any) -> None:
 
 
 @helper
+def _take_difference(target: Any, a: Any, b: Any) -> None:
+    wide_vectors()
+    for j in range(len(target)):
+        target[j] -= a[j] - b[j]
+
+
+@helper
 def _codes(kind: int, address: int, blocks: int, block: int) -> Any:
     """The integer codes of one block; they follow the scales of all blocks."""
     size = HALF if kind == INT4 else QUARTER if kind == INT2 else BLOCK
@@ -514,6 +521,19 @@ def decode(kind: int, n: int, lo: int, hi: int, payload: int, target: int, add: 
             _add(out, values)
         else:
             _copy(values, out)
+    return True
+
+
+@kernel
+def rebase(n: int, lo: int, hi: int, new: int, old: int, moves: Any, target: int) -> bool:
+    """target = new - old - sum_i (after_i - before_i); `moves` holds the addresses after_0, before_0, after_1, ..."""
+    wide_vectors()
+    for block in range(lo, hi):
+        at, count = 4 * BLOCK * block, min(BLOCK, n - BLOCK * block)
+        out = _floats(target + at, count)
+        _subtract(_floats(new + at, count), _floats(old + at, count), out)
+        for i in range(0, len(moves), 2):
+            _take_difference(out, _floats(moves[i] + at, count), _floats(moves[i + 1] + at, count))
     return True
 
 

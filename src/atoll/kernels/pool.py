@@ -39,6 +39,7 @@ def _cpus() -> int:
 _lock = threading.Lock()
 _threads = min(_cpus(), THREADS_MAX)
 _pool: ThreadPoolExecutor | None = None
+_own = threading.local()
 
 
 def threads() -> int:
@@ -58,12 +59,18 @@ def set_threads(count: int) -> None:
         old.shutdown(wait=False)
 
 
+def work_alone() -> None:
+    """From now on kernel calls of the calling thread use no other thread. For one of many threads that have each a
+    call of their own to make: handing pieces to others would cost all of them the interpreter's lock."""
+    _own.alone = True
+
+
 def run_ranges(count: int, per_task: int, function: RangeFunction) -> bool:
     """Call function over 0..count in pieces of `per_task`, on several threads; True if every call gave True."""
     tasks = -(-count // per_task)
     if count == 0:
         return True
-    if tasks == 1 or _threads == 1:
+    if tasks == 1 or _threads == 1 or getattr(_own, "alone", False):
         _memory, scratch = _scratch()
         return bool(function(0, count, scratch))
     counter = itertools.count()  # next() on it is atomic

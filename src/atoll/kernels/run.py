@@ -80,6 +80,16 @@ def decode(kind: int, payload: U8, target: F32, *, add: bool) -> None:
     )
 
 
+def rebase(new: F32, old: F32, moves: Sequence[tuple[F32, F32]], target: F32) -> None:
+    """target = new - old - what happened between the two of each pair (after, before)."""
+    n = check_floats("target", target, writable=True)
+    for name, array in (("new", new), ("old", old), *(("a move", array) for pair in moves for array in pair)):
+        check_floats(name, array, n)
+    addresses = np.array([_address(array) for pair in moves for array in pair], dtype=np.int64)
+    compiled, (after, before, out) = _loops().rebase, (_address(array) for array in (new, old, target))
+    run_ranges(-(-n // BLOCK), SEGMENT_BLOCKS, lambda lo, hi, _: compiled(n, lo, hi, after, before, addresses, out))
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
     """The fixed cut of a fragment behind every sum: at slice boundaries and every SEGMENT_BLOCKS blocks in a slice."""
@@ -218,6 +228,7 @@ def warm_up(*, merge: bool = True) -> None:
     values, payload = np.zeros(BLOCK, np.float32), np.zeros(4 * BLOCK, np.uint8)
     encode(FP32, values, payload)
     decode(FP32, payload, values, add=True)
+    rebase(values, values, [], np.zeros(BLOCK, np.float32))
     if not merge:
         return
     segments = cut_segments(np.array([0, 1], np.int64), 1)

@@ -2,16 +2,18 @@
 
 What differs from production is only who does the work: there is one process, so a version that several learners would
 each decode is decoded once. Its bits are the syncer's (the checksum was compared), so sharing it changes nothing.
-Encoding, and bringing a version to the device, are given to threads as soon as they are known to come, as in
-production; whoever needs the result waits for it. What a thread reads does not change while it works, so the numbers
-do not depend on when it does.
+Encoding (and the syncer's look at what was encoded), and bringing a version to the device, are given to threads as soon
+as they are known to come, as in production; whoever needs the result waits for it. What a thread reads does not change
+while it works, so the numbers do not depend on when it does.
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -39,10 +41,13 @@ T = TypeVar("T")
 
 VERSIONS_SHARED = 4
 """Decoded versions kept per fragment: learners that are further behind decode for themselves."""
+LOOKED_MAX = 1024
+"""Contributions whose inspection is kept for their merge."""
 
 
 class LabSyncer(ArraySyncer):
-    """Production's merge; a contribution is looked at once, and nothing is copied for a disk that is not there."""
+    """Production's merge; a contribution is looked at once, ahead of its arrival, and nothing is copied for a disk that
+    is not there."""
 
     def __init__(self, layout: Layout, config: SyncConfig, *, durable: bool) -> None:
         super().__init__(layout, config)
@@ -51,11 +56,19 @@ class LabSyncer(ArraySyncer):
         self.merged = 0
         """Contributions in all merges."""
         self._durable = durable
-        self._looked: dict[int, Held] = {}
+        self._looked: OrderedDict[int, tuple[bool, Held]] = OrderedDict()
+
+    def look(self, fragment: int, payload: U8) -> tuple[bool, Held]:
+        """What `inspect` will want to know. Any thread."""
+        looked = self._looked.get(id(payload))
+        if looked is None or looked[1].payload is not payload:
+            looked = self._looked[id(payload)] = self.state.inspect(fragment, payload)
+        return looked
 
     def inspect(self, fragment: int, payload: U8) -> tuple[bool, float]:
-        finite, held = self.state.inspect(fragment, payload)
-        self._looked[id(payload)] = held
+        finite, held = self.look(fragment, payload)
+        while len(self._looked) > LOOKED_MAX:  # most were merged; these were lost on the way, or refused
+            self._looked.popitem(last=False)
         return finite, float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
 
     def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
@@ -69,8 +82,9 @@ class LabSyncer(ArraySyncer):
         return Made(True, self.state.fragments[fragment].checksum, True, result.gradient_norm)
 
     def _held(self, fragment: int, payload: U8) -> Held:
-        held = self._looked.pop(id(payload), None)
-        return held if held is not None and held.payload is payload else self.state.inspect(fragment, payload)[1]
+        _, held = self.look(fragment, payload)
+        del self._looked[id(payload)]
+        return held
 
     def durable(self, fragment: int) -> dict[str, F32]:
         return super().durable(fragment) if self._durable else {}
@@ -98,6 +112,10 @@ class PlanAdopt(Protocol):
     def __call__(self, fragment: int, version: int, *, ahead: bool = False) -> Adopt: ...
 
 
+Look = Callable[[int, U8], object]
+"""The syncer's look at a fragment's contribution, ahead of its arrival. Any thread."""
+
+
 class AtOnce(Executor):
     """No threads: what is submitted is done on the spot."""
 
@@ -122,6 +140,7 @@ class LabLearner(VaultLearner):
         shared: SharedVersions,
         threads: Executor,
         plan_adopt: PlanAdopt,
+        look: Look,
     ) -> None:
         self.replica = replica
         self._parameters = ParameterSet(replica.model, layout)
@@ -129,11 +148,12 @@ class LabLearner(VaultLearner):
         self._shared = shared
         self._threads = threads
         self._plan_adopt = plan_adopt
+        self._look = look
         with replica.queue():
             self._mover = Mover(self._parameters)
         self._sizes = [fragment.size for fragment in layout.fragments]
         self._snapshots: dict[int, Snapshot] = {}
-        self._encoding: dict[tuple[int, int], Future[U8]] = {}
+        self._encoding: dict[tuple[int, int], Future[tuple[U8, int]]] = {}
         self._staging: dict[tuple[int, int], tuple[AdoptKey, Future[Staged]]] = {}
 
     def step(self) -> None:
@@ -153,16 +173,23 @@ class LabLearner(VaultLearner):
 
     def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None:
         sending = self.vault.start_sending(header, self._snapshots.pop(header.fragment), minus, feedback)
-        self._encoding[header.fragment, header.seq] = self._threads.submit(self.vault.encode, sending)
+        self._encoding[header.fragment, header.seq] = self._threads.submit(self._encode, sending)
+
+    def _encode(self, sending: Sending) -> tuple[U8, int]:
+        payload = self.vault.encode(sending)
+        self._look(sending.header.fragment, payload)
+        return payload, xxhash.xxh3_64_intdigest(payload.data)
 
     def encode(self, fragment: int, seq: int, poison: str) -> tuple[U8, int] | None:
         try:
-            payload = self._encoding.pop((fragment, seq)).result()
+            payload, checksum = self._encoding.pop((fragment, seq)).result()
             if poison:
                 payload = self.encode_poisoned(self.vault.sending[fragment, seq], poison)
+                checksum = xxhash.xxh3_64_intdigest(payload.data)
         except PayloadError:
             return None
-        return self.sealed(fragment, seq, payload)
+        self.seal(fragment, seq, payload, checksum)
+        return payload, checksum
 
     def _finish(self, fragment: int) -> None:
         """Residuals and snapshots are about to change: whoever reads them now must be done with it."""
@@ -203,11 +230,12 @@ class LabLearner(VaultLearner):
         if old is None and plan.rule != "overwrite":
             return
         key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
-        sent = [self.vault.sending[fragment, seq] for seq in plan.minus]
-        self._staging[fragment, new.version] = (key, self._threads.submit(self._stage, key, old, new, sent))
+        make = self._make(fragment, key, old, new)
+        self._staging[fragment, new.version] = (key, self._threads.submit(self._mover.stage, fragment, make))
 
-    def _stage(self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]) -> Staged:
-        return self._mover.stage(self.vault.adopt_values(key, old, new, sent))
+    def _make(self, fragment: int, key: AdoptKey, old: Published | None, new: Published) -> Callable[..., F32]:
+        """What makes the values of an adopt; the contributions that it will read are looked up now."""
+        return partial(self.vault.adopt_values, key, old, new, [self.vault.sending[fragment, seq] for seq in key.minus])
 
     def forget_prepared(self, fragment: int) -> None:
         self._finish(fragment)
@@ -226,7 +254,7 @@ class LabLearner(VaultLearner):
         if ahead is not None and ahead[0] == key:
             staged = ahead[1].result()
         else:
-            staged = self._stage(key, old, new, [vault.sending[fragment, seq] for seq in effect.minus])
+            staged = self._mover.stage(fragment, self._make(fragment, key, old, new))
         for late in [version for of, version in self._staging if of == fragment and version < effect.version]:
             del self._staging[fragment, late]
         with self.replica.queue():

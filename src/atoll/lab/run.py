@@ -56,7 +56,9 @@ class Workshop:
     def __init__(self, device: str = "auto", *, compiles: bool | None = None) -> None:
         self.device = pick_device(device)
         on_gpu = self.device.type == "cuda"
-        self.threads: Executor = ThreadPoolExecutor(BACKGROUND_THREADS, "lab") if on_gpu else AtOnce()
+        self.threads: Executor = (
+            ThreadPoolExecutor(BACKGROUND_THREADS, "lab", initializer=kernels.work_alone) if on_gpu else AtOnce()
+        )
         self._compiles = compiles
         self._tasks: dict[tuple[Any, ...], Task] = {}
         self._bench: tuple[tuple[Any, ...], Bench] | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
 from atoll.core.messages import TensorSpec
-from atoll.lab.payloads import LabLearner, LabSyncer, SharedVersions
+from atoll.lab.payloads import U8, LabLearner, LabSyncer, SharedVersions
 from atoll.lab.replica import Replica
 from atoll.sim.learner_host import LearnerHost
 from atoll.sim.payloads import LearnerPayloads, SyncerPayloads
@@ -108,7 +108,13 @@ class LabWorld(World):
             shared=self._shared,
             threads=self.training.threads,
             plan_adopt=self.learners[learner].machine.plan_adopt,
+            look=self._look,
         )
+
+    def _look(self, fragment: int, payload: U8) -> None:
+        syncer = self.lab_syncer()
+        if syncer is not None:
+            syncer.look(fragment, payload)
 
     def lab_syncer(self) -> LabSyncer | None:
         """The syncer's arrays, once there are any."""

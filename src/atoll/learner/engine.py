@@ -249,7 +249,7 @@ class Engine(Exchange):
             values = new.staged[1].tensor()
         else:
             sent = [self.vault.sending[effect.fragment, seq] for seq in effect.minus]
-            values = self._mover.stage(self.vault.adopt_values(key, old, new, sent)).tensor()
+            values = self._stage_values(effect.fragment, key, old, new, sent).tensor()
         if effect.rule == "rebase":
             self.parameters.add(effect.fragment, values)
         elif effect.rule == "mix":

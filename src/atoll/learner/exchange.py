@@ -11,9 +11,10 @@ import asyncio
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -366,7 +367,7 @@ class Exchange(ABC):
                 return
             key, old, sent = self._plan(fragment, published)
             if key is not None:
-                published.staged = (key, self._stage_values(key, old, published, sent))
+                published.staged = (key, self._stage_values(fragment, key, old, published, sent))
             self._prepared(effect, published)
         self.writer.emit(events.LearnerFetched(self.machine.learner, fragment, version, len(payload), 0, whole=False))
 
@@ -440,7 +441,8 @@ class Exchange(ABC):
         if key is None:
             return
         try:
-            values = await self._loop.run_in_executor(self._workers, self._stage_values, key, old, published, sent)
+            make = partial(self._stage_values, fragment, key, old, published, sent)
+            values = await self._loop.run_in_executor(self._workers, make)
         except RuntimeError:  # no device memory to spare just now: the adopt will make them
             return
         published.staged = (key, values)
@@ -458,6 +460,8 @@ class Exchange(ABC):
         sent = [self.vault.sending[fragment, seq] for seq in plan.minus]
         return AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus), old, sent
 
-    def _stage_values(self, key: AdoptKey, old: Published | None, new: Published, sent: Sequence[Sending]) -> Staged:
+    def _stage_values(
+        self, fragment: int, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]
+    ) -> Staged:
         assert self.vault is not None and self._mover is not None
-        return self._mover.stage(self.vault.adopt_values(key, old, new, list(sent)))
+        return self._mover.stage(fragment, partial(self.vault.adopt_values, key, old, new, sent))

@@ -9,6 +9,7 @@ are brought to the device ahead of time, so that the training thread only adds o
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -32,8 +33,10 @@ class Snapshot:
 
     def values(self) -> F32:
         """The copy, once it is complete. May block for a transfer: background threads only."""
-        if self._ready is not None:
-            self._ready.synchronize()
+        ready = self._ready  # several threads may ask
+        if ready is not None:
+            ready.synchronize()
+            self._ready = None  # asking again would cost the interpreter's lock
         array: F32 = self.host.numpy()
         return array
 
@@ -95,16 +98,19 @@ class Mover:
         staging.record_stream(self._side)
         return Snapshot(fragment, host, ready)
 
-    def stage(self, values: F32) -> Staged:
-        """Background: bring values to the device on a stream of their own."""
-        host = torch.from_numpy(values)
+    def stage(self, fragment: int, make: Callable[[F32 | None], F32]) -> Staged:
+        """Background: bring values to the device on a stream of their own. `make` puts them into the memory it is
+        given, from which they can be sent; without any it gives them in its own."""
         if self._inward is None:
-            return Staged(host, None)
+            return Staged(torch.from_numpy(make(None)), None)
+        size = self._parameters.layout.fragments[fragment].size
+        host = torch.empty(size, dtype=torch.float32, pin_memory=True)
+        make(host.numpy())
         with torch.cuda.stream(self._inward):
-            tensor = host.pin_memory().to(self._parameters.device, non_blocking=True)
+            tensor = host.to(self._parameters.device, non_blocking=True)
             ready = _event()
             ready.record(self._inward)
-        ready.synchronize()  # the pinned copy must outlive its transfer, and nobody is in a hurry here
+        ready.synchronize()  # the pinned memory must outlive its transfer, and nobody is in a hurry here
         return Staged(tensor, ready)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from atoll import kernels
 from atoll.codec import get_codec
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
-
-ALL = slice(None)
-CHUNK = 1 << 15
-"""Elements that are worked on at once where a sum has several terms: they stay in the cache from one to the next."""
 
 
 class Copied(Protocol):
@@ -81,10 +78,9 @@ class Sending:
     payload: U8 | None = None
     residual: F32 | None = None
 
-    def progress(self, part: slice = ALL, out: F32 | None = None) -> F32:
-        """What training did between origin and snapshot, to all of the fragment or a part of it."""
-        difference: F32 = np.subtract(self.snapshot.values()[part], self.origin[part], out=out)
-        return difference
+    def progress(self) -> F32:
+        """What training did between origin and snapshot."""
+        return self.snapshot.values() - self.origin
 
 
 class Vault:
@@ -133,18 +129,19 @@ class Vault:
     def _published(self, fragment: int, version: int, theta: F32, checksum: int) -> Published:
         return Published(version, theta, self._to_base(fragment, theta), checksum)
 
-    def adopt_values(self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]) -> F32:
-        """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it."""
+    def adopt_values(
+        self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending], out: F32 | None = None
+    ) -> F32:
+        """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it.
+        They are in `out`, if it is given."""
         if key.rule != "rebase":
-            return new.theta
+            if out is None:
+                return new.theta
+            out[:] = new.theta
+            return out
         assert old is not None
-        increment = np.empty_like(new.base)
-        scratch = np.empty(min(CHUNK, increment.size), np.float32)
-        for start in range(0, increment.size, CHUNK):
-            part = slice(start, start + CHUNK)
-            into = np.subtract(new.base[part], old.base[part], out=increment[part])
-            for sending in sent:
-                into -= sending.progress(part, scratch[: into.size])
+        increment = np.empty_like(new.base) if out is None else out
+        kernels.rebase(new.base, old.base, [(one.snapshot.values(), one.origin) for one in sent], increment)
         return increment
 
     def adopted(self, fragment: int, version: int) -> None:

@@ -118,12 +118,10 @@ class VaultLearner:
         sending = self.vault.sending.get((fragment, seq))
         return None if sending is None or sending.payload is None else (sending.header, sending.payload)
 
-    def sealed(self, fragment: int, seq: int, payload: U8) -> tuple[U8, int]:
-        """The payload and its checksum; the header says both from now on."""
+    def seal(self, fragment: int, seq: int, payload: U8, checksum: int) -> None:
+        """The header says what the payload is from now on."""
         sending = self.vault.sending[fragment, seq]
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
         sending.header = replace(sending.header, size=int(payload.nbytes), checksum=checksum)
-        return payload, checksum
 
     def encode_poisoned(self, sending: Sending, poison: str) -> U8:
         """As a learner encodes that went wrong; its own snapshot stays what it was."""
@@ -203,7 +201,9 @@ class ArrayLearner(VaultLearner):
             payload = self.encode_poisoned(sending, poison) if poison else self.vault.encode(sending)
         except PayloadError:
             return None
-        return self.sealed(fragment, seq, payload)
+        checksum = xxhash.xxh3_64_intdigest(payload.data)
+        self.seal(fragment, seq, payload, checksum)
+        return payload, checksum
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
         self.vault.settle(fragment, seq, merged)
