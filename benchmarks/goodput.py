@@ -1,6 +1,6 @@
 """What the goodput simulator costs: the large cell to half a point; growth with chips, failures and learners.
 
-    python benchmarks/goodput.py [--seeds 12]
+    python benchmarks/goodput.py [--seeds 12] [--figures FOLDER]
 
 Times are CPU seconds of one core. "Events" are inputs that the real SyncerMachine and LearnerMachines handled.
 """
@@ -11,6 +11,8 @@ import argparse
 import statistics
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from atoll.fleet import YEAR_S, Aim, Cell, simulate_cell
 
@@ -40,25 +42,35 @@ def large_cell() -> None:
     )
 
 
-def by_chips() -> None:
+def by_chips() -> list[dict[str, Any]]:
     print(f"## Chips: M=8, {FIXED_S:.0f} simulated seconds\n")
     print("| chips | MTBI, years | failures | events | CPU s | µs per event |\n|---|---|---|---|---|---|")
     rows = [(chips, 1.0) for chips in (150_000, 600_000, 2_400_000)]
     rows += [(chips, chips / 2_400_000) for chips in (240_000, 24_000_000, 240_000_000)]
+    points = []
     for chips, years in rows:
         run = timed(chips, 8, mtbi_s=years * YEAR_S, aim=Aim(seconds=FIXED_S))
         print(row(f"{chips:,}", f"{years:g}", run), flush=True)
+        point = {"chips": chips, "events": run.cell.events, "wall_s": run.cpu_s}
+        if years == 1.0:
+            points.append({**point, "label": "M = 8, an interruption per chip and year"})
+        if years == chips / 2_400_000:
+            points.append({**point, "label": "M = 8, equally many interruptions"})
     print()
+    return points
 
 
-def by_learners() -> None:
+def by_learners() -> list[dict[str, Any]]:
     print(f"## Learners: 150,000 chips each, {FIXED_S:.0f} simulated seconds\n")
     print("| learners | chips | failures | events | CPU s | µs per event |\n|---|---|---|---|---|---|")
+    points = []
     for learners in (2, 8, 32, 128):
         chips = 150_000 * learners
         run = timed(chips, learners, aim=Aim(seconds=FIXED_S))
         print(row(str(learners), f"{chips:,}", run), flush=True)
+        points.append({"chips": chips, "events": run.cell.events, "wall_s": run.cpu_s, "label": "M = 2 to 128"})
     print()
+    return points
 
 
 def baselines() -> None:
@@ -97,10 +109,15 @@ def coverage(seeds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=12, help="Seeds per cell in the check of the intervals.")
+    parser.add_argument("--figures", type=Path, help="Folder for goodput-growth.png.")
     arguments = parser.parse_args()
     large_cell()
-    by_chips()
-    by_learners()
+    points = by_chips() + by_learners()
+    if arguments.figures is not None:
+        from atoll.figures import growth_figure
+
+        arguments.figures.mkdir(parents=True, exist_ok=True)
+        growth_figure(points, wide=True).save(arguments.figures / "goodput-growth")
     baselines()
     coverage(arguments.seeds)
 

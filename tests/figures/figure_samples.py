@@ -118,6 +118,7 @@ HARD: dict[str, Callable[[], Picture]] = {
     "losses, one point": lambda: figures.loss_curves_figure(runs(["a", "b"], points=1)),
     "losses, 24 labels": lambda: figures.loss_curves_figure(runs([f"arm {i}" for i in range(24)], seeds=1)),
     "bars, eight long names": lambda: figures.bars_figure(bars(NAMES)),
+    "bars, no differences": lambda: figures.bars_figure(bars(NAMES), x_label="goodput (%)", differences=False),
     "bars, one of zero": lambda: figures.bars_figure([{"label": "none", "percent": 0}]),
     "bars, long groups": lambda: figures.bars_figure(bars(NAMES[:4], tuple(NAMES[:3]))),
     "bars, small values": lambda: figures.bars_figure([{"label": "a", "percent": -0.02, "half_width": 0.01}]),

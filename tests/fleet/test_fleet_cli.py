@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll import fleet
 from atoll.cli import main
 
 CELL = {"chips", "method", "learners", "goodput", "half_width", "uptime", "published", "simulated_seconds", "events"}
@@ -111,3 +113,18 @@ def test_a_log_hears_of_progress(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     words = ("--method", "elastic", "--seconds", "2400", "--jobs", "1")
     _, _, err = run(monkeypatch, capsys, *words)
     assert "5 of 5 cells" in err
+
+
+def test_unequal_speeds_and_helpers_are_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(fleet, "simulate_unequal", partial(fleet.simulate_unequal, periods=20))
+    monkeypatch.setattr(fleet, "simulate_scavenging", partial(fleet.simulate_scavenging, steps=1000))
+    words = ("--heterogeneous", "--scavenging", "--figures", str(tmp_path / "figures"), "--json")
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert code == 0 and json.loads(out)["cells"] == []
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {f"{name}.{kind}" for name in ("heterogeneous", "scavenging") for kind in ("png", "html")}
+    assert "heterogeneous.html" in err and "scavenging.html" in err
+    page = (tmp_path / "figures" / "heterogeneous.html").read_text()
+    assert "K=1 + grace" in page and "84.0" in page and "difference" not in page

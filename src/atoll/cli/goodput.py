@@ -90,7 +90,7 @@ def goodput(
     ] = 0.0,
     seed: Annotated[int, typer.Option(help="Where the failures are drawn from.", rich_help_panel=_EFFORT)] = 0,
     jobs: Annotated[int, typer.Option(help="Processes (0: one per core).", rich_help_panel=_EFFORT)] = 0,
-    figures: Annotated[Path | None, typer.Option(help="Write figures (PNG, HTML) of the cells to this folder.")] = None,
+    figures: Annotated[Path | None, typer.Option(help="Write figures (PNG, HTML) to this folder.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write what was found to this file, as JSON.")] = None,
     json: o.Json = False,
 ) -> None:
@@ -116,7 +116,7 @@ def goodput(
     answer: dict[str, Any] = {"cells": []}
     if heterogeneous or scavenging:
         cells_only = {"chips": chips, "learners": learners, "method": method, "precision": precision}
-        others = {"mtbi-years": mtbi_years != 1.0, "seconds": seconds, "figures": figures is not None}
+        others = {"mtbi-years": mtbi_years != 1.0, "seconds": seconds}
         _refuse_unused(cells_only | others | given, grows=scavenging)
     grid = _grid(chips, learners, method)
     _check_outputs(figures, save, grid)
@@ -140,7 +140,7 @@ def goodput(
     if json:
         print_json(answer)
     if figures is not None:
-        _draw(console, figures, answer["cells"])
+        _draw(console, figures, answer)
 
 
 def _refuse_unused(given: dict[str, Any], *, grows: bool) -> None:
@@ -178,11 +178,19 @@ def _check_outputs(figures: Path | None, save: Path | None, grid: list[tuple[int
         raise ConfigError(f"--save {save}: no such folder, or a folder itself; give a file in a folder that exists")
 
 
-def _draw(console: Console, folder: Path, cells: list[dict[str, Any]]) -> None:
-    from atoll.cli.paper_figures import draw_goodput
+def _draw(console: Console, folder: Path, answer: dict[str, Any]) -> None:
+    from atoll.cli.paper_figures import draw_goodput, draw_heterogeneous, draw_scavenging
 
-    left_out = " (without synchronous DiLoCo)" if any(cell["method"] == "diloco" for cell in cells) else ""
-    console.print(f"figures: {draw_goodput(folder, cells)}{left_out}", markup=False, soft_wrap=True)
+    drawn = []
+    if answer["cells"]:
+        left_out = any(cell["method"] == "diloco" for cell in answer["cells"])
+        drawn.append(f"{draw_goodput(folder, answer['cells'])}{' (without synchronous DiLoCo)' if left_out else ''}")
+    if "heterogeneous" in answer:
+        drawn.append(str(draw_heterogeneous(folder, answer["heterogeneous"])))
+    if "scavenging" in answer:
+        drawn.append(str(draw_scavenging(folder, answer["scavenging"])))
+    for name in drawn:
+        console.print(f"figures: {name}", markup=False, soft_wrap=True)
 
 
 def _simulate(grid: list[tuple[int, int, str]] | None, mechanics: Any, mtbi_s: float, *, aim: Any, jobs: int) -> Cells:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.figures import Section, Table, collapse_figure, goodput_figure, page, utilisation_figure
+from atoll.figures import Section, Table, bars_figure, collapse_figure, goodput_figure, page, utilisation_figure
 from atoll.plan.published import GRID_GBIT_S, MODELS, ROWS, STREAMING_TABLE, UTILISATIONS, Cell, exchange_of
 from atoll.plan.utilisation import compute_utilisation
 
@@ -41,6 +41,55 @@ def draw_goodput(folder: Path, cells: Sequence[Mapping[str, Any]]) -> Path:
         "shrink, grow and restart. Learners are joined by the production protocol in virtual time."
     )
     return page(folder / "goodput.html", "Goodput under failures", intro, [Section("Goodput", body)])
+
+
+def draw_heterogeneous(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """heterogeneous.png and .html: what each quorum leaves of the time of learners of unequal speed."""
+    bars = [
+        {
+            "label": row["setting"],
+            "percent": row["goodput"],
+            "published": row["published"],
+            "group": f"speeds vary {row['variance']}" if row["variance"] != "none" else "speeds do not vary",
+        }
+        for row in rows
+    ]
+    caption = "Goodput of eight learners, four of them 18% slower, by the quorum K that a merge waits for."
+    picture = bars_figure(bars, x_label="goodput (%)", differences=False, wide=True, caption=caption)
+    intro = (
+        "Share of the learners' time that is training and not waiting. With K=8 everybody waits for the slowest; with "
+        "K=1 nobody waits, and with grace a merge has everybody in it all the same."
+    )
+    body: list[Any] = [picture.save(folder / "heterogeneous"), picture.table]
+    return page(folder / "heterogeneous.html", "Learners of unequal speed", intro, [Section("Goodput", body)])
+
+
+def draw_scavenging(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """scavenging.png and .html: the time of a run with extra learners for half of its tokens."""
+    groups = {
+        "decoupled": ("decoupled", "decoupled_published"),
+        "one elastic data-parallel job": ("data_parallel", "data_parallel_published"),
+    }
+    bars = [
+        {
+            "label": f"+{row['extra_percent']}%",
+            "percent": 100.0 * row[ours],
+            "published": None if row[theirs] is None else 100.0 * row[theirs],
+            "group": group,
+        }
+        for group, (ours, theirs) in groups.items()
+        for row in rows
+    ]
+    caption = "Time of a run with extra learners for half of its tokens, in percent of the time of four learners alone."
+    picture = bars_figure(
+        bars, x_label="time (% of four learners alone)", differences=False, wide=True, caption=caption
+    )
+    intro = (
+        "Four learners, and extra ones for half of the tokens. What slowed the published data-parallel runs down is "
+        "not published where we could read it; ours stand still for two planned resizes and nothing else."
+    )
+    body: list[Any] = [picture.save(folder / "scavenging"), picture.table]
+    return page(folder / "scavenging.html", "Extra learners for half of a run", intro, [Section("Time", body)])
 
 
 def draw_utilisation(folder: Path, cells: Sequence[Cell]) -> Path:

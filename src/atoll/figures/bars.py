@@ -1,8 +1,8 @@
-"""Relative loss against a baseline as bars, with error bars and what others have published."""
+"""Relative losses against a baseline, or other percentages, as bars, with error bars and what others published."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,9 @@ REMEDY = (
     '"published" is a number or [low, high], and only label and percent are needed.'
 )
 
+Write = Callable[[float, int], str]
+"""How a value is written, with so many digits."""
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -49,16 +52,18 @@ def bars_figure(
     groups: Sequence[Mapping[str, Any]],
     *,
     x_label: str = "loss against the baseline (%)",
+    differences: bool = True,
     wide: bool = False,
     caption: str = "",
 ) -> Picture:
     """One horizontal bar per entry in the order given, with its value; names may be long.
 
     `published`: a number p shades the lane from 0 to p, a pair [low, high] from low to high. Entries with a "group"
-    stand together under its name, in a colour of their own.
+    stand together under its name, in a colour of their own. Differences have a sign; other percentages have none.
     """
     tally = Tally("bars")
     bars = _read(groups, tally)
+    write: Write = signed if differences else _plain
     with styled():
         width = width_of(wide)
         figure, axes, places = _canvas(bars, width)
@@ -68,14 +73,19 @@ def bars_figure(
             _draw(axes, bar, y, colour(order.index(bar.group)), gid)
         axes.axvline(0, color=AXIS, linewidth=0.8, zorder=4)
         axes.set_xlabel(x_label)
-        _values(figure, axes, bars, places)
+        _values(figure, axes, bars, places, write)
         if any(bar.published for bar in bars):
             _key(figure)
         finish(figure)
-    text = caption or f"{x_label[0].upper()}{x_label[1:]}; lower is better."
+    better = "; lower is better" if differences else ""
+    text = caption or f"{x_label[0].upper()}{x_label[1:]}{better}."
     halves = ["Error bars are the given half widths."] if any(bar.half_width for bar in bars) else []
-    tips = {gid: f"{bar.group} {bar.label}: {_words(bar)} percent".strip() for bar, gid in zip(bars, ids, strict=True)}
-    return Picture(figure, x_label, text, _table(bars), [*halves, *tally.notes()], tips)
+    tips = {
+        gid: f"{bar.group} {bar.label}: {_words(bar, write)} percent".strip()
+        for bar, gid in zip(bars, ids, strict=True)
+    }
+    names = ("Difference to the baseline", "difference, %") if differences else (x_label, "value, %")
+    return Picture(figure, x_label, text, _table(bars, write, names), [*halves, *tally.notes()], tips)
 
 
 def _read(groups: Sequence[Mapping[str, Any]], tally: Tally) -> list[Bar]:
@@ -149,15 +159,15 @@ def _draw(axes: Axes, bar: Bar, y: float, fill: str, gid: str) -> None:
         )
 
 
-def _values(figure: Figure, axes: Axes, bars: Sequence[Bar], places: Sequence[float]) -> None:
+def _values(figure: Figure, axes: Axes, bars: Sequence[Bar], places: Sequence[float], write: Write) -> None:
     """What the bars say, in a column right of them; what was published, in grey beside it."""
     every = [0.0, *(bar.percent + side * bar.half_width for bar in bars for side in (-1, 1))]
     every += [end for bar in bars for end in bar.published or ()]
     span = max(every) - min(every) or 1.0
     axes.set_xlim(min(every) - 0.04 * span, max(every) + 0.04 * span)
     digits = 1 if max(abs(value) for value in every) >= 1 else 2
-    ours = [_words(bar, digits) for bar in bars]
-    theirs = [f"({_published_words(bar.published, digits)})" if bar.published else "" for bar in bars]
+    ours = [_words(bar, write, digits) for bar in bars]
+    theirs = [f"({_published_words(bar.published, write, digits)})" if bar.published else "" for bar in bars]
     right = 0.06
     for texts, ink in ((ours, INK), (theirs, SOFT)):
         wide = max(text_inches(figure, text) for text in texts)
@@ -178,22 +188,27 @@ def _key(figure: Figure) -> None:
 # ---------------------------------------------------------------- words
 
 
-def _words(bar: Bar, digits: int = 2) -> str:
-    return signed(bar.percent, digits) + (f" ± {bar.half_width:.{digits}f}" if bar.half_width else "")
+def _plain(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}"
 
 
-def _published_words(published: tuple[float, float], digits: int = 1) -> str:
+def _words(bar: Bar, write: Write, digits: int = 2) -> str:
+    return write(bar.percent, digits) + (f" ± {bar.half_width:.{digits}f}" if bar.half_width else "")
+
+
+def _published_words(published: tuple[float, float], write: Write, digits: int = 1) -> str:
     low, high = published
-    return signed(high or low, digits) if 0 in published else f"{signed(low, digits)} to {signed(high, digits)}"
+    return write(high or low, digits) if 0 in published else f"{write(low, digits)} to {write(high, digits)}"
 
 
-def _table(bars: Sequence[Bar]) -> Table:
+def _table(bars: Sequence[Bar], write: Write, names: tuple[str, str]) -> Table:
+    title, column = names
     rows = []
     for bar in bars:
-        theirs = _published_words(bar.published) if bar.published else "–"
+        theirs = _published_words(bar.published, write) if bar.published else "–"
         half = f"{bar.half_width:.2f}" if bar.half_width else "–"
-        rows.append((bar.group or "–", bar.label, signed(bar.percent, 2), half, theirs))
-    head = ("group", "label", "difference, %", "±", "published, %")
+        rows.append((bar.group or "–", bar.label, write(bar.percent, 2), half, theirs))
+    head = ("group", "label", column, "±", "published, %")
     if not any(bar.group for bar in bars):
-        return Table("Difference to the baseline", head[1:], [row[1:] for row in rows])
-    return Table("Difference to the baseline", head, rows)
+        return Table(title, head[1:], [row[1:] for row in rows])
+    return Table(title, head, rows)
