@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -340,6 +341,36 @@ def test_more_fragments_than_the_model_can_fill_is_refused(parts: list[Any]) -> 
     parts.append(syncer)
     with pytest.raises(RefusedError, match="--fragments"):
         Learner(small_model(), address=syncer.address).start()
+
+
+@pytest.mark.parametrize("width", [64, 16_000])  # updates that come with their notice, and updates that are fetched
+def test_values_that_could_not_be_prepared_are_made_by_the_adopt(
+    width: int, parts: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU without memory to spare between two steps: training and merging go on."""
+    stage, refused = Mover.stage, []
+
+    def short_of_memory(mover: Mover, fragment: int, make: Any) -> Any:
+        if threading.current_thread() not in [learner.thread for learner in learners]:
+            refused.append(fragment)
+            raise torch.OutOfMemoryError("not in the background")
+        return stage(mover, fragment, make)
+
+    syncer = SyncerThread(config())
+    parts.append(syncer)
+    learners: list[TrainingThread] = []
+    monkeypatch.setattr(Mover, "stage", short_of_memory)
+    for i in range(2):
+        learners.append(TrainingThread(syncer.address, f"l{i}", seed=i, model=small_model(width)))
+    parts += learners
+    syncer.wait_for(reaches(6), "six versions of every fragment")
+    for learner in learners:
+        learner.stop()
+        assert learner.error is None
+    assert refused
+    syncer.wait_for(lambda shell: not shell.machine.book.in_flight, "rest")
+    stats = syncer.check_ledger()
+    assert stats["tokens_merged"] == stats["tokens_processed"]
 
 
 def test_snapshots_keep_the_padding_zero_whatever_fragment_came_before() -> None:

@@ -10,7 +10,7 @@ while it works, so the numbers do not depend on when it does.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
@@ -35,14 +35,13 @@ from atoll.sim.payloads import Made
 from atoll.syncer.state import Held
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
 T = TypeVar("T")
 
 VERSIONS_SHARED = 4
 """Decoded versions kept per fragment: learners that are further behind decode for themselves."""
-LOOKED_MAX = 1024
-"""Contributions whose inspection is kept for their merge."""
 
 
 class LabSyncer(ArraySyncer):
@@ -56,23 +55,25 @@ class LabSyncer(ArraySyncer):
         self.merged = 0
         """Contributions in all merges."""
         self._durable = durable
-        self._looked: OrderedDict[int, tuple[bool, Held]] = OrderedDict()
+        self._looked: dict[int, tuple[weakref.ref[U8], bool, F64]] = {}
+        """By the payload's identity; gone when the payload is, merged or not."""
 
     def look(self, fragment: int, payload: U8) -> tuple[bool, Held]:
-        """What `inspect` will want to know. Any thread."""
-        looked = self._looked.get(id(payload))
-        if looked is None or looked[1].payload is not payload:
-            looked = self._looked[id(payload)] = self.state.inspect(fragment, payload)
-        return looked
+        """What `inspect` and the merge will want to know. Any thread."""
+        key = id(payload)
+        looked = self._looked.get(key)
+        if looked is None or looked[0]() is not payload:
+            finite, held = self.state.inspect(fragment, payload)
+            looked = (weakref.ref(payload, lambda _: self._looked.pop(key, None)), finite, held.norms)
+            self._looked[key] = looked
+        return looked[1], Held(payload, looked[2])
 
     def inspect(self, fragment: int, payload: U8) -> tuple[bool, float]:
         finite, held = self.look(fragment, payload)
-        while len(self._looked) > LOOKED_MAX:  # most were merged; these were lost on the way, or refused
-            self._looked.popitem(last=False)
         return finite, float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
 
     def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
-        held = [self._held(fragment, payload) for payload in payloads]
+        held = [self.look(fragment, payload)[1] for payload in payloads]
         result = self.state.merge(fragment, held, weights)
         if not result.finite:
             return Made(False)
@@ -80,11 +81,6 @@ class LabSyncer(ArraySyncer):
         if not math.isnan(result.rho):
             self.rhos.append(result.rho)
         return Made(True, self.state.fragments[fragment].checksum, True, result.gradient_norm)
-
-    def _held(self, fragment: int, payload: U8) -> Held:
-        _, held = self.look(fragment, payload)
-        del self._looked[id(payload)]
-        return held
 
     def durable(self, fragment: int) -> dict[str, F32]:
         return super().durable(fragment) if self._durable else {}

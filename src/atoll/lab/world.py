@@ -118,7 +118,8 @@ class LabWorld(World):
 
     def lab_syncer(self) -> LabSyncer | None:
         """The syncer's arrays, once there are any."""
-        payloads = self.syncer.payloads if self.syncer is not None else None
+        syncer = self.syncer  # threads ask, too, and it may be killed meanwhile
+        payloads = syncer.payloads if syncer is not None else None
         if not isinstance(payloads, LabSyncer) or not payloads.state.fragments:
             return None
         return payloads

@@ -2,7 +2,8 @@
 
 The training thread feeds the machine at step boundaries, performs TakeSnapshot and Adopt at once and hands the rest to
 the background thread, which talks to the syncer, encodes, decodes and prepares versions ahead of time. The lock is held
-only for the machine (tens of microseconds) and for the training thread's own copies, never for the network or a kernel.
+only for the machine (tens of microseconds), for the training thread's own copies and for small updates, never for the
+network or the kernels of a large one that could be prepared ahead.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ model's device, before it asks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -367,7 +368,8 @@ class Exchange(ABC):
                 return
             key, old, sent = self._plan(fragment, published)
             if key is not None:
-                published.staged = (key, self._stage_values(fragment, key, old, published, sent))
+                with contextlib.suppress(RuntimeError):  # no device memory to spare just now: the adopt will make them
+                    published.staged = (key, self._stage_values(fragment, key, old, published, sent))
             self._prepared(effect, published)
         self.writer.emit(events.LearnerFetched(self.machine.learner, fragment, version, len(payload), 0, whole=False))
 

@@ -73,7 +73,7 @@ class Mover:
         if self._free[fragment]:
             return self._free[fragment].pop()
         size = self._parameters.layout.fragments[fragment].size
-        return torch.zeros(size, dtype=torch.float32, pin_memory=self._cuda)
+        return torch.zeros(size, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
 
     def release(self, snapshot: Snapshot) -> None:
         """Give the buffer back. A transfer still under way is ordered before the next one on the side stream."""
@@ -104,7 +104,7 @@ class Mover:
         if self._inward is None:
             return Staged(torch.from_numpy(make(None)), None)
         size = self._parameters.layout.fragments[fragment].size
-        host = torch.empty(size, dtype=torch.float32, pin_memory=True)
+        host = torch.empty(size, dtype=torch.float32, device="cpu", pin_memory=True)
         make(host.numpy())
         with torch.cuda.stream(self._inward):
             tensor = host.to(self._parameters.device, non_blocking=True)
