@@ -3,10 +3,9 @@
     python benchmarks/lab_host.py                       # eight learners of 10.6M parameters, H = 8
 
 The model is large and its step next to nothing: what takes the time is encoding, merging, decoding and adopting. They
-run on threads, as beside a GPU. Printed per step of all learners: milliseconds of wall clock and of all cores, and how
-often a thread had to wait for another (voluntary context switches; the interpreter's lock is behind most). On a GPU the
-wall clock hides behind the learners' steps as long as it is shorter; the waiting does not, because it is the training
-thread's, too.
+run on threads, as beside a GPU. Printed per step of all learners, for each of several runs: milliseconds of wall clock
+and of all cores, and how often a thread gave up its core to wait, for the interpreter's lock or for another's work. Use
+an idle machine: the number of waits depends on who else wants the cores.
 """
 
 from __future__ import annotations
@@ -81,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--learners", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=max(4, (os.cpu_count() or 1) // 2), help="0: none")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -90,18 +90,20 @@ def main() -> None:
     common = {"task": "lab_host:make", "learners": arguments.learners, "batch": arguments.learners, "seq": 1}
 
     def cost(steps: int) -> dict[str, float]:
+        """Of one run per step; its beginning and end are in it."""
         spec = LabSpec(method="decoupled", tokens=arguments.learners * steps, optimizer="sgd", evals=1, **common)
         before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         run(spec, keep=workshop)
         wall, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF)
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return {"wall_ms": 1e3 * wall, "cpu_ms": 1e3 * cpu, "waits": float(after.ru_nvcsw - before.ru_nvcsw)}
+        waits = after.ru_nvcsw - before.ru_nvcsw
+        return {"wall_ms": 1e3 * wall / steps, "cpu_ms": 1e3 * cpu / steps, "waits": waits / steps}
 
     cost(8)
-    short, long = cost(20), cost(20 + arguments.steps)  # the difference has no beginning and no end in it
-    per_step = {name: round((long[name] - short[name]) / arguments.steps, 1) for name in long}
+    runs = [cost(arguments.steps) for _ in range(arguments.runs)]
+    found = {name: [round(one[name], 1) for one in runs] for name in runs[0]}
     sizes = {"learners": arguments.learners, "parameters": BLOCKS * HEIGHT * WIDTH, "threads": arguments.threads}
-    print(json.dumps({**sizes, **per_step}))
+    print(json.dumps({**sizes, **found}))
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ Progress = Callable[[int, int], None]
 KERNEL_THREADS_MAX = 4
 """Threads of the merge and the codecs: beyond these, fragments of a small model gain nothing."""
 BACKGROUND_THREADS = max(4, (os.cpu_count() or 1) // 2)
-"""Threads that encode and stage while a GPU computes: about 6 ns of one core per parameter that is sent
+"""Threads that encode and stage while a GPU computes: about 7 ns of one core per parameter that is sent
 (benchmarks/lab_host.py). With eight learners of 10.8M parameters and H = 8 that is more than an H200 takes for their
 steps."""
 COMPILE_TOKENS_MIN = 20_000_000
