@@ -23,12 +23,13 @@ FIXED_S = 4800.0
 class Timed:
     cell: Cell
     cpu_s: float
+    wall_s: float
 
 
 def timed(chips: int, learners: int, method: str = "decoupled", *, mtbi_s: float = YEAR_S, aim: Aim) -> Timed:
-    began_s = time.process_time()
+    began_s, began_wall_s = time.process_time(), time.perf_counter()
     cell = simulate_cell(chips, learners, method, mtbi_s=mtbi_s, aim=aim)
-    return Timed(cell, time.process_time() - began_s)
+    return Timed(cell, time.process_time() - began_s, time.perf_counter() - began_wall_s)
 
 
 def large_cell() -> None:
@@ -51,11 +52,10 @@ def by_chips() -> list[dict[str, Any]]:
     for chips, years in rows:
         run = timed(chips, 8, mtbi_s=years * YEAR_S, aim=Aim(seconds=FIXED_S))
         print(row(f"{chips:,}", f"{years:g}", run), flush=True)
-        point = {"chips": chips, "events": run.cell.events, "wall_s": run.cpu_s}
         if years == 1.0:
-            points.append({**point, "label": "M = 8, an interruption per chip and year"})
+            points.append(point(run, "M = 8, an interruption per chip and year"))
         if years == chips / 2_400_000:
-            points.append({**point, "label": "M = 8, equally many interruptions"})
+            points.append(point(run, "M = 8, equally many interruptions"))
     print()
     return points
 
@@ -68,7 +68,7 @@ def by_learners() -> list[dict[str, Any]]:
         chips = 150_000 * learners
         run = timed(chips, learners, aim=Aim(seconds=FIXED_S))
         print(row(str(learners), f"{chips:,}", run), flush=True)
-        points.append({"chips": chips, "events": run.cell.events, "wall_s": run.cpu_s, "label": "M = 2 to 128"})
+        points.append(point(run, "M = 2 to 128"))
     print()
     return points
 
@@ -81,6 +81,10 @@ def baselines() -> None:
             run = timed(chips, 1, method, aim=Aim(seconds=20_000 * YEAR_S / chips))
             print(row(method, f"{chips:,}", run), flush=True)
     print()
+
+
+def point(run: Timed, label: str) -> dict[str, Any]:
+    return {"chips": run.cell.chips, "events": run.cell.events, "wall_s": run.wall_s, "label": label}
 
 
 def row(first: str, second: str, run: Timed) -> str:

@@ -1,4 +1,4 @@
-"""What the lab costs the host beside the training itself: the floor of its speed on a fast GPU. Needs no GPU.
+"""What the lab costs the host beside the training itself: what a fast GPU would have to wait for. Needs no GPU.
 
     python benchmarks/lab_host.py                       # eight learners of 10.6M parameters, H = 8
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from atoll import kernels
 from atoll.lab.replica import Replica
-from atoll.lab.run import Workshop, run
+from atoll.lab.run import BACKGROUND_THREADS, Workshop, run
 from atoll.lab.spec import LabSpec
 from atoll.lab.task import Batch, Model
 
@@ -81,7 +80,7 @@ def main() -> None:
     parser.add_argument("--learners", type=int, default=8)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=max(4, (os.cpu_count() or 1) // 2), help="0: none")
+    parser.add_argument("--threads", type=int, default=BACKGROUND_THREADS, help="0: none")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     workshop = HollowWorkshop("cpu")
