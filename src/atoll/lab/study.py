@@ -131,7 +131,8 @@ class Study:
         for label in wanted:
             if label not in self.labels:
                 hint = meant(label, self.labels)
-                raise ConfigError(f"study {self.name} has no arm {label!r}; {hint}it has {', '.join(self.labels)}")
+                names = ", ".join(repr(one) if "," in one else one for one in self.labels)
+                raise ConfigError(f"study {self.name} has no arm {label!r}; {hint}it has {names}")
         return tuple(planned for planned in self.planned if not wanted or planned.label in wanted)
 
 
