@@ -251,8 +251,6 @@ def test_counts() -> None:
 
 
 def test_a_real_study_from_file_to_table(lab: Command, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
     file = tmp_path / "real.toml"
     file.write_text(
         'baseline = "dp"\n[base]\nmodel = "nano"\nlearners = 2\nbatch = 4\nseq = 32\ntokens = 2560\nevals = 2\n'
@@ -262,7 +260,6 @@ def test_a_real_study_from_file_to_table(lab: Command, tmp_path: Path) -> None:
         'failures = { every = "50%", down = "10%" }\n'
     )
     said = lab("study", file, "--device", "cpu", "--threads", 1, "--json")
-    torch.set_num_threads(threads)
     assert said.code == 0 and said.last["studies"][0]["done"] == 2, said
     table = lab("report", file, "--json").last["studies"][0]
     dp, decoupled = table["lines"]

@@ -7,7 +7,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 from cluster import WAIT_S, SyncerThread
 from torch import nn
 
@@ -142,15 +141,10 @@ def on_the_wire(spec: LabSpec, config: SyncConfig) -> tuple[list[np.ndarray], li
 def test_the_lab_gives_the_real_clusters_parameters(
     corpus_file: str, learners: int, optimizer: str, changes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        spec = spec_for(corpus_file, learners, optimizer, **changes)
-        theta, parameters = in_the_lab(spec, monkeypatch)
-        config = SyncConfig.from_dict({**spec.config().to_dict(), "tokens_budget": 0})
-        real_theta, real_parameters = on_the_wire(spec, config)
-    finally:
-        torch.set_num_threads(threads)
+    spec = spec_for(corpus_file, learners, optimizer, **changes)
+    theta, parameters = in_the_lab(spec, monkeypatch)
+    config = SyncConfig.from_dict({**spec.config().to_dict(), "tokens_budget": 0})
+    real_theta, real_parameters = on_the_wire(spec, config)
     for mine, other in zip(theta, real_theta, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
     for one, real_one in zip(parameters, real_parameters, strict=True):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from atoll import kernels
 from atoll.errors import ConfigError, LabError
@@ -32,7 +31,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def workshop() -> Workshop:
-    torch.set_num_threads(1)
     return Workshop("cpu")
 
 

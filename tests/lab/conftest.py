@@ -1,0 +1,16 @@
+"""One thread for PyTorch: several wait for each other where others (test workers, lab runs) keep the cores busy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
