@@ -125,3 +125,22 @@ def test_sample_is_reproducible_and_longer_than_the_context() -> None:
     assert sample(model, long, 3).startswith(long)
     with pytest.raises(ConfigError, match="prompt"):
         sample(model, "", 5)
+
+
+def test_a_compiled_model_has_its_angles_from_one_operator_and_gives_the_same() -> None:
+    model, tokens, graphs = build_model("nano", 0), torch.arange(8)[None], list[torch.fx.GraphModule]()
+
+    def look(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph.forward
+
+    assert torch.equal(torch.compile(model, backend=look)(tokens), model(tokens))
+    [graph] = graphs
+    targets = [str(node.target) for node in graph.graph.nodes]
+    assert targets.count("atoll.rope_angles.default") == 1 and not any("cos" in target for target in targets)
+
+
+def test_evaluation_does_not_load_the_compiler() -> None:
+    code = "import sys, torch; from atoll.zoo import build_model; build_model('nano', 0)(torch.zeros(1, 8).long())"
+    code += "; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -34,21 +34,21 @@ KeysValues = tuple[Tensor, Tensor]
 """What attention remembers of earlier positions: keys and values, each (batch, heads, positions, head_dim)."""
 
 
-@torch.library.custom_op("atoll::rope_angles", mutates_args=(), schema=ROPE_SCHEMA)
 def rope_angles(start: int, count: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the RoPE rotation (Su et al. 2021, equation 34) of `count` positions from `start`: each
-    (count, head_dim / 2), fp32.
-
-    An operator of its own, because torch.compile would work the angles out again for every element that they turn:
-    on an H200 that took 38% of a training step of `small`.
-    """
+    (count, head_dim / 2), fp32."""
     pair = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device)
     positions = torch.arange(start, start + count, dtype=torch.float32, device=device)
     angle = torch.outer(positions, ROPE_BASE ** (-pair / head_dim))
     return angle.cos(), angle.sin()
 
 
-@rope_angles.register_fake
+rope_operator = torch.library.custom_op("atoll::rope_angles", rope_angles, mutates_args=(), schema=ROPE_SCHEMA)
+"""For torch.compile, which would otherwise work the angles out again for every element that they turn: on an H200 that
+took 38% of a training step of `small`. Its first call loads the compiler, a second that others need not wait for."""
+
+
+@rope_operator.register_fake
 def _(start: int, count: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
     shape = (count, head_dim // 2)
     return torch.empty(shape, device=device), torch.empty(shape, device=device)
@@ -148,7 +148,8 @@ class GPT(nn.Module):
     def advance(self, tokens: Tensor, position: int, past: list[KeysValues] | None) -> tuple[Tensor, list[KeysValues]]:
         """Logits for `tokens`, the first of which stands at `position`, and the keys and values to pass on."""
         head_dim = self.config.width // self.config.heads
-        angles = rope_angles(position, tokens.shape[1], head_dim, tokens.device)
+        turn = rope_operator if torch.compiler.is_compiling() else rope_angles
+        angles = turn(position, tokens.shape[1], head_dim, tokens.device)
         x = self.embed(tokens)
         present = []
         for index, block in enumerate(self.blocks):

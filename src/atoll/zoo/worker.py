@@ -10,6 +10,8 @@ with one line for a wrong setting or corpus, 1 with a traceback otherwise.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from pathlib import Path
@@ -47,4 +49,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    atexit.register(gc.freeze)  # as the `atoll` command does
     sys.exit(main(sys.argv[1:]))
