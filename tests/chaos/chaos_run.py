@@ -28,8 +28,8 @@ class Run:
         self.proxy = ChaosProxy(seed=7)
         self.proxy.start(lambda: split_address(self.syncer.address))
         host, port = self.proxy.add("far")
-        self.near = TrainingThread(self.syncer.address, "near", seed=0, step_s=0.02)
-        self.far = TrainingThread(f"{host}:{port}", "far", seed=1, step_s=0.02)
+        self.near = TrainingThread(self.syncer.address, "near", seed=0, step_s=0.04)
+        self.far = TrainingThread(f"{host}:{port}", "far", seed=1, step_s=0.04)
 
     def go_on(self) -> None:
         """Both learners adopt versions that do not exist yet, and merge into some."""

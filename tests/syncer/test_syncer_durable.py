@@ -103,13 +103,13 @@ def test_kill_nine_again_and_again_loses_nothing(folder: Path) -> None:
 def die_at_every_point(folder: Path, times: int) -> None:
     """One run, in which the syncer dies at every step of a commit, and everything published is there each time."""
     syncer = SyncerProcess(folder, *OPTIONS)
-    threads = learners(syncer, step_s=0.004)
+    threads = learners(syncer)
     train_on(threads, 20)
     dice = random.Random(times)
     for point in COMMIT_POINTS:
         for _ in range(times):
             syncer.kill()
-            hit = 1 if point in RARE else dice.randint(1, 20)
+            hit = 1 if point in RARE else dice.randint(1, 12)
             syncer.again(ATOLL_FAILPOINT=f"{point}:{hit}")
             assert syncer.wait_dead() == -signal.SIGKILL, f"{point}:{hit} {syncer.output()}"
             check_state(folder, threads)
