@@ -39,7 +39,7 @@ from atoll.sim.link import Link
 from atoll.sim.payloads import LearnerPayloads, Payload
 from atoll.sim.process import Process
 from atoll.wire.control import REFUSED_FOR_NOW, SYNCER_ENDED
-from atoll.wire.limits import BACKOFF_S_MAX, BACKOFF_S_MIN, CONNECT_S
+from atoll.wire.limits import BACKOFF_FACTOR, BACKOFF_JITTER, BACKOFF_S_MAX, BACKOFF_S_MIN, CONNECT_S
 
 if TYPE_CHECKING:
     from atoll.sim.scenario import LearnerSpec
@@ -334,8 +334,8 @@ class LearnerHost(Process):
         self._retry()
 
     def _retry(self) -> None:
-        wait_ns = int(self._backoff_ns * self.dice.uniform(0.5, 1.0))
-        self._backoff_ns = min(self._backoff_ns * 2, BACKOFF_NS[1])
+        wait_ns = int(self._backoff_ns * self.dice.uniform(1.0 - BACKOFF_JITTER, 1.0))
+        self._backoff_ns = min(int(self._backoff_ns * BACKOFF_FACTOR), BACKOFF_NS[1])
         self.later(wait_ns, self._connect)
 
     def on_message(self, connection: Connection, message: Any) -> None:
