@@ -326,7 +326,7 @@ FAULT = '[[fault]]\nkind = "cut"\ntarget = "learner-0"\nat = "5s"\n'
         (FAULT + "amont = 3", "unknown key 'amont'"),
         (FAULT + 'amount = "3"', "amount must be a number"),
         (FAULT + "variant = 3", "variant must be text in quotes"),
-        (FAULT.replace("cut", "freeze"), "it lasts; give either"),
+        (FAULT.replace("cut", "freeze"), 'this kind lasts; add a line such as lasts = "30s"'),
         (FAULT.replace("cut", "freeze") + "lasts = -4", "outside this run"),
         (
             FAULT.replace("cut", "freeze").replace('"5s"', '"99%"') + 'lasts = "20s"',

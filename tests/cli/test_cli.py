@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from said import Command, command
+
+from atoll.cli.terminal import save_text
+from atoll.errors import ConfigError
 
 COMMANDS = [
     "demo",
@@ -172,6 +177,29 @@ def test_errors_have_no_traceback_unless_one_is_debugging() -> None:
     assert (plain.returncode, plain.stdout) == (2, "")
     assert plain.stderr == "atoll: method must be one of decoupled, diloco, dp, single; not 'magic'\n"
     assert "Traceback" in run_module("train", "--method", "magic", ATOLL_DEBUG="1").stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_output_that_has_no_room_is_one_message() -> None:
+    with Path("/dev/full").open("w") as full:
+        argv = [sys.executable, "-m", "atoll", "version"]
+        done = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("atoll: No space left on device")
+
+
+def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, real = tmp_path / "table.md", Path.write_text
+
+    def full(path: Path, text: str, **options: Any) -> int:
+        real(path, text[:3], **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    save_text("--markdown", file, "the first")
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(ConfigError, match=r"--markdown .*table\.md: No space left on device; make room"):
+        save_text("--markdown", file, "the second")
+    assert file.read_text() == "the first" and list(tmp_path.iterdir()) == [file]
 
 
 def test_options_win_over_the_file(atoll: Command, tmp_path: Path) -> None:

@@ -100,6 +100,11 @@ def test_where_repairs_are_long_and_failures_rare_the_interval_holds_the_estimat
     assert abs(cell.goodput - cell.estimate) <= cell.half_width
 
 
+def test_a_given_time_that_is_too_short_is_not_called_precise() -> None:
+    cell = simulate_cell(300_000, 2, aim=Aim(seconds=1000.0))
+    assert cell.half_width > 0.5 and not cell.precise
+
+
 def test_windows_last_some_repairs_where_a_slice_is_a_good_part_of_its_learner() -> None:
     cell = simulate_cell(64, 1, "elastic", mechanics=LONG_REPAIRS, mtbi_s=YEAR_S / 10.0)
     assert cell.window_seconds > 3.0 * LONG_REPAIRS.return_s

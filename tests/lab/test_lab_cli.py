@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from io import StringIO
 from pathlib import Path
 
@@ -77,6 +78,17 @@ def test_one_run_says_how_it_went(lab: Command, runner: FakeRunner, tmp_path: Pa
         "held-out loss 1.7340" in said.stderr and "1,000 tokens/s on a fake" in said.stderr and "rho 0.5" in said.stderr
     )
     assert list(ResultStore(tmp_path / "runs.jsonl").records()) == [spec.key]
+
+
+def test_a_result_is_kept_where_nobody_listens(
+    lab: Command, runner: FakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(*arguments: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(lab_cli.say, "print_result", closed)
+    assert lab("run", "--model", "nano", "--tokens", 65536, "--store", tmp_path / "runs.jsonl").code == 1
+    assert len(ResultStore(tmp_path / "runs.jsonl").records()) == 1
 
 
 @pytest.mark.parametrize(

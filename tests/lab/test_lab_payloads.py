@@ -25,7 +25,7 @@ def layout() -> Layout:
 
 
 def make_syncer(layout: Layout) -> LabSyncer:
-    syncer = LabSyncer(layout, SyncConfig(fragments=1), durable=False)
+    syncer = LabSyncer(layout, SyncConfig(fragments=1), durable=False, rhos=[])
     syncer.state.restore({0: (0, 0, {})})
     return syncer
 

@@ -152,6 +152,18 @@ def test_killed_learners_come_back_and_lose_only_their_own(text: str, workshop: 
     assert result.loss < 1.1 * quiet.loss
 
 
+def test_a_syncer_that_dies_takes_no_facts_along(text: str, workshop: Workshop) -> None:
+    """What was merged before counts, and where nobody has a model to hand out the curve waits."""
+    quiet = go(text, workshop, evals=30).facts
+    faults = [{"kind": "kill", "target": "syncer", "at": f"{share}%"} for share in (30, 60, 90)]
+    result = go(text, workshop, evals=30, world={"fault": faults})
+    facts = result.facts
+    assert facts["faults"] == 3 and facts["tokens_merged"] == result.tokens
+    assert facts["rounds"] > 2 and facts["contributions_merged"] >= 2 * (facts["rounds"] - 3)
+    assert quiet["contributions_merged"] == 2 * quiet["rounds"] and 0.0 < facts["rho"] < 1.0
+    assert all(math.isfinite(loss) for _, loss in result.curve) and result.curve[-1][0] == result.tokens
+
+
 def test_extra_learners_share_the_work(text: str, workshop: Workshop) -> None:
     alone = go(text, workshop, tokens=30_000)
     world = {"extra": [{"learners": 2, "from": "25%", "until": "60%"}]}

@@ -196,6 +196,11 @@ def test_a_killed_learner_stays_down_so_long(lasts_s: float) -> None:
         ({"extra": [{"learners": 0}]}, "learners must be"),
         ({"extra": [{"from": "soon"}]}, "must be a time"),
         ({"extra": [{"count": 3}]}, "unknown key 'count'"),
+        (
+            {"fault": [{"kind": "kill", "target": "learner-0", "at": -5}]},
+            "at is -5; use 0 s to 366 days, or 0% to",
+        ),
+        ({"fault": [{"kind": "kill", "target": "learner-0", "at": "500%"}]}, "at is '500%'; use 0 s to 366 days"),
     ],
     ids=str,
 )
@@ -210,6 +215,10 @@ def test_what_cannot_be_is_refused(values: dict[str, Any], words: str) -> None:
         ({"learner": [{"who": 4}]}, "learner 4, and the run has 4 learners"),
         ({"fault": [{"kind": "kill", "target": "learner-4", "at": 1}]}, "this run has no learner-4"),
         ({"fault": [{"kind": "kill", "target": "learner-0", "at": "1h"}]}, "outside this run"),
+        (
+            {"fault": [{"kind": "kill", "target": "learner-0", "at": 1, "lasts": "1h"}]},
+            r"\[\[fault\]\] number 1: lasts is '1h', outside this run",
+        ),
         ({"failures": {"every": 0.001, "down": 0.001}}, "less often"),
         ({"extra": [{"from": "50%", "until": "50%"}]}, "must come after"),
     ],

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.chaos.draw import FAULTS_MAX, FAULTS_PER_MINUTE, draw_faults, learner_names, storm_down_max
-from atoll.chaos.fault import Fault
+from atoll.chaos.fault import SECONDS_MAX, Fault
 from atoll.chaos.kinds import KINDS, SYNCER
 from atoll.errors import ConfigError
 
@@ -145,6 +145,9 @@ def _fault(entry: Any, learners: Sequence[str], seconds: float) -> Fault:
     amount = entry.get("amount", 0.0)
     if isinstance(amount, bool) or not isinstance(amount, int | float) or not -NUMBER_MAX < amount < NUMBER_MAX:
         raise ConfigError(f"amount must be a number of usual size; not {str(amount)[:40]}")
+    kind = KINDS.get(entry["kind"])
+    if kind is not None and kind.lasting and "lasts" not in entry:
+        raise ConfigError('a fault of this kind lasts; add a line such as lasts = "30s"')
     fault = Fault(
         kind=entry["kind"],
         target=entry["target"],
@@ -188,6 +191,8 @@ def seconds_of(key: str, value: Any, seconds: float) -> float:
             raise ConfigError(f'{key} must be a time such as "90s", "1.5m" or "30%" of the run; not {value!r}')
         number, unit = float(match[1]), match[2]
         result = number / 100.0 * seconds if unit == "%" else number * UNITS_S[unit]
+    if not 0.0 <= result <= seconds and seconds >= SECONDS_MAX:  # it is not known yet how long the run is
+        raise ConfigError(f"{key} is {value!r}; use 0 s to {SECONDS_MAX / 86_400:g} days, or 0% to 100% of the run")
     if not 0.0 <= result <= seconds:
         raise ConfigError(f"{key} is {value!r}, outside this run of {seconds:g} s; use 0 to {seconds:g}, or run longer")
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated
@@ -62,7 +63,17 @@ def atoll(
 def run() -> None:
     """Run the command line. Atoll's own errors become one message; ATOLL_DEBUG=1 shows where they came from."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or os.environ.get("ATOLL_DEBUG"):
+            raise
+        from atoll.cli.terminal import print_error
+
+        print_error(f"{error.strerror}: {error.filename or 'what is printed'}; make room and run it again")
+        sys.exit(1)
     except AtollError as error:
         if os.environ.get("ATOLL_DEBUG"):
             raise

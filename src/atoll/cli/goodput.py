@@ -12,6 +12,8 @@ from atoll.cli import options as o
 from atoll.cli.terminal import EXIT_INTERRUPTED, human, print_json, save_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from atoll.fleet import Cell, Scavenged, Unequal
@@ -114,6 +116,7 @@ def goodput(
     mechanics = Mechanics(**{name: value for name, value in given.items() if value is not None})
     aim = Aim(seconds=seconds, seed=seed) if precision is None else Aim(precision, seconds, seed)
     answer: dict[str, Any] = {"cells": []}
+    shown: list[Callable[[], None]] = []
     if heterogeneous or scavenging:
         cells_only = {"chips": chips, "learners": learners, "method": method, "precision": precision}
         others = {"mtbi-years": mtbi_years != 1.0, "seconds": seconds}
@@ -124,18 +127,21 @@ def goodput(
         raise ConfigError(f"--mtbi-years must be above 0, not {mtbi_years:g}")
     if not (heterogeneous or scavenging):
         table = _simulate(grid, mechanics, mtbi_years * YEAR_S, aim=aim, jobs=jobs)
-        _print_cells(console, table)
+        shown.append(lambda: _print_cells(console, table))
         answer |= table.to_dict()
     if heterogeneous:
         unequal = simulate_unequal(mechanics=mechanics, seed=seed)
-        _print_unequal(console, unequal)
+        shown.append(lambda: _print_unequal(console, unequal))
         answer["heterogeneous"] = [row.to_dict() for row in unequal]
     if scavenging:
         scavenged = simulate_scavenging(mechanics=mechanics, seed=seed)
-        _print_scavenged(console, scavenged)
+        shown.append(lambda: _print_scavenged(console, scavenged))
         answer["scavenging"] = [row.to_dict() for row in scavenged]
+    if save is not None:  # before anything is said: whoever listens may have gone
+        save_text("--save", save, dumps(answer, indent=1) + "\n")
+    for show in shown:
+        show()
     if save is not None:
-        save_text(save, dumps(answer, indent=1))
         console.print(f"saved: {save}", markup=False, soft_wrap=True)
     if json:
         print_json(answer)
@@ -317,7 +323,8 @@ def _doubt(cell: Cell) -> str:
         seen = {0: "no failure", 1: "only 1 failure"}.get(cell.failures, f"only {cell.failures} failures")
         parts.append(f"{seen} seen")
     if not cell.precise:
-        parts.append(f"±{cell.half_width:.2f} points at the limit of {EVENTS_MAX:,} events, wider than asked for")
+        limit = f"the limit of {EVENTS_MAX:,} events" if cell.events >= EVENTS_MAX else f"{cell.simulated_seconds:g} s"
+        parts.append(f"±{cell.half_width:.2f} points after {limit}, wider than asked for")
     return f"{', '.join(parts)}; on paper {cell.estimate:.1f}%" if parts else ""
 
 

@@ -11,7 +11,7 @@ import typer
 
 from atoll.cli import lab_say as say
 from atoll.cli import options as o
-from atoll.cli.terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_json
+from atoll.cli.terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_json, save_text
 from atoll.zoo.presets import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -92,11 +92,12 @@ def run_command(
     if results is not None:
         results.check()
     result = _run_one(spec, _runner(device, threads, compiles), console)
+    if results is not None:  # before anything is said: whoever listens may have gone
+        results.append(Record.of(result, label=method))
     say.print_result(console, result)
     if json:
         print_json(result.to_dict())
     if results is not None:
-        results.append(Record.of(result, label=method))
         console.print(f"the result is in {results.path}", markup=False, soft_wrap=True)
 
 
@@ -138,7 +139,7 @@ def study_command(
         if together.refused:
             raise typer.Exit(EXIT_BAD_INPUT)
         for (study, _, _), outcome in zip(chosen, together.outcomes, strict=True):
-            say.print_outcome(console, study, outcome)
+            say.print_outcome(console, study, outcome, some=bool(only))
         for text in together.broken:
             console.print(text, style="red", markup=False, soft_wrap=True)
         unfinished = together.broken and any(outcome.left for outcome in together.outcomes)
@@ -157,7 +158,7 @@ def study_command(
                     planned, results, runner, study=study.name, watcher=watcher, minutes=left, failures=failures
                 )
         outcomes.append(outcome)
-        say.print_outcome(console, study, outcome)
+        say.print_outcome(console, study, outcome, some=bool(only))
         if outcome.interrupted:
             break
     raise typer.Exit(_study_end(chosen, outcomes, json_wanted=json))
@@ -183,10 +184,11 @@ def report_command(
         raise ConfigError(f"--store {store}: there is no such file; give the store that the studies have written")
     loaded = [load_study(path) for path in studies]
     found = [(study, tables.table_of(study, ResultStore(store or study.store).records())) for study in loaded]
+    if markdown is not None:
+        save_text("--markdown", markdown, "\n".join(tables.markdown(study, lines) for study, lines in found))
     for study, lines in found:
         say.print_table(console, study, tables.text_table(study, lines))
     if markdown is not None:
-        _write(markdown, "\n".join(tables.markdown(study, lines) for study, lines in found))
         console.print(f"the tables are in {markdown}", markup=False, soft_wrap=True)
     if figures is not None:
         from atoll.cli.lab_figures import draw
@@ -287,12 +289,3 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _write(path: Path, text: str) -> None:
-    from atoll.errors import ConfigError
-
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--markdown {path}: {error.strerror}; give a file in a folder that exists") from None

@@ -69,7 +69,8 @@ def print_head(console: Console, study: Study, planned: tuple[Planned, ...], lef
     )
 
 
-def print_outcome(console: Console, study: Study, outcome: Outcome) -> None:
+def print_outcome(console: Console, study: Study, outcome: Outcome, *, some: bool = False) -> None:
+    """`some`: the study has more arms than were asked for."""
     for one, reason in outcome.failed:
         text = f"{one.title}, seed {one.spec.seed} failed: {reason}"
         console.print(text, style="red", markup=False, soft_wrap=True)
@@ -80,7 +81,8 @@ def print_outcome(console: Console, study: Study, outcome: Outcome) -> None:
     elif outcome.left:
         console.print(f"{_runs_are(outcome.left)} left; the same command goes on", style="yellow")
     else:
-        text, style = ("the others are done", "bold") if outcome.failed else ("all runs are done", "bold green")
+        which = "the others" if outcome.failed else "these runs" if some else "all runs"
+        text, style = f"{which} are done", "bold" if outcome.failed else "bold green"
         console.print(f"{study.name}: {text}", style=style, markup=False)
 
 

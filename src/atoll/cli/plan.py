@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human, print_json
+from atoll.cli.terminal import human, print_json, save_text
 
 if TYPE_CHECKING:
     from atoll.plan import Plan
@@ -119,6 +119,7 @@ def plan(
         raise typer.BadParameter("there are figures of the published tables only: give --published as well")
     if region:
         arguments["regions"] = region
+    from atoll.errors import ConfigError
     from atoll.plan import job_from, make_plan
     from atoll.plan.show import print_plan
 
@@ -127,9 +128,16 @@ def plan(
     about, given = _split(arguments, job)
     made = make_plan(job_from(about), given)
     console = human(json_wanted=json)
+    not_saved: ConfigError | None = None
+    if save is not None and made.fits:  # before anything is said: whoever listens may have gone
+        try:
+            _save(made, save)
+        except ConfigError as error:
+            not_saved = error
     print_plan(made, console)
+    if not_saved is not None:
+        raise not_saved
     if save is not None and made.fits:
-        _save(made, save)
         console.print(f"the settings are in {save}: atoll run --config {save} -- ...", markup=False, soft_wrap=True)
     elif save is not None:
         console.print(f"{save} was not written, because the plan does not fit", style="yellow", markup=False)
@@ -171,7 +179,6 @@ def _save(made: Plan, path: Path) -> None:
     from atoll.errors import ConfigError
     from atoll.launch import run_config
     from atoll.launch.config import LEARNERS_LOCAL_MAX
-    from atoll.launch.folder import write_text
     from atoll.launch.options import to_toml
     from atoll.plan.show import headline
 
@@ -183,10 +190,7 @@ def _save(made: Plan, path: Path) -> None:
         )
     values = made.options()
     run_config(values, where=str(path))
-    try:
-        write_text(path, to_toml(values, comment=f"atoll plan: {headline(made.job)}"))
-    except OSError as error:
-        raise ConfigError(f"--save {path}: {error.strerror}; give a file in a folder that exists") from None
+    save_text("--save", path, to_toml(values, comment=f"atoll plan: {headline(made.job)}"))
 
 
 def _published(*, json_wanted: bool, figures: Path | None) -> None:

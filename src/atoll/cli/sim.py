@@ -81,12 +81,13 @@ def run_command(
     if shrink and report.violations:
         report = shrunk(report)
         chosen = report.scenario
+    if save is not None:  # before anything is said: whoever listens may have gone
+        save_text("--save", save, to_json(chosen) + "\n")
     if trace:
         for line in report.lines:
             console.print(line, markup=False, soft_wrap=True, highlight=False)
     _print_run(console, report)
     if save is not None:
-        save_text(save, to_json(chosen))
         console.print(f"the scenario is in {save}", markup=False, soft_wrap=True)
     if json:
         print_json(_run_values(report))

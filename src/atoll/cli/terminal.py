@@ -48,11 +48,16 @@ def print_error(text: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(message)
 
 
-def save_text(path: Path, text: str) -> None:
-    """What --save writes."""
+def save_text(option: str, path: Path, text: str) -> None:
+    """What `option` writes; a file that is there is replaced by a whole one or not at all."""
+    from errno import ENOENT, ENOSPC
+
     from atoll.errors import ConfigError
+    from atoll.launch.folder import write_text
 
     try:
-        path.write_text(text + "\n")
+        write_text(path, text)
     except OSError as error:
-        raise ConfigError(f"--save {path}: {error.strerror}; give a file that can be written") from None
+        places = {ENOENT: "give a file in a folder that exists", ENOSPC: "make room, or give a file elsewhere"}
+        remedy = places.get(error.errno or 0, "give a file that can be written")
+        raise ConfigError(f"{option} {path}: {error.strerror}; {remedy}") from None

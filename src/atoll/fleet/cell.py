@@ -144,7 +144,7 @@ def simulate_cell(
         published=published_goodput(chips, learners, method, mtbi_s),
         estimate=expected_goodput(chips, learners, method, mechanics, mtbi_s),
         failures=seen,
-        precise=aim.seconds > 0.0 or 100.0 * half <= precision,
+        precise=100.0 * half <= precision,
         windows=len(windows),
         window_seconds=window_s,
         simulated_seconds=simulated_s,

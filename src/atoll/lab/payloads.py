@@ -48,12 +48,9 @@ class LabSyncer(ArraySyncer):
     """Production's merge; a contribution is looked at once, ahead of its arrival, and nothing is copied for a disk that
     is not there."""
 
-    def __init__(self, layout: Layout, config: SyncConfig, *, durable: bool) -> None:
+    def __init__(self, layout: Layout, config: SyncConfig, *, durable: bool, rhos: list[float]) -> None:
         super().__init__(layout, config)
-        self.rhos: list[float] = []
-        """Cosines of successive merged gradients of a fragment, merge by merge."""
-        self.merged = 0
-        """Contributions in all merges."""
+        self._rhos = rhos
         self._durable = durable
         self._looked: dict[int, tuple[weakref.ref[U8], bool, F64]] = {}
         """By the payload's identity; gone when the payload is, merged or not."""
@@ -77,9 +74,8 @@ class LabSyncer(ArraySyncer):
         result = self.state.merge(fragment, held, weights)
         if not result.finite:
             return Made(False)
-        self.merged += len(payloads)
         if not math.isnan(result.rho):
-            self.rhos.append(result.rho)
+            self._rhos.append(result.rho)
         return Made(True, self.state.fragments[fragment].checksum, True, result.gradient_norm)
 
     def durable(self, fragment: int) -> dict[str, F32]:

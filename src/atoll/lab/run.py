@@ -158,18 +158,18 @@ class _Run(ABC):
         if self._progress is not None:
             self._progress(min(self.tokens, self.spec.tokens), self.spec.tokens)
 
-    def evaluate(self) -> None:
+    def evaluate(self, *, last: bool = False) -> None:
+        """One point of the curve. While nobody has a model to hand out there is none, unless it is the last."""
         self.workshop.settle()
         began_s = time.perf_counter()
         loss = self.published_loss()
         self._eval_s += time.perf_counter() - began_s
-        if not math.isfinite(loss):
-            loss = math.inf
-        self.curve.append((self.tokens, loss))
+        if loss is not None or last:
+            self.curve.append((self.tokens, loss if loss is not None and math.isfinite(loss) else math.inf))
 
     @abstractmethod
-    def published_loss(self) -> float:
-        """Of the model that would be handed out now."""
+    def published_loss(self) -> float | None:
+        """Of the model that would be handed out now, if there is somebody who would."""
 
     @abstractmethod
     def run(self) -> LabResult:
@@ -213,7 +213,7 @@ class LocalRun(_Run):
         for step in range(steps):
             replica.launch(self.lr(step))
             self.count(self.spec.tokens_per_step)
-        self.evaluate()
+        self.evaluate(last=True)
         specs = self.scenario.learners(self.spec.learners, self.spec.tokens_per_step)
         slowest_s = max(spec.step_ns for spec in specs) / 1e9
         return self.result(steps * slowest_s, {"train_loss": float(replica.losses) / steps})
@@ -273,10 +273,10 @@ class ClusterRun(_Run):
         self.steps[name] = self.steps.get(name, 0) + 1
         self.count(tokens)
 
-    def published_loss(self) -> float:
+    def published_loss(self) -> float | None:
         syncer = self.world.lab_syncer()
         if syncer is None:
-            return math.inf
+            return None
         self.bench.initialise(self.bench.template, self.spec.seed)
         parameters = ParameterSet(self.bench.template, syncer.state.layout)
         for fragment, arrays in enumerate(syncer.state.fragments):
@@ -290,7 +290,7 @@ class ClusterRun(_Run):
         self.world.begin()
         self._train()
         self._close()
-        self.evaluate()
+        self.evaluate(last=True)
         return self.result((self._last_ns - self._first_ns) / 1e9, self._facts())
 
     def _train(self) -> None:
@@ -343,7 +343,6 @@ class ClusterRun(_Run):
 
     def _facts(self) -> dict[str, Any]:
         world = self.world
-        syncer = world.lab_syncer()
         replicas = [self.replica(name) for name in self.steps]
         began = sum(replica.position for replica in replicas)
         happened = [fault for fault in world.scenario.faults if fault.at_s * 1e9 <= self._last_ns]
@@ -357,8 +356,7 @@ class ClusterRun(_Run):
             "able_s": able_s,
             "machine_events": world.events,
             "faults": sum(fault.kind != "join" for fault in happened),
-            "rho": fmean(syncer.rhos) if syncer is not None and syncer.rhos else math.nan,
-            "contributions_merged": syncer.merged if syncer is not None else 0,
+            "rho": fmean(world.rhos) if world.rhos else math.nan,
             **world.counts(),
         }
 

@@ -223,10 +223,12 @@ class LabScenario:
         entries = [dict(entry) for entry in self.listed]
         down = [entry.pop("lasts", 0.0) if entry["kind"] == "kill" else 0.0 for entry in entries]
         found = [SimFault.of_plan(fault, seconds) for fault in listed_faults(entries, names, seconds)]
-        return [
-            replace(fault, lasts_s=seconds_of("lasts", lasts, seconds)) if lasts else fault
-            for fault, lasts in zip(found, down, strict=True)
-        ]
+        for number, lasts in enumerate(down):
+            if lasts:
+                where = f"[[fault]] number {number + 1}"
+                down_s = _within(where, lambda lasts=lasts: seconds_of("lasts", lasts, seconds))  # type: ignore[misc]
+                found[number] = replace(found[number], lasts_s=down_s)
+        return found
 
     def _faults_drawn(self, names: Sequence[str], seconds: float, seed: int) -> list[SimFault]:
         if self.failures is None:

@@ -90,13 +90,15 @@ class LabWorld(World):
         self.tensors = tensors
         self.tape.wanted = False  # nobody replays a lab run, and its payloads would fill the memory
         self._shared: SharedVersions | None = None
+        self.rhos: list[float] = []
+        """Cosines of successive merged gradients of a fragment, merge by merge, of all syncers that there were."""
 
     def guest_spec(self, name: str) -> LearnerSpec:
         return self._guests[name]
 
     def new_syncer_payloads(self, layout: Layout, config: SyncConfig) -> SyncerPayloads:
         self.whole_bytes = 4 * max(fragment.size for fragment in layout.fragments)
-        return LabSyncer(layout, config, durable=self.scenario.durability != "none")
+        return LabSyncer(layout, config, durable=self.scenario.durability != "none", rhos=self.rhos)
 
     def new_learner_payloads(self, layout: Layout, config: SyncConfig, learner: str) -> LearnerPayloads:
         if self._shared is None:
@@ -125,11 +127,12 @@ class LabWorld(World):
         return payloads
 
     def counts(self) -> Mapping[str, int]:
-        """Fates of all contributions' tokens, and rounds, as the syncer's books say."""
+        """Fates of all contributions' tokens, contributions and rounds, as the syncer's books say."""
         assert self.syncer is not None
         machine = self.syncer.machine
         totals = machine.ledger.totals()
         return {
+            "contributions_merged": machine.book.contributions_merged,
             "rounds": sum(track.version for track in machine.book.tracks),
             "tokens_merged": totals.merged,
             "tokens_pending": totals.pending,

@@ -205,8 +205,13 @@ def without_nan(value: Any) -> Any:
 def write_text(path: Path, text: str) -> None:
     """Write beside and rename, so that a reader sees the old file or the new one and never half of it."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def _new_default(name: str) -> Path:
