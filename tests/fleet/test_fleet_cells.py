@@ -105,6 +105,33 @@ def test_a_given_time_that_is_too_short_is_not_called_precise() -> None:
     assert cell.half_width > 0.5 and not cell.precise
 
 
+@pytest.mark.parametrize(
+    ("chips", "learners", "method", "years", "return_s"),
+    [
+        (1000, 2, "decoupled", 0.01, 3600.0),
+        (1024, 1, "elastic", 0.002, 300.0),
+        (2048, 1, "elastic", 0.01, 7200.0),
+        (512, 1, "elastic", 0.01, 300.0),
+    ],
+)
+def test_the_estimate_holds_where_the_last_slice_may_be_lost(
+    chips: int, learners: int, method: str, years: float, return_s: float
+) -> None:
+    mechanics = replace(Mechanics(), return_s=return_s)
+    cell = simulate_cell(chips, learners, method, mechanics=mechanics, mtbi_s=years * YEAR_S, aim=Aim(1.0))
+    assert cell.estimate == pytest.approx(cell.goodput, abs=3.0)
+
+
+def test_the_estimate_is_a_number_for_any_fleet() -> None:
+    for chips in (512, 2048, 16_384, 16_640):
+        for years in (0.01, 1.0, 1e5):
+            found = [
+                expected_goodput(chips, 1, "elastic", replace(Mechanics(), return_s=wait_s), years * YEAR_S)
+                for wait_s in (0.0, 1.0, 1e5)
+            ]
+            assert 0.0 <= min(found) <= max(found) <= 100.0 and found == sorted(found, reverse=True)
+
+
 def test_windows_last_some_repairs_where_a_slice_is_a_good_part_of_its_learner() -> None:
     cell = simulate_cell(64, 1, "elastic", mechanics=LONG_REPAIRS, mtbi_s=YEAR_S / 10.0)
     assert cell.window_seconds > 3.0 * LONG_REPAIRS.return_s

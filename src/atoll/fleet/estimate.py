@@ -7,8 +7,9 @@ An elastic island is in one of four states. r is its rate of failures, w the hol
     D  stalled by a failure                detection, then a resize that failures begin again (to E)
     G  stalled by a planned resize         fails at rate r (to D), else to E
 
-In steady state slices return as often as they fail, and (exponential repair) at independent moments. The simulator
-makes none of these simplifications; a test holds the two together.
+In steady state slices return as often as they fail, and (exponential repair) at independent moments. How many slices
+are there is a chain of births and deaths; of many, the mean says enough, of few the last may be lost, and then the
+learner restarts whole. The simulator makes none of these simplifications; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from atoll.fleet.mechanics import Mechanics, check_fleet, slices_of
 
 QUANTILES = 4096
 """Points of the restart time's distribution in the numeric Laplace transform: right to four digits."""
+SLICES_FEW = 64
+"""Up to so many slices of a learner the chain is solved; with more, the last is never lost while anything trains."""
+HUGE = 1e100
 SYNC_EVERY = 24
 """H of the simulated runs. Goodput does not depend on it."""
 
@@ -33,7 +37,7 @@ def expected_goodput(chips: int, learners: int, method: str, mechanics: Mechanic
     if method == "inelastic" or slices == 1:
         share, stall_s = _restarting(rate, mechanics), mechanics.detect_s + mechanics.restart_s
     else:
-        share = _elastic(rate, chips / learners / slices / mtbi_s, mechanics)
+        share = _elastic(slices, rate / slices, mechanics)
         stall_s = mechanics.detect_s + mechanics.shrink_s
     if method == "diloco":
         share = _synchronous(share, stall_s + _lost_s(rate, mechanics.step_s), learners, mechanics)
@@ -41,21 +45,50 @@ def expected_goodput(chips: int, learners: int, method: str, mechanics: Mechanic
 
 
 def _restarting(rate: float, mechanics: Mechanics) -> float:
-    """Every failure costs a restart; one that comes during a restart begins another, drawn anew: with L the Laplace
-    transform of the restart time at the rate, that takes (1 - L) / (rate * L) on average."""
+    """Every failure costs a restart."""
+    stall_s = _restart_s(rate, mechanics)
+    return (1.0 / rate - _lost_s(rate, mechanics.step_s)) / (1.0 / rate + stall_s) if stall_s < math.inf else 0.0
+
+
+def _restart_s(rate: float, mechanics: Mechanics) -> float:
+    """A failure that comes during a restart begins another, drawn anew: with L the Laplace transform of the restart
+    time at the rate, that takes (1 - L) / (rate * L) on average."""
     levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
     times_s = mechanics.restart_scale_s * (-np.log1p(-levels)) ** (1.0 / mechanics.restart_shape)
     laplace = float(np.exp(-rate * times_s).mean())
-    if laplace <= 0.0:
-        return 0.0
-    stall_s = mechanics.detect_s + (1.0 - laplace) / (rate * laplace)
-    return (1.0 / rate - _lost_s(rate, mechanics.step_s)) / (1.0 / rate + stall_s)
+    return math.inf if laplace <= 0.0 else mechanics.detect_s + (1.0 - laplace) / (rate * laplace)
 
 
-def _elastic(rate: float, slice_rate: float, mechanics: Mechanics) -> float:
-    out = slice_rate * (mechanics.return_s + mechanics.hold_off_s / 2.0)
-    live = 1.0 / (1.0 + out)
-    rate *= live
+def _elastic(slices: int, slice_rate: float, mechanics: Mechanics) -> float:
+    back_s = mechanics.return_s + mechanics.hold_off_s / 2.0
+    if slices > SLICES_FEW or back_s == 0.0:
+        live = 1.0 / (1.0 + slice_rate * back_s)
+        return live * _at_work(live * slices * slice_rate, mechanics)
+    shares = _live_shares(slices, slice_rate, back_s, _restart_s(slices * slice_rate, mechanics))
+    return sum(
+        share * live / slices * _at_work(live * slice_rate, mechanics) for live, share in enumerate(shares) if live
+    )
+
+
+def _live_shares(slices: int, slice_rate: float, back_s: float, restart_s: float) -> list[float]:
+    """Of the time, the share with so many live slices; with none, the learner restarts with all of them.
+
+    Between k and k + 1 slices the flow down is that up, but for the cycles through a restart, which go down through
+    every k: with c of them per second, down(k + 1) = up(k) + c.
+    """
+    cycles = 1.0
+    time_s = [restart_s, 1.0 / slice_rate]
+    for live in range(1, slices):
+        up = time_s[live] * (slices - live) / back_s
+        time_s.append((up + cycles) / ((live + 1) * slice_rate))
+        if time_s[-1] > HUGE:  # rare failures: nearly all of the time is above
+            time_s, cycles = [one_s / HUGE for one_s in time_s], cycles / HUGE
+    total_s = sum(time_s)
+    return [one_s / total_s for one_s in time_s]
+
+
+def _at_work(rate: float, mechanics: Mechanics) -> float:
+    """Of an island that fails at this rate, the share of time in which it makes progress that counts."""
     fails_waiting = -math.expm1(-rate * mechanics.hold_off_s)
     fails_growing = -math.expm1(-rate * mechanics.grow_s)
     # Visits per cycle from E to E: half of the cycles pass through W, and those that come through it unharmed grow.
@@ -65,7 +98,7 @@ def _elastic(rate: float, slice_rate: float, mechanics: Mechanics) -> float:
     shrink_s = math.expm1(min(700.0, rate * mechanics.shrink_s)) / rate
     stalled_s = (cuts + grows * fails_growing) * (mechanics.detect_s + shrink_s) + grows * fails_growing / rate
     useful_s = running_s - cuts * _lost_s(rate, mechanics.step_s)
-    return live * useful_s / (running_s + stalled_s)
+    return useful_s / (running_s + stalled_s)
 
 
 def _lost_s(rate: float, step_s: float) -> float:
