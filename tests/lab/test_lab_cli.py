@@ -224,6 +224,14 @@ def test_labels_that_look_like_markup(lab: Command, runner: FakeRunner, tmp_path
     assert "K=1 [/fast] [bold]" in out.getvalue()
 
 
+def test_a_column_that_no_run_has_is_named(lab: Command, runner: FakeRunner, file: Path) -> None:
+    file.write_text('columns = ["rhoo", "rho"]\n' + SMALL.replace('columns = ["rho"]\n', ""))
+    assert "no run has" not in lab("report", file).stdout
+    assert lab("study", file).code == 0
+    said = lab("report", file)
+    assert said.code == 0 and "no run has rhoo, which columns names; there are " in said.stdout
+
+
 def test_a_report_draws_figures(lab: Command, runner: FakeRunner, file: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert lab("report", file, "--figures", tmp_path / "figures").code == 2, "nothing is finished"

@@ -188,6 +188,10 @@ def report_command(
         save_text("--markdown", markdown, "\n".join(tables.markdown(study, lines) for study, lines in found))
     for study, lines in found:
         say.print_table(console, study, tables.text_table(study, lines))
+        unknown, known = tables.unknown_facts(study, lines)
+        if unknown:
+            text = f"{study.name}: no run has {', '.join(unknown)}, which columns names; there are {', '.join(known)}"
+            console.print(text, style="yellow", markup=False, soft_wrap=True)
     if markdown is not None:
         console.print(f"the tables are in {markdown}", markup=False, soft_wrap=True)
     if figures is not None:

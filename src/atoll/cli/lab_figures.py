@@ -75,6 +75,8 @@ def _comparable(study: Study, lines: Sequence[Line]) -> list[tuple[str, list[Lin
     found = []
     for group in groups.values():
         first = [line for line in group if line.label in baselines]
+        # Differences are to the first line drawn: of several baselines the best, as in the table's "against the best".
+        first.sort(key=lambda line: line.loss.mean if line.loss is not None else math.inf)
         others = [line for line in group if line.label not in baselines]
         if len(group) <= CURVES_MAX:
             found.append(("", first + others))

@@ -204,6 +204,12 @@ def markdown(study: Study, lines: Sequence[Line]) -> str:
     return "\n".join([*head, text_table(study, lines).markdown(), " ".join(notes), ""])
 
 
+def unknown_facts(study: Study, lines: Sequence[Line]) -> tuple[list[str], list[str]]:
+    """(columns that no finished run has anything for, facts that runs do have)."""
+    known = {name for line in lines for run in line.runs.values() for name in run.facts}
+    return [name for name in study.columns if known and name not in known], sorted(known)
+
+
 def to_dict(study: Study, lines: Sequence[Line]) -> dict[str, Any]:
     """For programs. What is not known is null."""
     return {
