@@ -221,6 +221,7 @@ def test_what_cannot_be_is_refused(values: dict[str, Any], words: str) -> None:
         ),
         ({"failures": {"every": 0.001, "down": 0.001}}, "less often"),
         ({"extra": [{"from": "50%", "until": "50%"}]}, "must come after"),
+        ({"extra": [{"from": "1h"}]}, "would come at 3600 s, and the run has 100 s"),
     ],
     ids=str,
 )

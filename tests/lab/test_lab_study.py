@@ -125,6 +125,7 @@ def test_equal_runs_have_equal_keys_however_they_are_written() -> None:
         ("[[arm]]\nlabel = 'a'\nseed = 3", "one list"),
         ("[[arm]]\nlabel = 'a'\nlearners = []", "arm a: learners: a sweep"),
         ("[[arm]]\nlabel = 'a'\nlearners = [[1]]", "arm a: learners: a sweep"),
+        ("[[arm]]\nlabel = 'a'\nlr = [0.01, 0.01]", "arm a: lr: the sweep .* has a value twice"),
         ("[[arm]]\nlabel = 'a'\nlearners = 0", "arm a: learners must be"),
         ("[[arm]]\nlabel = 'a'\npublished = 'much'", "arm a: published"),
         ("[[arm]]\nlabel = 'a'\ntokens = -4", "arm a: tokens must be"),

@@ -164,6 +164,7 @@ def test_a_job_file_and_options_that_win(plan: Command, tmp_path: Path) -> None:
         ((*JOB, "--tokens-per-step", "0"), "tokens_per_step must be positive"),
         ((*JOB[:6], "--region", "a:4:1:50:0"), "region 'a': step_s must be positive"),
         ((*JOB, "--parameters", "7e9B"), "parameters must be a number such as"),
+        (("--published", "--learners", "4"), "--published is about the published tables"),
     ],
 )
 def test_bad_input_is_one_clear_message(

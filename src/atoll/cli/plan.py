@@ -113,6 +113,8 @@ def plan(
     for name in ("job", "region", "save", "published", "figures", "json"):
         arguments.pop(name, None)
     if published:
+        if arguments or job is not None or region or save is not None:
+            raise typer.BadParameter("--published is about the published tables: give none of a job's options with it")
         _published(json_wanted=json, figures=figures)
         return
     if figures is not None:

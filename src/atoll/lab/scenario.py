@@ -140,6 +140,10 @@ class Extra:
         until_s = SECONDS_MAX if self.until is None else _time("until", self.until, seconds)
         if begin_s >= until_s:
             raise ConfigError(f"until ({self.until}) must come after from ({self.begin})")
+        if begin_s > seconds:
+            raise ConfigError(
+                f"extra learners would come at {begin_s:g} s, and the run has {seconds:g} s; let them come earlier"
+            )
         return begin_s, until_s - begin_s
 
 

@@ -284,6 +284,8 @@ def _combinations(base: Mapping[str, Any], own: Mapping[str, Any]) -> list[tuple
         options = value if isinstance(value, list) else [value]
         if not options or any(isinstance(option, list) for option in options):
             raise ConfigError(f"{name}: a sweep is a list of at least one plain value; not {str(value)[:60]}")
+        if len({repr(option) for option in options}) < len(options):
+            raise ConfigError(f"{name}: the sweep {str(value)[:60]} has a value twice; leave one out")
         choices.append([(name, option) for option in options])
     count = 1
     for options in choices:
