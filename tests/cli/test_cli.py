@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -188,6 +189,15 @@ def test_output_that_has_no_room_is_one_message() -> None:
     assert done.stderr.startswith("atoll: No space left on device")
 
 
+@pytest.mark.parametrize("words", ["version", "plan --published", "version >&-"])
+def test_output_that_nobody_reads_is_no_accident(words: str) -> None:
+    line = f"{shlex.quote(sys.executable)} -m atoll {words}" + (
+        "" if ">" in words else " | true; exit ${PIPESTATUS[0]}"
+    )
+    done = subprocess.run(["bash", "-c", line], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == "" and done.returncode in (0, 1)
+
+
 def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, real = tmp_path / "table.md", Path.write_text
 
@@ -200,6 +210,14 @@ def test_a_file_is_replaced_by_a_whole_one_or_not_at_all(tmp_path: Path, monkeyp
     with pytest.raises(ConfigError, match=r"--markdown .*table\.md: No space left on device; make room"):
         save_text("--markdown", file, "the second")
     assert file.read_text() == "the first" and list(tmp_path.iterdir()) == [file]
+
+
+def test_links_and_devices_are_written_through(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    save_text("--save", tmp_path / "link", "text")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "text"
+    save_text("--save", Path(os.devnull), "text")
+    assert Path(os.devnull).is_char_device()
 
 
 def test_options_win_over_the_file(atoll: Command, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -66,7 +67,12 @@ def run() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads any more: | head -1
+        with contextlib.suppress(OSError):  # or Python would try to flush once more, and complain
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or os.environ.get("ATOLL_DEBUG"):
             raise

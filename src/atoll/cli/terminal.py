@@ -56,7 +56,10 @@ def save_text(option: str, path: Path, text: str) -> None:
     from atoll.launch.folder import write_text
 
     try:
-        write_text(path, text)
+        if path.is_relative_to("/dev"):  # /dev/stdout, /dev/null: nothing to put in their place
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_text(path.resolve(), text)
     except OSError as error:
         places = {ENOENT: "give a file in a folder that exists", ENOSPC: "make room, or give a file elsewhere"}
         remedy = places.get(error.errno or 0, "give a file that can be written")
