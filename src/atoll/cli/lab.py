@@ -11,7 +11,7 @@ import typer
 
 from atoll.cli import lab_say as say
 from atoll.cli import options as o
-from atoll.cli.terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_json, save_text
+from atoll.cli.terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_json, save_text, sigterm_as_interrupt
 from atoll.zoo.presets import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -153,7 +153,8 @@ def study_command(
         outcome = Outcome(left=len(queue))
         if queue and left >= 0.0:
             runner = runner or _runner(device, threads, compiles)
-            with _watched(console, queue, Forecast(known), tell_all=failures is None) as watcher:
+            seen = _watched(console, queue, Forecast(known), tell_all=failures is None)
+            with seen as watcher, sigterm_as_interrupt():
                 outcome = conduct(
                     planned, results, runner, study=study.name, watcher=watcher, minutes=left, failures=failures
                 )

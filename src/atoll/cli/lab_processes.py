@@ -16,7 +16,7 @@ from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
 from atoll.cli.amounts import duration
-from atoll.cli.terminal import EXIT_BAD_INPUT
+from atoll.cli.terminal import EXIT_BAD_INPUT, sigterm_as_interrupt
 from atoll.errors import ConfigError
 from atoll.lab.conduct import Outcome, pending
 from atoll.lab.store import ResultStore
@@ -128,7 +128,7 @@ def _run(commands: Sequence[Sequence[str]], console: Console) -> _Told:
     told, children = _Told(), list[subprocess.Popen[str]]()
     said: list[list[str]] = [[] for _ in commands]
     readers: list[threading.Thread] = []
-    with _sigterm_as_interrupt():
+    with sigterm_as_interrupt():
         try:
             for number, command in enumerate(commands):
                 child = _start(command)
@@ -159,23 +159,8 @@ def _start(command: Sequence[str]) -> subprocess.Popen[str]:
         stderr=pipe,
         text=True,
         errors="replace",
-        preexec_fn=lambda: die_with(parent, signal.SIGTERM),  # not SIGINT, which a shell's background jobs ignore
+        preexec_fn=lambda: die_with(parent, signal.SIGTERM),
     )
-
-
-@contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _show(stream: IO[str], number: int, console: Console) -> None:
@@ -190,9 +175,10 @@ def _show(stream: IO[str], number: int, console: Console) -> None:
 
 
 def _end(children: Sequence[subprocess.Popen[str]]) -> None:
-    """Let them end by themselves, then tell them, then kill. Who interrupts once more does not want to wait."""
+    """Let them end by themselves, then tell them (not by SIGINT, which a shell's background jobs ignore), then kill.
+    Who interrupts once more does not want to wait."""
     try:
-        for wait_s, number in ((LEAVE_S, signal.SIGINT), (STOP_S_MAX, signal.SIGKILL)):
+        for wait_s, number in ((LEAVE_S, signal.SIGTERM), (STOP_S_MAX, signal.SIGKILL)):
             deadline_s = monotonic() + wait_s
             for child in [child for child in children if not _ended(child, deadline_s - monotonic())]:
                 child.send_signal(number)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,3 +68,20 @@ def save_text(option: str, path: Path, text: str) -> None:
         places = {ENOENT: "give a file in a folder that exists", ENOSPC: "make room, or give a file elsewhere"}
         remedy = places.get(error.errno or 0, "give a file that can be written")
         raise ConfigError(f"{option} {path}: {error.strerror}; {remedy}") from None
+
+
+@contextlib.contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """`kill` is Ctrl-C: what is under way ends in order."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
