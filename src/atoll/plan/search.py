@@ -29,8 +29,8 @@ from atoll.plan.units import seconds_text
 HEADROOM = 0.8
 """Links are shared, and their speed varies: a plan should not need more than this of any of them."""
 SYNC_EVERY_CHOICES = (8, 12, 16, 24, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000)
-"""8 is the default. With eight learners of 10.8M parameters and plain averaging it cost 1.2% of loss against
-data-parallel, 24 cost 2.7% (docs/results/lab.md); others report 3% at 25 and 9% at 500 (FIGURES)."""
+"""8 is the default. With eight learners of 10.8M parameters it cost 1.0% of loss against data-parallel, 24
+with plain averaging 2.7% (docs/results/lab.md); others report 3% at 25 and 9% at 500 (FIGURES)."""
 SYNC_EVERY_COMMIT = 24
 """A disk too slow for every commit is first met with rounds as rare as this, and only then with fewer writes."""
 SHOWN = ("sync_every", "fragments", "overlap", "quorum", "grace_cap_steps", "codec_up", "codec_down", "durability")

@@ -9,8 +9,8 @@ from atoll.errors import ConfigError
 VOCAB = 256
 """The model reads and writes bytes: no tokenizer to install, and nats per byte compare across corpora."""
 OPTIMIZERS = ("muon", "adamw", "sgd")
-"""The first is the default: on an H200 it ended 6% below AdamW at 10.8M parameters (docs/results/lab.md), and on one
-CPU core 15% below at 0.46M (800,000 tokens, batch 32 x 128: 1.61 against 1.89 nats), at about the same speed."""
+"""The first is the default: on an H200 it ended 6% below AdamW at 10.8M parameters, on a CPU 4% below at 68k
+(each at its better rates; docs/results/lab.md), at about the same speed."""
 MUON_LR_FACTOR = 5.0
 """Muon's learning rate in those of AdamW: `small` was best with 8 in a short run and was given 6 in the long ones
 (docs/results/lab.md), `tiny` gave 1.77 nats with 1 and 1.61 with 4."""
