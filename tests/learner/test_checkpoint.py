@@ -190,19 +190,22 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from test_checkpoint import CheckpointFile, make
 
+def say(text):  # a line in one write: print without a buffer makes two, and the kill may fall between them
+    os.write(1, f"{text}\\n".encode())
+
 # One process that has imported everything forks a writer whenever it is told to: 20 imports of torch take a minute.
-print("ready", flush=True)
+say("ready")
 for line in sys.stdin:
     pid = os.fork()
     if not pid:
+        say(f"pid {os.getpid()}")
         file, first = CheckpointFile(Path(sys.argv[1]), "l0"), int(line)
         for step in range(first + 1, first + 1000):
             file.write(make(step, size=1_000_000))
-            print(step, flush=True)
+            say(step)
         os._exit(0)
-    print("pid", pid, flush=True)
     os.waitpid(pid, 0)
-    print("dead", flush=True)
+    say("dead")
 """
 
 
