@@ -65,6 +65,8 @@ class Member:
     """Highest contribution number accepted, per fragment: lower or equal ones are duplicates."""
     merged: list[list[tuple[int, int]]] = field(default_factory=list)
     """(seq, version) of the last merged contributions, per fragment."""
+    aside: str = ""
+    """Why rounds neither wait for it nor count it although it is active; empty: they do."""
     protocol: int = PROTOCOL_OLDEST
     """What its session speaks."""
     wants_inner: bool = False

@@ -312,6 +312,28 @@ class MemberChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberAside:
+    """An active learner that rounds no longer wait for and do not count (`aside`), or that they count again. What it
+    sends is merged all the same, whenever it comes."""
+
+    learner: str
+    generation: int
+    aside: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkThin:
+    """A learner's link carries less than the run would need of it. Said again only when it changes by much."""
+
+    learner: str
+    direction: str
+    """up (contributions) or down (published versions)."""
+    needs_bytes_s: float
+    gets_bytes_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RoundLaunched:
     round: int
     attempt: int
@@ -465,6 +487,8 @@ Event = (
     | DataLedger
     | LayoutFixed
     | MemberChanged
+    | MemberAside
+    | LinkThin
     | RoundLaunched
     | ContributionReceived
     | ContributionRefused
