@@ -190,12 +190,28 @@ def test_a_joiner_gets_inner_state_from_a_peer_that_has_caught_up() -> None:
 
 
 def test_a_joiner_alone_is_told_at_once_that_nobody_can_help() -> None:
-    world = World(config(learners_expected=1))
+    world = World(config(learners_expected=1), 1)
+    world.join_all()
+    world.everyone_steps(10)
+    world.close(world.learners["l0@l0-1"])
     joiner = world.add_later("new")
     joiner.machine.wants_inner = True
     world.connect(joiner)
     world.boundary(joiner)
     assert [(name, take.pieces) for name, take in world.taken_inner] == [("new", 0)]
+
+
+def test_a_joiner_at_step_0_gets_nobodys_inner_state() -> None:
+    """Nobody's is of any use yet, and with a large model it would be in the way of the first contributions."""
+    world = World(config(quorum="all", learners_expected=2))
+    first, second = world.add_later("first"), world.add_later("second")
+    for learner in (first, second):
+        learner.machine.wants_inner = True
+        world.connect(learner)
+        world.boundary(learner)
+        world.step(learner)
+    assert first.machine.steps == second.machine.steps == 1
+    assert not world.given_inner and not world.taken_inner
 
 
 @pytest.mark.parametrize("files_stay", [False, True])

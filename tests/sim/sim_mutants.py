@@ -151,6 +151,11 @@ def _guard_never_resets(patch: MonkeyPatch) -> None:
     patch.setattr(syncer_machine.SyncerMachine, "_judge_guard", lambda self, track, learner, out: None)
 
 
+def _silent_weigh_all(patch: MonkeyPatch) -> None:
+    patch.setattr(round_book, "missing_tokens", lambda config, rest, steps, tokens: rest)
+    patch.setattr(round_book.RoundBook, "_count_missed", lambda self, track, opened, now_ns, out: None)
+
+
 def _aborted_forgotten(patch: MonkeyPatch) -> None:
     abort = round_book.RoundBook._abort
 
@@ -361,6 +366,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
             120,
             (103,),
         ),
+        (_silent_weigh_all, "whoever does not answer weighs all that it holds, for ever", 60, (0, 24, 27, 37)),
         (_aborted_forgotten, "what an aborted round had collected is forgotten", 20, (38, 25, 8)),
         (_tape_notes_other_weights, "the tape notes other weights than the merge used", 20, (10, 23, 0)),
         (_quorum_counts_the_gone, "the quorum is a share of everybody who was ever there", 110, (117, 52)),

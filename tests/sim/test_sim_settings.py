@@ -14,9 +14,6 @@ from atoll.sim.scenario import draw, load, to_json
 SEEDS = (28, 64)
 """With arrays, and with nine faults or more each."""
 CHANGES: list[dict[str, Any]] = [
-    {"merge": "half-rda"},
-    {"codec_up": "int2", "codec_down": "int2"},
-    {"feedback_up": False, "feedback_down": False, "momentum_restart": 3},
     {"correction": "heloco", "outer_schedule": "cosine", "tokens_budget": 10**6},
 ]
 

@@ -14,6 +14,7 @@ from atoll.check.influence import BoundedInfluence
 from atoll.check.ledger import LedgerAddsUp
 from atoll.check.liveness import Liveness
 from atoll.check.loud import Loud
+from atoll.check.model_moves import ModelMoves
 from atoll.check.replayed import ReplayIsExact
 from atoll.check.single_writer import SingleWriter
 from atoll.check.version_chain import VersionChain
@@ -30,6 +31,7 @@ __all__ = [
     "LedgerAddsUp",
     "Liveness",
     "Loud",
+    "ModelMoves",
     "ReplayIsExact",
     "SingleWriter",
     "VersionChain",
@@ -54,5 +56,6 @@ def all_checkers(*, outlier_factor: float = 10.0, sync_every: int) -> Checkers:
             Bounded(),
             SingleWriter(),
             Loud(),
+            ModelMoves(),
         ]
     )

@@ -44,6 +44,10 @@ class Committed:
     steps: tuple[int, ...] = ()
     finite: bool = True
     """Whether every value of the parameters is finite."""
+    weights: tuple[float, ...] = ()
+    """Of the contributions; they add up to 1."""
+    share: float = 1.0
+    """How much of the merged step was taken, of what these contributions by themselves would give."""
 
 
 @dataclass(frozen=True, slots=True)

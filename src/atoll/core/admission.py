@@ -15,6 +15,7 @@ from atoll.core.messages import (
     Refused,
     TensorSpec,
 )
+from atoll.core.policy import age_limit
 from atoll.core.rounds import FragmentTrack
 
 SETTINGS_PROTOCOL = 2
@@ -110,11 +111,12 @@ def check_contribution(
         )
     if not 0 <= header.base_version <= track.version:
         return _refuse(Refusal.UNKNOWN_VERSION, f"{who}: base version {header.base_version}, newest is {track.version}")
-    if track.version - header.base_version > config.carry_versions_max:
+    limit = age_limit(config, aside=bool(member.aside))
+    if track.version - header.base_version > limit:
         return _refuse(
             Refusal.STALE_BASE,
-            f"{who}: {track.version - header.base_version} versions old, at most {config.carry_versions_max} are "
-            "accepted; adopt the published version first",
+            f"{who}: {track.version - header.base_version} versions old, at most {limit} are accepted; adopt the "
+            "published version first",
         )
     return None
 

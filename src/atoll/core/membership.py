@@ -9,6 +9,9 @@ States and what moves between them:
 
 Liveness is by anything heard, not by one timer (reliability lesson 2). `away` only means that rounds no longer wait;
 what the learner has already contributed stays valid until a newer instance fences it.
+
+An active member may be *set aside*: it is connected and asked, but rounds neither wait for it nor count it, because it
+does not answer them or is silent for longer than its heartbeat. What it sends is merged all the same.
 """
 
 from __future__ import annotations
@@ -67,6 +70,10 @@ class Member:
     """(seq, version) of the last merged contributions, per fragment."""
     aside: str = ""
     """Why rounds neither wait for it nor count it although it is active; empty: they do."""
+    quiet: bool = False
+    """It is set aside only because nothing was heard of it for a while."""
+    missed: int = 0
+    """Rounds that others' contributions have closed since it last answered one."""
     protocol: int = PROTOCOL_OLDEST
     """What its session speaks."""
     wants_inner: bool = False
@@ -96,6 +103,7 @@ class Membership:
         """Grows whenever somebody's state changes; what was worked out before is then out of date."""
         self._known_at = -1
         self._active: list[Member] = []
+        self._counted = 0
         self._states: frozenset[MemberState] = frozenset()
         self._steps: list[int] = []
         self._paces: list[float] = []
@@ -110,8 +118,10 @@ class Membership:
         self._known_at = self.stamp
         self._active = [m for _, m in sorted(self.members.items()) if m.state is MemberState.ACTIVE]
         self._states = frozenset(m.state for m in self.members.values())
-        self._steps = sorted(m.step for m in self._active)
-        self._paces = sorted(m.step_ns for m in self._active if m.step_ns > 0)
+        counted = [m for m in self._active if not m.aside]
+        self._counted = len(counted)
+        self._steps = sorted(m.step for m in counted)
+        self._paces = sorted(m.step_ns for m in counted if m.step_ns > 0)
 
     def active(self) -> list[Member]:
         """Active members in learner-id order."""
@@ -123,23 +133,35 @@ class Membership:
         self._look()
         return self._states
 
-    def active_steps(self) -> list[int]:
-        """The steps of the active members, smallest first."""
+    def counted(self) -> int:
+        """How many rounds count on: the active members less those that are set aside."""
+        self._look()
+        return self._counted
+
+    def counted_steps(self) -> list[int]:
+        """The steps of those members, smallest first."""
         self._look()
         return self._steps
 
-    def active_paces(self) -> list[float]:
-        """The step times of the active members that have one, shortest first."""
+    def counted_paces(self) -> list[float]:
+        """The step times of those of them that have one, shortest first."""
         self._look()
         return self._paces
 
     def mark(self, member: Member, state: MemberState) -> None:
         member.state = state
+        if state is not MemberState.ACTIVE:
+            member.aside, member.quiet, member.missed = "", False, 0
+        self.stamp += 1
+
+    def set_aside(self, member: Member, reason: str, *, quiet: bool = False) -> None:
+        """Count on this member no longer, or (without a reason) again."""
+        member.aside, member.quiet = reason, quiet
         self.stamp += 1
 
     def moved(self, member: Member, step: int, step_ns: float) -> None:
         """A member is at another step, and its steps take so long."""
-        if self._known_at == self.stamp and member.state is MemberState.ACTIVE:
+        if self._known_at == self.stamp and member.state is MemberState.ACTIVE and not member.aside:
             if step != member.step:
                 del self._steps[bisect_left(self._steps, member.step)]
                 insort(self._steps, step)

@@ -22,6 +22,13 @@ NORMS_KEPT = 33
 """Norms per fragment behind the running median: odd, and long enough that a few outliers cannot move it."""
 OUTER_FACTOR_END = 0.1
 """What is left of the outer step at the end of a schedule: the usual end of an inner one."""
+ASIDE_PERIODS = 3
+"""A learner that answers no round of three whole periods is not merely late: what it sends is carried and merged when
+it comes, and nobody counts on it meanwhile."""
+MISSING_PERIODS = 2
+STALE_FACTOR = 64
+"""How much older than `carry_versions_max` a contribution may be whose learner is set aside. At 50 kbit/s the 400 kB of
+a model of 100,000 parameters take 64 s, in which a run of 0.1 s a step publishes some 80 versions."""
 NORMS_NEEDED = 8
 """No contribution is called an outlier before this many norms are known."""
 
@@ -64,6 +71,37 @@ def grace_ns(config: SyncConfig, step_ns: float, quorum_ns: float, sync_ns: floa
     if window >= cap:
         return int(cap), "cap"
     return int(window), "slack"
+
+
+def may_set_aside(config: SyncConfig, counted: int, joined_max: int) -> bool:
+    """True if rounds can do without one of the members that they count: those that are left make a quorum. Where
+    everybody's answer is asked for, nobody is left out."""
+    left = counted - 1
+    return parse_quorum(config.quorum)[1] < 1.0 and left >= max(1, quorum_count(config, left, joined_max))
+
+
+def rounds_missed_max(config: SyncConfig) -> int:
+    """Rounds that may close without an answer of a learner before they stop to count on it."""
+    return ASIDE_PERIODS * config.fragments
+
+
+def missing_tokens(config: SyncConfig, rest: int, steps: int, tokens: int) -> int:
+    """What a learner that was asked and has not answered weighs: the tokens that it still has (`rest`), but no more
+    than it makes in two periods (by its `steps` and `tokens` so far): one is in a contribution on its way, one is new.
+    What it holds beyond that it holds because it does not deliver, and it would shrink everybody's steps for as long as
+    it does not (reliability lesson 9)."""
+    return min(rest, MISSING_PERIODS * config.sync_every * tokens // steps) if steps > 0 else 0
+
+
+def stale_factor(config: SyncConfig, age: int) -> float:
+    """What is left of a contribution's weight that is older than `carry_versions_max` versions and is merged all the
+    same, because its learner's link lets it have nothing newer: as much as it is too old."""
+    return min(1.0, config.carry_versions_max / age) if age > 0 else 1.0
+
+
+def age_limit(config: SyncConfig, *, aside: bool) -> int:
+    """How many versions old a contribution may be: more where nothing newer is to be had from its learner."""
+    return config.carry_versions_max * (STALE_FACTOR if aside else 1)
 
 
 def contribution_weight(config: SyncConfig, steps: int, tokens: int, age: int) -> float:

@@ -15,14 +15,20 @@ from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
 from atoll.core.policy import (
+    ASIDE_PERIODS,
+    age_limit,
     clock_step,
     contribution_weight,
     first_due_step,
     grace_ns,
+    may_set_aside,
     median,
+    missing_tokens,
     moving_average,
     quorum_count,
+    rounds_missed_max,
     scales_steps,
+    stale_factor,
     step_share,
     with_norm,
 )
@@ -54,6 +60,8 @@ class RoundBook:
         self.aborts = 0
         self.contributions_merged = 0
         self.contributions_late = 0
+        self.expected_waived = False
+        """Nobody waits for learners that were expected and did not come."""
         self._quorum_ns = 0.0
         self._sync_ns = 0.0
         self._closed: dict[int, tuple[Round, list[Contribution], int]] = {}
@@ -77,18 +85,35 @@ class RoundBook:
         known = (self._membership.stamp, self._membership.joined_max)
         if known != self._quorum_for:
             self._quorum_for = known
-            self._quorum = quorum_count(self._config, len(self._membership.active()), self._membership.joined_max)
+            self._quorum = quorum_count(self._config, self._membership.counted(), self._joined_max)
         return self._quorum
 
+    @property
+    def _joined_max(self) -> int:
+        """The most learners that were active at once; all that are expected, once nobody waits for them any more."""
+        expected = self._config.learners_expected if self.expected_waived else 0
+        return max(self._membership.joined_max, expected)
+
+    def waits_for_expected(self) -> bool:
+        """True while there would be rounds if those who are here were all that are expected."""
+        short = self._joined_max < self._config.learners_expected and self._membership.counted() > 0
+        return short and self.quorum() > self._membership.counted()
+
+    def waive_expected(self) -> None:
+        """Go on with those who are here."""
+        self.expected_waived = True
+        self._quorum_for = (-1, -1)
+        self._moved += 1
+
     def clock(self) -> int | None:
-        """s, or None while fewer than a quorum are active."""
-        clock = clock_step(self._membership.active_steps(), self.quorum())
+        """s, or None while rounds count on fewer than a quorum."""
+        clock = clock_step(self._membership.counted_steps(), self.quorum())
         self.clock_last = self.clock_last if clock is None else clock
         return clock
 
     def step_ns(self) -> float:
-        """xi_step: the median of the active learners' own step times."""
-        return median(self._membership.active_paces())
+        """xi_step: the median of the step times of the learners that rounds count on."""
+        return median(self._membership.counted_paces())
 
     def upcoming(self, steps: int) -> tuple[int, ...]:
         """The fragments that fall due within this many steps of the clock, soonest first."""
@@ -109,6 +134,7 @@ class RoundBook:
     # ------------------------------------------------------------ launch
 
     def launch_due(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        self._keep_enough(out)
         clock = self.clock()
         seen = (clock, self._moved, self._membership.stamp)
         if clock is None or (seen == self._launched_for and now_ns < self._standstill_ns()):
@@ -119,11 +145,22 @@ class RoundBook:
         for track in self.tracks:
             # When the fastest learner goes, the clock falls back to the others: nobody waits for it to catch up.
             track.due_step = min(track.due_step, clock + self._config.sync_every)
+            self._ask_newcomers(track, clock, out)
         due = sorted(
             (t for t in self.tracks if not t.busy and t.due_step <= clock), key=lambda t: (t.due_step, t.index)
         )
         for track in due[: max(0, self._config.rounds_in_flight_max - self.in_flight)]:
             self._launch(track, clock, now_ns, out)
+
+    def _ask_newcomers(self, track: FragmentTrack, clock: int, out: list[SyncerEffect]) -> None:
+        """A round that has waited a whole period for its quorum, and not asked everybody who is here by now, begins
+        anew: those who were not asked need not wait with their progress for one whose link is slow."""
+        opened = track.round
+        if opened is None or opened.quorum_ns >= 0 or clock < opened.clock_step + self._config.sync_every:
+            return
+        newcomers = sum(member.learner not in opened.asked for member in self._membership.active())
+        if opened.asked and newcomers:
+            self._abort(track, opened, f"{newcomers} learners have joined since it was launched", out)
 
     def _standstill_ns(self) -> int:
         """From when on a synchronous run counts as standing still: nothing is in flight, and the clock has not moved
@@ -133,7 +170,7 @@ class RoundBook:
         if self._membership.stamp != self._disturbed_by:
             self._disturbed_by = self._membership.stamp
             self._disturbed = set(range(len(self.tracks)))
-        paces = self._membership.active_paces()
+        paces = self._membership.counted_paces()
         if not self._config.synchronous or not self._disturbed or self.in_flight or not self.clock() or not paces:
             return NEVER_NS
         return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * paces[-1]))
@@ -152,7 +189,8 @@ class RoundBook:
             number = self.rounds_started
         active = self._membership.active()
         asked = [m.learner for m in active]
-        opened = Round(number, attempt, track.index, now_ns, clock, track.due_step, asked=asked, waiting=set(asked))
+        waiting = {m.learner for m in active if not m.aside}
+        opened = Round(number, attempt, track.index, now_ns, clock, track.due_step, asked=asked, waiting=waiting)
         track.round, track.last_round = opened, self.rounds_started
         track.due_step = clock + self._config.sync_every
         out.append(
@@ -171,8 +209,9 @@ class RoundBook:
         held, track.held = list(track.held.values()), {}
         for contribution in sorted(held, key=lambda c: c.id):
             self._enter(track, contribution, now_ns, out)
+        given = opened.contributors()
         for member in active:
-            if member.learner in opened.waiting:
+            if member.learner not in given:
                 request = Request(opened.number, opened.attempt, track.index)
                 out.append(ToLearner(member.session, request))
         self.settle(track, now_ns, out)
@@ -190,16 +229,28 @@ class RoundBook:
         self._enter(track, contribution, now_ns, out)
         self.settle(track, now_ns, out)
 
-    def answer_nothing(self, learner: str, answer: Nothing, now_ns: int, out: list[SyncerEffect]) -> None:
+    def answer_nothing(
+        self, learner: str, answer: Nothing, now_ns: int, out: list[SyncerEffect], *, usable: bool = True
+    ) -> None:
+        """A learner has nothing for this round; or (not `usable`) what it had is too old."""
         track = self.tracks[answer.fragment]
-        if track.round is not None and track.round.number == answer.round and learner in track.round.waiting:
-            track.round.waiting.discard(learner)
-            track.round.nothing.add(learner)
+        opened = track.round
+        if opened is None or opened.number != answer.round or learner not in opened.asked:
+            return
+        if usable:
+            track.missed.pop(learner, None)
+            self._answered(learner, False, True, out)
+        else:
+            opened.unusable.add(learner)
+        if learner in opened.waiting:
+            opened.waiting.discard(learner)
+            opened.nothing.add(learner)
             self.settle(track, now_ns, out)
 
     def learner_gone(self, learner: str, now_ns: int, out: list[SyncerEffect]) -> None:
         """Open rounds no longer wait for this learner; what it gave stays."""
         for track in self.tracks:
+            track.missed.pop(learner, None)
             if track.round is not None:
                 track.round.waiting.discard(learner)
                 track.round.nothing.discard(learner)
@@ -208,7 +259,7 @@ class RoundBook:
     def _enter(self, track: FragmentTrack, item: Contribution, now_ns: int, out: list[SyncerEffect]) -> None:
         opened = track.round
         assert opened is not None
-        if track.version - item.base_version > self._config.carry_versions_max:
+        if track.version - item.base_version > age_limit(self._config, aside=True):
             self.drop(item, Discard.STALE, out)
             return
         opened.contributions[item.id] = item
@@ -261,24 +312,91 @@ class RoundBook:
         weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
+        fresh = sum(weights)
+        weights = [w * stale_factor(self._config, a) for w, a in zip(weights, ages, strict=True)]
+        track.share = 1.0
         if scales_steps(self._config):
-            present, missing = [item.tokens for item in items], self._missing(opened)
-            share = step_share(self._config, self._ledger.processed, present, missing)
-            scale = share / sum(weights)
-            weights = [weight * scale for weight in weights]
+            present, missing = [item.tokens for item in items], self._missing(track, opened)
+            track.share = step_share(self._config, self._ledger.processed, present, missing)
+            # What is taken from old contributions is not given to the others: the step is so much smaller.
+            weights = [weight * (track.share / fresh) for weight in weights]
         track.merging = True
         track.weights = weights
         self._closed[track.index] = (opened, items, now_ns)
         out.append(
             Merge(track.index, opened.number, track.version + 1, tuple(item.id for item in items), tuple(weights))
         )
+        for item, age in zip(items, ages, strict=True):
+            track.missed.pop(item.id.learner, None)
+            fresh = age <= self._config.carry_versions_max
+            self._answered(item.id.learner, item.round != opened.number, fresh, out)
+        self._count_missed(track, opened, now_ns, out)
 
-    def _missing(self, opened: Round) -> list[int]:
+    def _missing(self, track: FragmentTrack, opened: Round) -> list[int]:
         """What learners hold of this fragment who were asked, have neither answered nor gone, and have nothing from an
-        earlier round in this one."""
-        members = [self._membership.members.get(learner) for learner in sorted(opened.waiting - opened.contributors())]
-        accounts = [self._ledger.account(one.learner, one.generation) for one in members if one is not None]
-        return [account.rest(opened.fragment) for account in accounts]
+        earlier round in this one; of each no more than it can have made meanwhile, and nothing of one that has missed
+        all of the fragment's last rounds, whatever it does with others."""
+        tokens = []
+        for learner in sorted(opened.waiting - opened.contributors()):
+            member = self._membership.members.get(learner)
+            if member is not None and track.missed.get(learner, 0) < ASIDE_PERIODS:
+                rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
+                tokens.append(missing_tokens(self._config, rest, member.steps, member.tokens))
+        return tokens
+
+    # ------------------------------------------------------------ who does not deliver
+
+    def _count_missed(self, track: FragmentTrack, opened: Round, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Others have closed this round: whoever was asked and did not answer has missed it."""
+        answered = opened.contributors() | (opened.nothing - opened.unusable)
+        for learner in opened.asked:
+            member = self._membership.members.get(learner)
+            if member is None or member.state is not MemberState.ACTIVE or learner in answered:
+                continue
+            member.missed += 1
+            track.missed[learner] = track.missed.get(learner, 0) + 1
+            late = member.missed >= rounds_missed_max(self._config) and (not member.aside or member.quiet)
+            if late:
+                what = "brought only what was too old" if learner in opened.unusable else "answered none"
+                self.set_aside(member, f"{what} in the last {member.missed} rounds", now_ns, out)
+
+    def set_aside(
+        self, member: Member, reason: str, now_ns: int, out: list[SyncerEffect], *, quiet: bool = False
+    ) -> None:
+        """Rounds go on without this member, if those who are left make a quorum. It is asked all the same."""
+        if not member.aside and not self.spares_one():
+            return
+        self._membership.set_aside(member, reason, quiet=quiet)
+        out.append(_aside(member, True, reason))
+        self.learner_gone(member.learner, now_ns, out)
+
+    def spares_one(self) -> bool:
+        """True if rounds can do without one of those that they count."""
+        return may_set_aside(self._config, self._membership.counted(), self._joined_max)
+
+    def take_in(self, member: Member, reason: str, out: list[SyncerEffect]) -> None:
+        """Rounds count on this member again."""
+        self._membership.set_aside(member, "")
+        out.append(_aside(member, False, reason))
+
+    def _answered(self, learner: str, late: bool, fresh: bool, out: list[SyncerEffect]) -> None:
+        """A learner's answer is of use: it enters a merge, or there is nothing to give. One that was set aside is
+        counted again when it answers in time, or late but no more seldom than those do who are not set aside; and with
+        something that is not too old."""
+        member = self._membership.members.get(learner)
+        if member is None or member.state is not MemberState.ACTIVE:
+            return
+        soon = not late or member.missed < rounds_missed_max(self._config)
+        member.missed = 0
+        if member.aside and soon and fresh:
+            self.take_in(member, "answers again", out)
+
+    def _keep_enough(self, out: list[SyncerEffect]) -> None:
+        """When others have gone, those who were set aside may be needed for a quorum."""
+        if self._membership.counted() >= self.quorum():
+            return
+        for member in [m for m in self._membership.active() if m.aside]:
+            self.take_in(member, "too few others are left", out)
 
     def _abort(self, track: FragmentTrack, opened: Round, reason: str, out: list[SyncerEffect]) -> None:
         self.aborts += 1
@@ -368,6 +486,7 @@ class RoundBook:
                     "checksum": done.checksum,
                     "store_ns": done.store_ns,
                     "store_bytes": done.store_bytes,
+                    "share": track.share,
                 },
             )
         )
@@ -439,6 +558,11 @@ class RoundBook:
         standstill_ns = self._standstill_ns()
         wakes += [standstill_ns] if standstill_ns != NEVER_NS else []
         return min(wakes) if wakes else None
+
+
+def _aside(member: Member, aside: bool, reason: str) -> Note:
+    fields = {"learner": member.learner, "generation": member.generation, "aside": aside, "reason": reason}
+    return Note("MemberAside", fields)
 
 
 def _refused(item: Contribution, code: str, detail: str) -> Note:

@@ -61,6 +61,8 @@ class Round:
     """Learners asked that have neither answered nor gone."""
     contributions: dict[ContributionId, Contribution] = field(default_factory=dict)
     nothing: set[str] = field(default_factory=set)
+    unusable: set[str] = field(default_factory=set)
+    """Of those, who sent something that was too old to be merged: an answer, but not one to count on."""
     quorum_ns: int = -1
     """When the quorum was complete, since the launch; -1 before."""
     grace_ns: int = 0
@@ -97,6 +99,8 @@ class FragmentTrack:
     """(round, next attempt) while the last round was aborted and waits to be launched again."""
     held: dict[ContributionId, Contribution] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
+    missed: dict[str, int] = field(default_factory=dict)
+    """Rounds of this fragment in a row that others have closed without a usable answer, by learner."""
     outliers: dict[str, int] = field(default_factory=dict)
     """Contributions that were refused as outliers since the last accepted one, per learner."""
     handed: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -104,6 +108,8 @@ class FragmentTrack:
     a crash, that one which is still on disk was merged."""
     weights: list[float] = field(default_factory=list)
     """Of the merge that is under way or was the last."""
+    share: float = 1.0
+    """How much of its step is taken, the rest being for contributions that are still to come."""
     contributions_merged: int = 0
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.core.admission import check_contribution, check_hello, check_settings
-from atoll.core.config import SECOND_NS, SyncConfig
+from atoll.core.config import SECOND_NS, SyncConfig, parse_quorum
 from atoll.core.effects import (
     Answer,
     CommitHealed,
@@ -75,6 +75,14 @@ take it for a change of scale."""
 OUTLIERS_EACH = 2
 """How many of those each of most learners must have had: the second after it was given the run's own state again."""
 
+QUIET_NS = 6 * SECOND_NS
+"""A learner says something every 2 s, whatever the length of its step. One that has missed three of those is no longer
+counted on: a step that it reported long ago must not hold the clock until its lease is over."""
+SHORT_SAY_NS = 10 * SECOND_NS
+"""Too few learners for a round, for longer than it takes to start some: a person should know."""
+SHORT_WAIT_NS = 60 * SECOND_NS
+"""From then on those who are here go on without those who were expected (unless everybody's answer is asked for)."""
+
 DEAF_STEPS = 4
 """A learner adopts at step boundaries: one that takes this many of them past a published version does not hear."""
 
@@ -94,6 +102,9 @@ class SyncerMachine(SyncerCare):
         self._committing = False
         self._lease_wake_ns = -1
         self._lease_wake_at = -1
+        self._short_ns = -1
+        """Since when there are learners, but too few of those who are expected for a round; -1: there are enough."""
+        self._short_said = 0
 
     # ------------------------------------------------------------ the one entrance
 
@@ -145,12 +156,14 @@ class SyncerMachine(SyncerCare):
             self._lease_wake_ns = self._next_lease_ns()
         if self._lease_wake_ns >= 0:
             wakes.append(self._lease_wake_ns)
+        if self._short_ns >= 0 and self._short_said < 2:
+            wakes.append(self._short_ns + (SHORT_WAIT_NS if self._short_said else SHORT_SAY_NS))
         return min(wakes) if wakes else None
 
     def _next_lease_ns(self) -> int:
         """When the first member's time runs out, if nothing is heard; -1 for none. Whoever is heard meanwhile has more
         time, so this stays good (if early) until somebody's state changes or a Tick has looked at everybody."""
-        leased = [m.heard_ns + self._lease_ns(m) for m in self.membership.members.values() if self._on_lease(m)]
+        leased = [m.heard_ns + self._silence_ns(m) for m in self.membership.members.values() if self._on_lease(m)]
         away = [m.away_ns for m in self.membership.members.values() if m.state is MemberState.AWAY]
         return min([*leased, *(away_ns + self.config.lost_after_ns for away_ns in away)], default=-1)
 
@@ -159,6 +172,7 @@ class SyncerMachine(SyncerCare):
         if not self.committed or self._fenced:
             return
         states = self.membership.states()
+        self._wait_for_expected(now_ns, out)
         if MemberState.ACTIVE in states:
             self.book.launch_due(now_ns, out)
             self._stop_when_spent(out)
@@ -171,6 +185,29 @@ class SyncerMachine(SyncerCare):
                         # The run is over: what a learner that is away has not handed over will never be merged.
                         self.ledger.set_gone(member.learner, member.generation, True)
                 out.append(Finished(self.stopping))
+
+    def _wait_for_expected(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Too few have come for a round: say so, and after a while go on without the others."""
+        if not self.book.waits_for_expected():
+            self._short_ns, self._short_said = -1, 0
+            return
+        self._short_ns = now_ns if self._short_ns < 0 else self._short_ns
+        waited_ns, here = now_ns - self._short_ns, self.membership.counted()
+        if waited_ns < (SHORT_WAIT_NS if self._short_said else SHORT_SAY_NS) or self._short_said >= 2:
+            return
+        needed, expected = self.book.quorum(), self.config.learners_expected
+        text = (
+            f"{here} of {expected} expected learners are here, and a round needs {needed} (quorum "
+            f"{self.config.quorum}): nothing is merged yet"
+        )
+        self._short_said += 1
+        share = parse_quorum(self.config.quorum)[1]
+        if self._short_said == 2 and 0.0 < share < 1.0:
+            self.book.waive_expected()
+            text += "; the run goes on with those who are here, and takes the others in when they come"
+        else:
+            text += "; start the others, or a syncer that expects fewer (--learners, --quorum)"
+        out.append(Note("Warned", {"source": "syncer", "text": text}))
 
     def _stop_when_spent(self, out: list[SyncerEffect]) -> None:
         budget = self.config.tokens_budget
@@ -340,6 +377,8 @@ class SyncerMachine(SyncerCare):
         if member is None:
             return
         member.heard_ns = now_ns
+        if member.quiet:
+            self.book.take_in(member, "heard again", out)
         message = event.message
         if isinstance(message, Progress):
             self._progress(member, message, now_ns, out)
@@ -378,8 +417,9 @@ class SyncerMachine(SyncerCare):
         self._send_upcoming(member, out)
         if self.stopping:
             out.append(ToLearner(member.session, Stop(self.stopping)))
-        elif member.wants_inner:
+        elif member.wants_inner and message.step > 0:
             self._relay_inner(member, now_ns, out)
+        member.wants_inner = False  # at step 0 nobody has made any inner state yet
 
     def _progress(self, member: Member, message: Progress, now_ns: int, out: list[SyncerEffect]) -> None:
         backwards = message.steps < member.steps or message.tokens < member.tokens or message.step < member.step
@@ -520,7 +560,8 @@ class SyncerMachine(SyncerCare):
         current = member is not None and member.generation == header.generation
         known = 0 <= header.fragment < self.config.fragments
         if current and known and header.kind is PushKind.CONTRIBUTION and refusal.code != Refusal.DUPLICATE:
-            self.book.answer_nothing(header.learner, Nothing(header.round, header.fragment), now_ns, out)
+            answer, usable = Nothing(header.round, header.fragment), refusal.code != Refusal.STALE_BASE
+            self.book.answer_nothing(header.learner, answer, now_ns, out, usable=usable)
 
     def _refuse_push(self, event: PushCompleted, refusal: PushReply, out: list[SyncerEffect]) -> None:
         header = event.header
@@ -590,6 +631,8 @@ class SyncerMachine(SyncerCare):
                 member.away_ns = now_ns
                 self._note_member(member, f"silent for {lease_ns / 1e9:g} s", out)
                 self._gone(member, now_ns, out)
+            elif self._may_be_quiet(member) and now_ns - member.heard_ns >= QUIET_NS:
+                self.book.set_aside(member, f"silent for {QUIET_NS / 1e9:g} s", now_ns, out, quiet=True)
             elif self._is_deaf(member, now_ns):
                 member.behind_ns = 0
                 detail = f"learner {member.learner!r} steps on but adopts nothing that was published; say hello again"
@@ -619,9 +662,18 @@ class SyncerMachine(SyncerCare):
         seeding = member.state is MemberState.JOINING and member.learner == self._seeder and not self.committed
         return member.state is MemberState.ACTIVE or seeding
 
+    def _may_be_quiet(self, member: Member) -> bool:
+        """True if this member is set aside once it was silent for QUIET_NS."""
+        counted = member.state is MemberState.ACTIVE and not member.aside
+        return counted and self.config.lease_ns > QUIET_NS and self.book.spares_one()
+
     def _lease_ns(self, member: Member) -> int:
         """A seeding learner is silent while one fragment of the first parameters is on a thin link."""
         return self.config.lease_ns if member.state is MemberState.ACTIVE else SEED_SILENCE_NS
+
+    def _silence_ns(self, member: Member) -> int:
+        """The next length of its silence that matters."""
+        return QUIET_NS if self._may_be_quiet(member) else self._lease_ns(member)
 
     def _note_member(self, member: Member, reason: str, out: list[SyncerEffect]) -> None:
         fields = {"learner": member.learner, "generation": member.generation}

@@ -57,6 +57,8 @@ class _Merge:
     contributions: tuple[facts.Identity, ...] = ()
     tokens: int = 0
     durable: bool = False
+    weights: tuple[float, ...] = ()
+    share: float = 1.0
 
 
 @dataclass(slots=True)
@@ -182,6 +184,8 @@ def _feed_epoch(
                 tokens=(merge.tokens,),
                 norms=tuple(norm for norm, _ in whole) if told else (),
                 steps=tuple(steps for _, steps in whole) if told else (),
+                weights=merge.weights if told and len(merge.weights) == len(whole) else (),
+                share=merge.share,
             )
         )
         if merge.durable:
@@ -241,6 +245,7 @@ def _merges(state: Path, epochs: Sequence[_Epoch]) -> dict[Key, _Merge]:
             merge = known[epoch.number, event.fragment, event.version]
             merge.checksum, merge.tokens = event.checksum, event.tokens
             merge.durable = event.store_bytes > 0
+            merge.weights, merge.share = tuple(event.weights), event.share
     return dict(known)
 
 

@@ -423,6 +423,8 @@ class Committed:
     store_ns: int = 0
     store_bytes: int = 0
     """What making the commit durable took; 0 where nothing was written."""
+    share: float = 1.0
+    """How much of the merged step was taken; the rest is for contributions that are still to come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,8 @@ class LearnerHost(Process):
         self.calls: dict[Call, None] = {}
         self.slow = 1.0
         self.poison = ""
+        self.mute = False
+        """Its contributions do not arrive."""
         self.began_ns = world.now_ns
         self.trains = False
         """Joined, and the training loop runs."""
@@ -414,6 +416,10 @@ class LearnerHost(Process):
         if sending is None or key in self._pushing:
             return
         header, payload = sending
+        if self.mute:
+            self._pushing.add(key)
+            self.later(RETRY_NS, self._push_broken, key)
+            return
         if self.world.scenario.inline:
             if self.connection is not None and key not in self._sent:
                 self._sent.add(key)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,12 +28,14 @@ SIM_KINDS: Mapping[str, tuple[str, bool]] = {
     "takeover": ("syncer", False),
     "lose": ("learner", True),
     "break": ("learner", True),
+    "mute": ("learner", True),
 }
 """Every kind of fault that this world knows -> (what it hits, whether it lasts). Besides those of `atoll.chaos`:
 power: the syncer's machine loses its power, and what was not synced is gone; rot: a slot on its disk becomes
 unreadable, and it restarts; disk_slow: writes take `amount` times as long; takeover: a second syncer opens the run
 while the first one still lives; lose: `amount` of all packets must be sent again; break: `amount` of all calls are
-broken off, before or after they did their work."""
+broken off, before or after they did their work; mute: the learner's reports arrive, its contributions do not (an uplink
+that is too thin for them)."""
 AMOUNTS: Mapping[str, tuple[float, float]] = {
     **{name: kind.amount_allowed for name, kind in KINDS.items() if kind.amount is not None},
     "disk_slow": (1.0, 1000.0),
@@ -187,12 +189,14 @@ def draw(seed: int) -> Scenario:
     seconds = min(120.0, max(20.0, pace_ns * dice.choice([200, 400]) / 1e9))
     config = _draw_config(dice, count)
     names = [f"learner-{index}" for index in range(count)]
+    faults = draw_sim_faults(dice, names, seconds, dice.randint(0, FAULTS_DRAWN_MAX))
+    later = Random(f"scenario/{seed}/later")  # its own, so that what came later leaves the rest of a seed as it was
     return Scenario(
         seed=seed,
-        config=config,
+        config=_draw_later_settings(later, config),
         learners=learners,
         seconds=seconds,
-        faults=draw_sim_faults(dice, names, seconds, dice.randint(0, FAULTS_DRAWN_MAX)),
+        faults=tuple(sorted((*faults, *_draw_mute(later, names, seconds)), key=_fault_order)),
         arrays=dice.random() < 0.5,
         inline=dice.random() < 0.5,
         inner=dice.random() < 0.5,
@@ -244,9 +248,24 @@ def _draw_config(dice: Random, learners: int) -> SyncConfig:
     )
 
 
+def _draw_later_settings(dice: Random, config: SyncConfig) -> SyncConfig:
+    """What came after the first release; each is drawn in some of the runs."""
+    return replace(
+        config,
+        merge="half-rda" if dice.random() < 0.5 else config.merge,
+        partial=dice.choice(["scaled", "scaled", "scaled", "full"]),
+        codec_up="int2" if dice.random() < 0.1 else config.codec_up,
+        codec_down="int2" if dice.random() < 0.1 else config.codec_down,
+        feedback_up=dice.random() > 0.1,
+        feedback_down=dice.random() > 0.1,
+        correction=dice.choice(["none"] * 7 + ["heloco"]),
+        momentum_restart=dice.choice([0] * 7 + [3]),
+    )
+
+
 def draw_sim_faults(dice: Random, names: list[str], seconds: float, count: int) -> tuple[SimFault, ...]:
     """Harsher than a storm on real processes: faults overlap at will, and everybody may be down at once."""
-    kinds = [kind for kind in sorted(SIM_KINDS) if kind != "join"] + ["kill", "kill", "kill", "cut"]
+    kinds = [kind for kind in sorted(SIM_KINDS) if kind not in ("join", "mute")] + ["kill", "kill", "kill", "cut"]
     faults = []
     for number in range(count):
         kind = dice.choice(kinds + ["join"] * (number < 3))
@@ -267,7 +286,19 @@ def draw_sim_faults(dice: Random, names: list[str], seconds: float, count: int) 
                 dice.choice(["nan", "huge", "flip"]) if kind == "poison" else "",
             )
         )
-    return tuple(sorted(faults, key=lambda fault: (fault.at_s, fault.kind, fault.target)))
+    return tuple(sorted(faults, key=_fault_order))
+
+
+def _fault_order(fault: SimFault) -> tuple[float, str, str]:
+    return fault.at_s, fault.kind, fault.target
+
+
+def _draw_mute(dice: Random, names: list[str], seconds: float) -> list[SimFault]:
+    """In a third of the runs somebody does not deliver for long: many periods, while everybody else goes on."""
+    if len(names) < 2 or dice.random() > 1 / 3:
+        return []
+    at_s, lasts_s = dice.uniform(0.0, 0.3) * seconds, dice.uniform(0.3, 0.7) * seconds
+    return [SimFault("mute", dice.choice(names), round(at_s, 3), round(lasts_s, 3))]
 
 
 def _draw_amount(dice: Random, kind: str) -> float:

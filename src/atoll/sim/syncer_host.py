@@ -32,6 +32,8 @@ from atoll.core.messages import (
     Start,
     SyncerMessage,
 )
+from atoll.core.policy import age_limit, contribution_weight, scales_steps, stale_factor
+from atoll.core.rounds import Contribution as Merged
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.sim.payloads import Payload, SyncerPayloads
@@ -302,7 +304,7 @@ class SyncerHost(Process):
             return
         items = self.machine.book.merging(effect.fragment)
         oldest = max(effect.version - 1 - item.base_version for item in items)
-        carried = self.machine.config.carry_versions_max
+        carried = age_limit(self.machine.config, aside=True)
         self.world.state(facts.Sizes("versions is the age of a merged contribution", oldest, carried))
         fact = facts.Committed(
             self.epoch,
@@ -314,12 +316,24 @@ class SyncerHost(Process):
             tuple(item.norm for item in items),
             tuple(item.steps for item in items),
             made.theta_finite,
+            tuple(weight / sum(effect.weights) for weight in effect.weights),
+            self._share(effect, items),
         )
         self.world.record_merge(self.epoch, effect, made.checksum, payloads)
         column = self.machine.column_after_merge(effect.fragment, made.checksum)
         stored = self.payloads.durable(effect.fragment)
         commit_ns = self._disk_ns(self.world.timing.commit_ns)
         self._after_tape(lambda: self.later(commit_ns, self._committed, effect, fact, column, stored))
+
+    def _share(self, effect: fx.Merge, items: list[Merged]) -> float:
+        """How much of a merged step is taken, of what its contributions by themselves would give."""
+        config = self.machine.config
+        if not scales_steps(config):
+            return 1.0
+        ages = [effect.version - 1 - item.base_version for item in items]
+        alone = [contribution_weight(config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
+        old = sum(weight * stale_factor(config, age) for weight, age in zip(alone, ages, strict=True))
+        return sum(effect.weights) / (old / sum(alone) if any(alone) else 1.0)
 
     def _committed(self, effect: fx.Merge, fact: facts.Committed, column: dict[str, Any], stored: Any) -> None:
         if not self._is_newest():

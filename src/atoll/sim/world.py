@@ -314,6 +314,8 @@ class World:
             host.slow, host.slowed = fault.amount, True
         elif fault.kind == "poison":
             host.poison = fault.variant
+        elif fault.kind == "mute":
+            host.mute = True
         elif fault.kind == "away":
             self._down[fault.target] = self._down.get(fault.target, 0) + 1
             host.call(host.close, "asked to leave")
@@ -364,6 +366,8 @@ class World:
                 host.slow = 1.0
             elif fault.kind == "poison":
                 host.poison = ""
+            elif fault.kind == "mute":
+                host.mute = False
 
     def _start_when_gone(self, name: str) -> None:
         host = self.learners[name]

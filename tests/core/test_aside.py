@@ -1,0 +1,212 @@
+"""A learner that does not deliver harms nobody: not the length of everybody's steps, not the clock, not the quorum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from world import STEP_NS, FakeLearner, World, config
+
+from atoll.core.policy import ASIDE_PERIODS
+from atoll.core.syncer_machine import QUIET_NS, SHORT_SAY_NS, SHORT_WAIT_NS
+
+NEVER_NS = 10**15
+SECOND = 1_000_000_000
+
+
+def running(learners: int = 4, **changes: object) -> World:
+    world = World(config(fragments=1, learners_expected=learners, **changes), learners)
+    world.join_all()
+    world.everyone_steps(20)
+    return world
+
+
+def noted(world: World, kind: str) -> list[dict[str, Any]]:
+    return [dict(note.fields) for note in world.notes if note.kind == kind]
+
+
+def shares(world: World, since: int) -> list[float]:
+    return [sum(merge.weights) for merge in world.merges[since:]]
+
+
+def mute(world: World, name: str) -> FakeLearner:
+    """Its reports arrive, its contributions do not."""
+    learner = world.learners[name]
+    learner.push_delay = NEVER_NS
+    return learner
+
+
+def pass_time(world: World, duration_ns: int) -> None:
+    """Steps that take a second each."""
+    for _ in range(duration_ns // SECOND + 1):
+        world.everyone_steps(1)
+        world.advance(SECOND)
+
+
+def deliver(world: World, learner: FakeLearner) -> None:
+    """The link is well again: what waited arrives."""
+    learner.push_delay = 0
+    world.later = [(min(at_ns, world.now_ns + 1), action) for at_ns, action in world.later]
+
+
+def test_one_that_never_answers_does_not_shorten_everybodys_steps() -> None:
+    world = running(quorum="75%")
+    mute(world, "l3@l3-1")
+    done, moved = len(world.merges), world.theta[0]
+    world.everyone_steps(200)
+    assert min(shares(world, done)) > 0.4, "it weighs about what it can have on its way"
+    assert shares(world, done)[ASIDE_PERIODS + 1 :] == pytest.approx([1.0] * (len(world.merges) - done - 4))
+    assert world.theta[0] - moved > 190, "a learner moves by one a step, and so does the model"
+
+
+def test_it_is_said_once_and_said_again_when_it_answers() -> None:
+    world = running()
+    silent = mute(world, "l3@l3-1")
+    world.everyone_steps(100)
+    (said,) = noted(world, "MemberAside")
+    assert said["learner"] == "l3" and said["aside"] and "3 rounds" in said["reason"]
+    assert world.syncer.membership.members["l3"].aside == said["reason"]
+    deliver(world, silent)
+    world.everyone_steps(20)
+    assert [note["aside"] for note in noted(world, "MemberAside")] == [True, False]
+    assert not world.syncer.membership.members["l3"].aside
+    assert sum(identity.learner == "l3" for identity in world.merged_ids) > 3
+
+
+def test_what_comes_late_and_seldom_is_merged_and_does_not_make_it_count() -> None:
+    """A link on which a contribution takes ten periods: it is asked and merged, and nobody counts on it."""
+    world = running()
+    world.learners["l3@l3-1"].push_delay = 40 * STEP_NS
+    world.everyone_steps(400)
+    merged = sum(identity.learner == "l3" for identity in world.merged_ids)
+    assert merged >= 5
+    assert [note["aside"] for note in noted(world, "MemberAside")] == [True]
+
+
+def test_a_quorum_is_of_those_who_answer() -> None:
+    """Five of eight: with four silent ones there would be no round any more."""
+    world = World(config(fragments=1, learners_expected=8, quorum="50%"), 8)
+    world.join_all()
+    world.everyone_steps(20)
+    for name in ("l4@l4-1", "l5@l5-1", "l6@l6-1"):
+        mute(world, name)
+    world.everyone_steps(60)
+    assert world.syncer.membership.counted() == 5 and world.syncer.book.quorum() == 3
+    mute(world, "l7@l7-1")
+    mute(world, "l3@l3-1")
+    done = len(world.merges)
+    world.everyone_steps(100)
+    assert len(world.merges) - done > 15
+
+
+def test_nobody_is_set_aside_where_everybody_is_asked_for_or_where_a_number_needs_them() -> None:
+    for quorum in ("all", "3"):
+        world = running(3, quorum=quorum)
+        mute(world, "l2@l2-1")
+        world.everyone_steps(60)
+        assert not noted(world, "MemberAside"), quorum
+
+
+def test_those_who_were_set_aside_are_needed_when_the_others_go() -> None:
+    world = running(2, quorum="1", quorum_timeout_ns=SECOND)
+    silent = mute(world, "l1@l1-1")
+    world.everyone_steps(60)
+    assert world.syncer.membership.members["l1"].aside
+    world.close(world.learners["l0@l0-1"])
+    world.step(silent)
+    assert not world.syncer.membership.members["l1"].aside
+    deliver(world, silent)
+    done = len(world.merges)
+    world.everyone_steps(30)
+    assert len(world.merges) - done > 3
+
+
+def test_a_report_of_long_ago_does_not_hold_the_clock() -> None:
+    """Two of three: the third largest step is the second one's, and that one is silent."""
+    world = running(2, quorum="100%", lease_ns=60 * SECOND)
+    assert world.syncer.book.quorum() == 2  # everybody: nobody may be left out
+    world = World(config(fragments=1, learners_expected=3, quorum="60%", lease_ns=60 * SECOND), 3)
+    world.join_all()
+    world.everyone_steps(20)
+    silent = [world.learners["l1@l1-1"], world.learners["l2@l2-1"]]
+    clock = world.syncer.book.clock_last
+    talking = world.learners["l0@l0-1"]
+    for _ in range(40):
+        world.step(talking)
+        world.advance(QUIET_NS // 20)
+    assert {note["learner"] for note in noted(world, "MemberAside")} == {"l1", "l2"}
+    assert world.syncer.book.clock_last > clock + 30
+    for learner in silent:
+        world.step(learner)
+    assert not any(world.syncer.membership.members[name].aside for name in ("l1", "l2"))
+
+
+def test_contributions_of_one_that_cannot_have_newer_versions_count_less_but_count() -> None:
+    """Its downlink is so thin that whatever it adopts is old: what it brings is refused, then it is set aside, and
+    from then on it is merged with as much less weight as it is too old."""
+    world = running(4, quorum="75%", carry_versions_max=2)
+    slow = world.learners["l3@l3-1"]
+    fetch = world._fetch
+
+    def thin(learner: FakeLearner, effect: Any) -> None:
+        if learner is slow:
+            world.later.append((world.now_ns + 40 * STEP_NS, lambda: (fetch(learner, effect), world.run())))
+        else:
+            fetch(learner, effect)
+
+    world._fetch = thin  # type: ignore[method-assign]
+    world.everyone_steps(400)
+    mine = [merge for merge in world.merges if any(i.learner == "l3" for i in merge.contributions)]
+    assert len(mine) >= 5
+    (said,) = noted(world, "MemberAside")
+    assert said["aside"]
+    assert min(sum(merge.weights) for merge in mine) < 0.9, "what is taken from an old one is given to nobody"
+
+
+def test_too_few_of_those_expected_is_said_and_then_the_run_goes_on_without_them() -> None:
+    world = World(config(fragments=1, learners_expected=4, quorum="50%"), 1)
+    world.join_all()
+    world.everyone_steps(10)
+    assert not world.merges and not noted(world, "Warned")
+    pass_time(world, SHORT_SAY_NS)
+    (first,) = noted(world, "Warned")
+    assert "1 of 4 expected learners are here, and a round needs 2" in first["text"] and "--learners" in first["text"]
+    pass_time(world, SHORT_WAIT_NS)
+    world.everyone_steps(10)
+    assert len(world.merges) > 1 and "goes on with those who are here" in noted(world, "Warned")[1]["text"]
+
+
+def test_where_everybody_is_asked_for_it_is_only_said() -> None:
+    world = World(config(fragments=1, learners_expected=2, quorum="all"), 1)
+    world.join_all()
+    world.everyone_steps(10)
+    pass_time(world, 2 * SHORT_WAIT_NS)
+    world.everyone_steps(10)
+    assert not world.merges and len(noted(world, "Warned")) == 2
+
+
+def test_newcomers_are_asked_although_a_round_waits_for_somebody() -> None:
+    """A round was launched when only one learner was there, whose link is slow. Four more come: a period later it
+    begins anew and asks them as well."""
+    world = World(config(fragments=1, learners_expected=1, quorum="50%", sync_every=4), 1)
+    world.join_all()
+    slow = world.learners["l0@l0-1"]
+    slow.push_delay = NEVER_NS
+    world.everyone_steps(6)
+    assert not world.merges
+    for index in range(1, 5):
+        world.add(f"l{index}")
+    world.join_all()
+    world.everyone_steps(16)
+    assert any("joined since" in note["reason"] for note in noted(world, "RoundAborted"))
+    assert len(world.merges) >= 2
+
+
+def test_a_learner_that_goes_away_while_too_few_are_there_costs_no_wakes() -> None:
+    """The machine once wanted to be woken in the past, again and again."""
+    world = World(config(fragments=1, learners_expected=4, quorum="50%"), 1)
+    world.join_all()
+    world.everyone_steps(3)
+    world.advance(120 * SECOND)
+    wake = world.syncer.next_wake_ns()
+    assert wake is None or wake > world.now_ns
