@@ -144,6 +144,50 @@ def test_a_link_too_thin_for_the_grace_window_is_carried_not_wasted(parts: list[
     assert late and len(merged) >= 3
 
 
+def test_a_link_far_too_thin_for_the_run_still_contributes_at_its_own_pace(parts: list[Any], tmp_path: Path) -> None:
+    """The run publishes some 50 kB a second of updates, and the link carries 10: what it cannot have in time must not
+    stand in front of what it can. The others do not notice."""
+    syncer = SyncerThread(config(fragments=1, sync_every=8, learners_expected=2), folder=tmp_path)
+    proxy = Proxy(syncer.address, bytes_per_s=10_000)
+    parts += [syncer, proxy]
+    fat = [TrainingThread(syncer.address, f"fat-{i}", model=small_model(400), step_s=0.03, seed=i) for i in range(2)]
+    parts += fat
+    syncer.wait_for(reaches(2), "two versions")
+    thin = TrainingThread(
+        proxy.address, "thin", model=small_model(400), step_s=0.03, seed=7, run_folder=tmp_path, join_timeout_s=5.0
+    )
+    parts.append(thin)
+
+    def merged(shell: Any) -> int:
+        member = shell.machine.membership.members.get("thin")
+        return max((seq for seq, _ in member.merged[0]), default=-1) + 1 if member is not None else 0
+
+    syncer.wait_for(lambda shell: merged(shell) >= 2, "two contributions over the thin link")
+    member = syncer.ask(lambda shell: shell.machine.membership.members["thin"])
+    assert member.aside and thin.error is None
+    seen = [e for _, _, e in read_events(tmp_path) if isinstance(e, events.MemberAside)]
+    assert [e.learner for e in seen if e.aside] == ["thin"]
+
+
+def test_nobody_fetches_the_first_parameters_where_all_begin_with_the_same(parts: list[Any], tmp_path: Path) -> None:
+    syncer = SyncerThread(config(), folder=tmp_path)
+    parts.append(syncer)
+    same = [TrainingThread(syncer.address, f"same-{i}", step_s=0.2, run_folder=tmp_path) for i in range(2)]
+    parts += same
+    syncer.wait_for(lambda shell: len(shell.machine.membership.active()) == 2, "two learners")
+    other = small_model()
+    with torch.no_grad():
+        other[0].bias.add_(1.0)  # type: ignore[operator, union-attr]
+    third = TrainingThread(syncer.address, "other", model=other, step_s=0.2, run_folder=tmp_path)
+    parts.append(third)
+    syncer.wait_for(lambda shell: len(shell.machine.membership.active()) == 3, "a third one")
+    for learner in (*same, third):
+        learner.stop()
+    fetched = [e for _, _, e in read_events(tmp_path) if isinstance(e, events.LearnerFetched) and e.version == 0]
+    assert {e.learner for e in fetched if e.bytes == 0} >= {"same-0", "same-1"}
+    assert any(e.learner == "other" and e.bytes > 0 for e in fetched) or max(versions(syncer)) > 0
+
+
 def test_training_goes_on_while_the_syncer_is_away_for_ten_seconds(parts: list[Any]) -> None:
     syncer = SyncerThread(config())
     proxy = Proxy(syncer.address)

@@ -17,6 +17,7 @@ from atoll.core.messages import (
     Leave,
     Nothing,
     Progress,
+    Published,
     Ready,
     Refusal,
     Refused,
@@ -30,6 +31,8 @@ from atoll.errors import FencedError, RefusedError, UnreachableError
 from atoll.wire import ClientOptions, ControlClient, SendToSyncer, fetch_status, run_sessions
 from atoll.wire.channel import Backoff, open_channel
 from atoll.wire.convert import encode_learner_message, parse_syncer_message
+from atoll.wire.seal import unseal
+from atoll.wire.sessions import Session
 from atoll.wire.transport import EOF, SESSION_METHOD, control_channel_arguments
 
 
@@ -183,6 +186,37 @@ def test_of_several_unsent_progress_only_the_newest_is_sent() -> None:
             await client.finish()
             steps = [m.step for _, m in service.received if isinstance(m, Progress)]
             assert steps == [1001] and isinstance(service.received[0][1], Nothing)
+
+    run(main())
+
+
+class Slow:
+    """Writes one message at a time, when told to."""
+
+    def __init__(self) -> None:
+        self.written: list[SyncerMessage] = []
+        self.open = asyncio.Event()
+
+    async def write(self, data: bytes) -> None:
+        await self.open.wait()
+        self.written.append(parse_syncer_message(unseal(data)))
+
+
+def test_requests_overtake_updates_and_notices_do_not() -> None:
+    """On a thin link updates wait; what is small and urgent goes first, and versions of one fragment stay in order."""
+
+    async def main() -> None:
+        session, link = Session(1, 10**6), Slow()
+        writing = asyncio.create_task(session.write_to(link))
+        for version, update in ((1, b"x" * 100), (2, b""), (3, b"")):
+            session.send(Published(0, version, version, 0, -1, 1, 0, update))
+        session.send(Published(1, 1, 1, 0, -1, 1, 0))
+        session.send(Request(4, 0, 0))
+        link.open.set()
+        await until(lambda: len(link.written) == 5)
+        writing.cancel()
+        names = [(m.fragment, getattr(m, "version", "asked")) for m in link.written]  # type: ignore[union-attr]
+        assert names == [(1, 1), (0, "asked"), (0, 1), (0, 2), (0, 3)]
 
     run(main())
 

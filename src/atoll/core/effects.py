@@ -110,6 +110,14 @@ class RelayTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class FetchOpened:
+    """A learner has begun to fetch a version: it has heard of it."""
+
+    learner: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     reason: str
 
@@ -129,6 +137,7 @@ SyncerInput = (
     | MergeFinished
     | HealCommitted
     | RelayTaken
+    | FetchOpened
     | StopRequested
     | Tick
 )

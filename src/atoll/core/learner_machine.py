@@ -630,7 +630,9 @@ class LearnerMachine:
         full = len(progress.prepared) >= (1 if progress.reseed else PREPARED_MAX)
         if progress.fetching != NO_VERSION or not self._linked or full:
             return
-        whole = progress.newest == NO_VERSION or bool(progress.reseed) or progress.whole
+        # Updates that have left the ring are not worth asking for.
+        behind = progress.announced - progress.newest > self.config.ring_versions
+        whole = progress.newest == NO_VERSION or bool(progress.reseed) or progress.whole or behind
         if progress.announced == NO_VERSION or (not whole and progress.announced <= progress.newest):
             return
         version = progress.announced if whole else progress.newest + 1

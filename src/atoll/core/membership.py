@@ -56,6 +56,8 @@ class Member:
     """Since when there is a published version that it has not adopted, while it adopts nothing; 0: there is none."""
     behind_steps: int = 0
     """Its steps then."""
+    fetch_ns: int = -1
+    """When it last began to fetch a version."""
     joined_ns: int = 0
     step: int = 0
     steps: int = 0

@@ -17,6 +17,7 @@ from atoll.core.effects import (
     CommitSeed,
     EndSession,
     Fenced,
+    FetchOpened,
     Finished,
     FromLearner,
     HealCommitted,
@@ -88,6 +89,8 @@ DEAF_STEPS = 4
 
 THIN_LINK_NS = 3200
 """What one parameter (fp32) takes at 10 Mbit/s: a learner that fetches everything whole adopts nothing for so long."""
+THINNEST_LINK_NS = 2_000_000
+"""The same at 16 kbit/s, below which a link is called dead: for the fragment that a learner is known to be fetching."""
 
 
 class SyncerMachine(SyncerCare):
@@ -135,6 +138,11 @@ class SyncerMachine(SyncerCare):
             self._heal_committed(event, out)
         elif isinstance(event, RelayTaken):
             self._relay_taken(event, now_ns, out)
+        elif isinstance(event, FetchOpened):
+            member = self.membership.members.get(event.learner)
+            if member is not None and member.generation == event.generation:
+                member.fetch_ns = now_ns
+            return []
         elif isinstance(event, SessionClosed):
             self._closed(event, now_ns, out)
         elif isinstance(event, StopRequested):
@@ -653,8 +661,11 @@ class SyncerMachine(SyncerCare):
         if not behind or not member.behind_ns:
             member.behind_ns, member.behind_steps = now_ns if behind else 0, member.steps
             return False
-        waited_ns, steps = now_ns - member.behind_ns, member.steps - member.behind_steps
-        thin_ns = THIN_LINK_NS * self.layout.parameters if self.layout is not None else 0
+        assert self.layout is not None
+        fetches = member.fetch_ns >= member.behind_ns  # it has heard of something, and may be long in getting it
+        largest = max(fragment.parameters for fragment in self.layout.fragments)
+        thin_ns = THIN_LINK_NS * self.layout.parameters + (THINNEST_LINK_NS * largest if fetches else 0)
+        waited_ns, steps = now_ns - max(member.behind_ns, member.fetch_ns), member.steps - member.behind_steps
         return waited_ns >= self.config.lost_after_ns + thin_ns and steps >= DEAF_STEPS
 
     def _on_lease(self, member: Member) -> bool:
@@ -680,6 +691,15 @@ class SyncerMachine(SyncerCare):
         out.append(Note("MemberChanged", {**fields, "state": str(member.state), "reason": reason}))
 
     # ------------------------------------------------------------ looking in
+
+    def keeps_up(self, session: int, fragment: int, version: int) -> bool:
+        """True if the update that leads to `version` may travel with its notice: this learner trains, and has adopted
+        the version before it. So at most one update of a fragment is on its way, and none stands in front of requests
+        on a link that is too thin for them; whoever is behind fetches what it needs when it needs it."""
+        member = self.membership.by_session(session)
+        if member is None or member.state is not MemberState.ACTIVE or len(member.bases) <= fragment:
+            return False
+        return member.bases[fragment] >= version - 1
 
     def stats(self) -> dict[str, Any]:
         """The fields of a SyncerStats event that the machine knows."""

@@ -296,6 +296,13 @@ class Engine(Exchange):
         """True while a session is open."""
         return self._send is not None
 
+    def bytes_missing(self) -> list[int]:
+        """The sizes of the fragments that have not come yet. The caller holds `changed`."""
+        if self.vault is None:
+            return []
+        sizes = [4 * fragment.size for fragment in self.vault.layout.fragments]
+        return [s for s, p in zip(sizes, self.machine.fragments, strict=False) if p.newest == NO_VERSION]
+
     def on_message(self, message: SyncerMessage) -> None:
         if isinstance(message, Received):
             self._received(message)
@@ -315,7 +322,7 @@ class Engine(Exchange):
                 self._report_data(stream)
 
     def on_down(self, reason: str) -> None:
-        self._send = None
+        linked, self._send = self.linked, None
         self.last_down = reason
         if self.left and reason == SYNCER_ENDED:
             self._stop.set()  # the syncer has let this learner go: it must not come back
@@ -324,6 +331,8 @@ class Engine(Exchange):
             self.machine.leave_again()
         self._apply_here(fx.LinkDown(reason))
         self._updates.clear()
+        if linked:
+            self._spawn(self._give_up_transfers)
         for fragment, seq in list(self._sent):
             del self._sent[fragment, seq]
             self._apply_here(fx.PushBroken(fragment, seq))

@@ -12,9 +12,9 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,30 @@ INNER_TRIES = 10
 """Attempts for one piece of inner state while the other side is busy: each waits on the syncer for some 20 s."""
 WORKERS = 2
 """One thread encodes while another decodes."""
+FETCHES_MAX = 2
+"""Fetches at a time: one is on the wire while the next one is asked for. All fragments side by side would all arrive as
+late as the last on a thin link, each many versions old by then."""
+RATE_NS_MIN = 100_000_000
+"""A fetch that takes less tells nothing of the link's rate, and the link is quick enough."""
+INLINE_NS_MAX = 500_000_000
+"""A contribution on the control connection that is answered later than this stands in front of everything that the
+syncer must hear of this learner: 64 KiB take so long at 1 Mbit/s."""
+
+
+@dataclass(slots=True)
+class Arrival:
+    """What has come over the link so far, and how fast."""
+
+    count: int = 0
+    bytes: int = 0
+    rate: float = 0.0
+    """Bytes/s of the last fetch that took long enough to tell; 0.0 before."""
+
+    def came(self, size: int, took_ns: int) -> None:
+        self.count += 1
+        self.bytes += size
+        if size and took_ns >= RATE_NS_MIN:
+            self.rate = size / (took_ns / 1e9)
 
 
 class Exchange(ABC):
@@ -79,10 +103,18 @@ class Exchange(ABC):
         """A peer's inner state once it is here: bytes, peer, and (without bytes) why there are none."""
         self._sent: dict[tuple[int, int], int] = {}
         """Small contributions that were sent on the control connection and not answered yet, and when."""
+        self._inline = True
+        """Small contributions travel on the control connection: the link is quick enough."""
+        self._fetches = asyncio.Semaphore(FETCHES_MAX)
+        self.arriving = Arrival()
 
     @abstractmethod
     def apply(self, event: fx.LearnerInput) -> None:
         """Feed the machine and perform what it says. The caller holds `changed`."""
+
+    @abstractmethod
+    def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Begin something on the link's loop. Called on it."""
 
     def _apply_here(self, event: fx.LearnerInput) -> None:
         with self.changed:
@@ -117,7 +149,10 @@ class Exchange(ABC):
             self._not_finite(header, error)
             return
         sending.header = replace(header, size=int(payload.nbytes), checksum=xxhash.xxh3_64_intdigest(payload.data))
-        self._transmit_small(sending)
+        if self._inline:
+            self._transmit_small(sending)
+        else:
+            self._spawn(lambda: self._push(header.fragment, header.seq))
 
     def _transmit_small(self, sending: Sending) -> None:
         key = (sending.header.fragment, sending.header.seq)
@@ -130,6 +165,7 @@ class Exchange(ABC):
         assert self.vault is not None
         key = (message.fragment, message.seq)
         began_ns = self._sent.pop(key, 0)
+        self._inline = time.perf_counter_ns() - began_ns < INLINE_NS_MAX
         if message.reply.code == Refusal.BUSY:
             self._loop.call_later(RETRY_S, self._apply_here, fx.PushBroken(*key))
             return
@@ -152,7 +188,8 @@ class Exchange(ABC):
             sending = self.vault.sending.get(key)
         if sending is None or sending.payload is None or key in self._pushing:
             return
-        if self.vault.small(fragment):
+        small = self.vault.small(fragment)
+        if small and self._inline:
             self._transmit_small(sending)
             return
         self._pushing.add(key)
@@ -172,7 +209,9 @@ class Exchange(ABC):
             await asyncio.sleep(RETRY_S)
             self._apply_here(fx.PushBroken(fragment, seq))
             return
-        self._note_push(sending.header, reply, encode_ns, time.perf_counter_ns() - started_ns)
+        push_ns = time.perf_counter_ns() - started_ns
+        self._inline = self._inline or (small and push_ns < INLINE_NS_MAX)
+        self._note_push(sending.header, reply, encode_ns, push_ns)
         self._apply_here(fx.PushDone(fragment, seq, reply))
 
     def _note_push(self, header: PushHeader, reply: PushReply, encode_ns: int, push_ns: int) -> None:
@@ -389,7 +428,10 @@ class Exchange(ABC):
         assert self.vault is not None
         started_ns = time.perf_counter_ns()
         try:
-            published, size = await self._get(effect)
+            async with self._fetches:
+                started_ns = time.perf_counter_ns()
+                published, size = await self._get(effect)
+                self.arriving.came(size, time.perf_counter_ns() - started_ns)
             await self._stage(effect.fragment, published)
         except RefusedError as error:
             await self._fetch_failed(effect, gone=error.code == Refusal.UNKNOWN_VERSION)
@@ -418,10 +460,9 @@ class Exchange(ABC):
         assert self.vault is not None and self._bulk is not None
         fragment = effect.fragment
         whole = effect.kind is FetchKind.THETA
-        seed = self._seeds.pop(fragment, None) if whole else None
-        if seed is not None and xxhash.xxh3_64_intdigest(seed.data) == effect.checksum:
-            # This learner's own seed came back as version 0: no need to fetch it.
-            return self.vault.prepare_whole(fragment, effect.version, seed.view(np.uint8), effect.checksum), 0
+        own = await self._own_first(fragment) if whole and effect.version == 0 else None
+        if own is not None and xxhash.xxh3_64_intdigest(own.data) == effect.checksum:
+            return self.vault.prepare_whole(fragment, effect.version, own.view(np.uint8), effect.checksum), 0
         version = NO_VERSION if whole else effect.version
         request = FetchRequest(effect.kind, self.machine.learner, self.machine.generation, fragment, version)
         header, payload = await self._bulk.fetch(request)
@@ -434,6 +475,20 @@ class Exchange(ABC):
             raise PayloadError(f"version {effect.version} of fragment {fragment} does not follow what is here")
         make = self.vault.prepare_update
         return await self._loop.run_in_executor(self._workers, make, fragment, before, payload, effect.checksum), size
+
+    async def _own_first(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """The parameters with which this learner came. If they are the run's first ones (it gave them, or everybody
+        begins with the same) there is nothing to fetch. The training thread waits to join, so they do not move."""
+        seed = self._seeds.pop(fragment, None)
+        if seed is not None or self.machine.joined:
+            return seed
+        return await self._loop.run_in_executor(self._workers, self._seed_values, fragment)
+
+    async def _give_up_transfers(self) -> None:
+        """The session is over: what was under way belongs to it, and on a thin link it would be in the way of what the
+        next one asks for."""
+        assert self._bulk is not None
+        await self._bulk.start_again()
 
     async def _stage(self, fragment: int, published: Published) -> None:
         """Make what the adopt will need while the training thread is still computing. If the guess is wrong (another

@@ -34,13 +34,14 @@ from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
 from atoll.learner.inner import OptimizerLike, Stateful
 from atoll.learner.meter import LossReader, StepMeter
+from atoll.learner.patience import Patience
 from atoll.learner.preempt import Preemption
 from atoll.learner.tensors import describe
 from atoll.observe import Writer, events
 from atoll.wire import ClientOptions
 
 JOIN_TIMEOUT_S = 120.0
-"""How long joining may take: a syncer that still starts, a seed on its way, the parameters over a thin link."""
+"""How long joining may take without any progress: a syncer that still starts. Parameters on a thin link have more."""
 CLOSE_TIMEOUT_S = 15.0
 """How long leaving may take to hand over what is left. Below the syncer's own patience at a stop."""
 LET_GO_S = 5.0
@@ -177,12 +178,14 @@ class Learner:
             return self._engine.inner or (b"", "", "the link broke")
 
     def _join(self) -> None:
-        deadline = time.monotonic() + self._join_timeout_s
-        with self._engine.changed:
-            while not self._machine.joined:
-                if self._engine.failure is not None:
-                    raise self._engine.failure
-                if time.monotonic() > deadline:
+        engine, machine = self._engine, self._machine
+        patience = Patience(self._join_timeout_s, machine.learner, engine.arriving, time.monotonic())
+        with engine.changed:
+            while not machine.joined:
+                if engine.failure is not None:
+                    raise engine.failure
+                missing = engine.bytes_missing()
+                if patience.is_over(time.monotonic(), linked=engine.linked, started=machine.linked, fragments=missing):
                     raise UnreachableError(self._why_not_joined())
                 if self._machine.boundary_wanted:
                     self._engine.apply(fx.Boundary())

@@ -237,7 +237,12 @@ class SyncerHost(Process):
         if isinstance(message, Refused):
             self._send(session, message)
             return
-        if isinstance(message, Published) and self.world.scenario.inline and self.payloads is not None:
+        if (
+            isinstance(message, Published)
+            and self.world.scenario.inline
+            and self.payloads is not None
+            and self.machine.keeps_up(session, message.fragment, message.version)
+        ):
             update: Any = self.payloads.update(message.fragment, message.version)
             message = replace(message, update=update)
         self._after_tape(lambda: self._send(session, message))
@@ -543,6 +548,7 @@ class SyncerHost(Process):
         """Version, bytes and size, or the code of the refusal."""
         if not self.machine.committed or self.payloads is None:
             return Refusal.UNKNOWN_FRAGMENT
+        self.apply(fx.FetchOpened(request.learner, request.generation))
         if request.kind is FetchKind.UPDATE:
             update = self.payloads.update(request.fragment, request.version)
             if update is None:

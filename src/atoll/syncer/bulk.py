@@ -160,6 +160,7 @@ class BulkService(ABC):
         if state is None or not 0 <= request.fragment < len(state.fragments):
             detail = f"fragment {request.fragment} has no committed state here; wait for Start"
             raise RefusedError(Refusal.UNKNOWN_FRAGMENT, detail)
+        self.apply(fx.FetchOpened(request.learner, request.generation))
         if request.kind is FetchKind.UPDATE:
             update = state.fragments[request.fragment].ring.get(request.version)
             if update is None:

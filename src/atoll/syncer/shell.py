@@ -115,7 +115,7 @@ class SyncerShell(BulkService):
         if isinstance(message, Refused):
             self._send_now(session, message)
         else:
-            whole = self._with_update(message)
+            whole = self._with_update(session, message)
             self.keeper.say(lambda: self._send_now(session, whole))
 
     def _send_now(self, session: int, message: SyncerMessage) -> None:
@@ -127,9 +127,11 @@ class SyncerShell(BulkService):
         self.fenced = self.fenced or reason
         self.finished.set()
 
-    def _with_update(self, message: SyncerMessage) -> SyncerMessage:
-        """A small update goes out with its notice, which spares every learner a bulk call."""
-        if isinstance(message, Published) and self._state is not None:
+    def _with_update(self, session: int, message: SyncerMessage) -> SyncerMessage:
+        """A small update goes out with its notice, which spares a learner that keeps up a bulk call."""
+        if not isinstance(message, Published) or self._state is None:
+            return message
+        if self.machine.keeps_up(session, message.fragment, message.version):
             update = self._state.fragments[message.fragment].ring[message.version]
             if update.payload.nbytes <= INLINE_BYTES_MAX:
                 self.inline_down += update.payload.nbytes

@@ -35,6 +35,7 @@ from atoll.wire.limits import (
     BULK_DEADLINE_S_MIN,
     BULK_RATE_MIN,
     FETCH_WAIT_S,
+    INNER_RATE_MIN,
     PART_BYTES,
     PUSH_BYTES_MAX,
     PUSH_WAIT_S,
@@ -59,10 +60,10 @@ Buffer = bytes | bytearray | memoryview | Bytes
 """Contiguous bytes; an array must be uint8."""
 
 
-def deadline_s(size: int, wait_s: float = 0.0) -> float:
+def deadline_s(size: int, wait_s: float = 0.0, rate: int = BULK_RATE_MIN) -> float:
     """Never infinite: a transfer that is slower than the minimum rate on average is given up. `wait_s` is how long the
     service may hold it up."""
-    return BULK_DEADLINE_S_MIN + wait_s + size / BULK_RATE_MIN
+    return BULK_DEADLINE_S_MIN + wait_s + size / rate
 
 
 class BulkClient:
@@ -71,7 +72,9 @@ class BulkClient:
     def __init__(self, options: ClientOptions) -> None:
         keep_heap()
         self._options = options
-        self._channels: list[Any] = [open_channel(options, bulk_channel_arguments()) for _ in range(options.stripes)]
+        self._channels: list[Any] = self._open_channels()
+        self._up_channels: list[Any] = self._open_channels()
+        """Pushes have connections of their own: on a thin link their answers would wait behind what is fetched."""
         self._buffers = Buffers()
         self.bytes_up = 0
         """Payload bytes sent, repeated ones included."""
@@ -79,7 +82,17 @@ class BulkClient:
         """Payload bytes received whole."""
 
     async def close(self) -> None:
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        await asyncio.gather(*(channel.close() for channel in (*self._channels, *self._up_channels)))
+
+    async def start_again(self) -> None:
+        """Give up every transfer that is under way, and connect anew: the other side is gone, or was. Whoever waits for
+        one of them is cancelled."""
+        old = (*self._channels, *self._up_channels)
+        self._channels, self._up_channels = self._open_channels(), self._open_channels()
+        await asyncio.gather(*(channel.close() for channel in old))
+
+    def _open_channels(self) -> list[Any]:
+        return [open_channel(self._options, bulk_channel_arguments()) for _ in range(self._options.stripes)]
 
     # ------------------------------------------------------------ push
 
@@ -113,7 +126,7 @@ class BulkClient:
         firsts = [next(offsets, 0) for _ in range(stripes)]
         tasks = [
             asyncio.create_task(self._push_stripe(channel, opened, view, _chain(first, offsets)))
-            for channel, first in zip(self._channels, firsts, strict=False)
+            for channel, first in zip(self._up_channels, firsts, strict=False)
         ]
         try:
             return (await asyncio.gather(*tasks))[0]
@@ -122,9 +135,10 @@ class BulkClient:
                 task.cancel()
 
     async def _push_stripe(self, channel: Any, opened: PushOpen, view: memoryview, offsets: Iterator[int]) -> PushReply:
-        wait_s = PUSH_WAIT_S if opened.header.kind is PushKind.INNER else 0.0
+        inner = opened.header.kind is PushKind.INNER
+        waits = (PUSH_WAIT_S, INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
-            metadata=self._options.metadata, timeout=deadline_s(view.nbytes, wait_s), wait_for_ready=False
+            metadata=self._options.metadata, timeout=deadline_s(view.nbytes, *waits), wait_for_ready=False
         )
         opening = encode_push_open(opened)
         try:
@@ -191,7 +205,7 @@ class _Fetch:
         self._request = request
         inner = request.kind is FetchKind.INNER
         self._size_max = INNER_PIECE_BYTES if inner else PUSH_BYTES_MAX
-        self._wait_s = FETCH_WAIT_S if inner else 0.0
+        self._waits = (FETCH_WAIT_S, INNER_RATE_MIN) if inner else ()
         self.header: FetchHeader | None = None
         self.assembly: Assembly | None = None
 
@@ -226,7 +240,7 @@ class _Fetch:
         request = dataclasses.replace(self._request, offset=position, length=length)
         # Before the first header the size is not known, only its bound.
         size = length or (self.header.size - position if self.header else self._size_max)
-        timeout = deadline_s(size, self._wait_s)
+        timeout = deadline_s(size, *self._waits)
         call = channel.unary_stream(FETCH_METHOD)(
             seal(encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
         )

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 from atoll.core.messages import (
     PROTOCOL_OLDEST,
+    Contribution,
     Hello,
     LearnerMessage,
+    Leave,
     Progress,
     Refusal,
     Refused,
@@ -74,6 +76,9 @@ class ControlClient:
         self._call: Any = None
         self._writer: asyncio.Task[None] | None = None
         self._queue: deque[LearnerMessage] = deque()
+        self._payloads: deque[LearnerMessage] = deque()
+        """Contributions, and the Leave that must come after them: sent when nothing else waits, so that on a thin link
+        the syncer goes on hearing of this learner."""
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
@@ -161,12 +166,12 @@ class ControlClient:
                 if isinstance(queued, Progress):
                     self._queue.remove(queued)
                     break
-        if len(self._queue) >= LEARNER_QUEUE_MAX:
+        if len(self._queue) + len(self._payloads) >= LEARNER_QUEUE_MAX:
             # The link is up but takes nothing. A new session starts from a Hello that says everything.
             self._closed = True
             self._call.cancel()
             return
-        self._queue.append(message)
+        (self._payloads if isinstance(message, Contribution | Leave) else self._queue).append(message)
         self._drained.clear()
         self._wake.set()
 
@@ -204,8 +209,9 @@ class ControlClient:
     async def _write(self) -> None:
         try:
             while True:
-                while self._queue:
-                    await self._write_one(seal(encode_learner_message(self._queue.popleft())))
+                while self._queue or self._payloads:
+                    waiting = self._queue or self._payloads
+                    await self._write_one(seal(encode_learner_message(waiting.popleft())))
                 self._drained.set()
                 self._wake.clear()
                 await self._wake.wait()

@@ -50,7 +50,7 @@ LEARNER_QUEUE_MAX = 16_384
 """Outgoing messages of a learner while it is connected. Progress is coalesced and the rest answers requests, one per
 fragment (4096): four times that."""
 SESSIONS_MAX = 10_000
-"""Control sessions of one syncer: file descriptors (three per learner) stay below a usual hard limit of 65 536."""
+"""Control sessions of one syncer: file descriptors (four per learner at most) stay below the usual limit of 65 536."""
 CONNECT_S = 10.0
 """One attempt to connect: several round trips of a 300 ms link, with packet loss."""
 HELLO_S = 60.0
@@ -68,8 +68,9 @@ STATUS_S = 10.0
 KEEPALIVE_TIME_MS = 5_000
 """A silent connection is pinged this often. With the control timeout a dead one is noticed within a lease, 15 s."""
 CONTROL_KEEPALIVE_TIMEOUT_MS = 10_000
-BULK_KEEPALIVE_TIMEOUT_MS = 20_000
-"""A ping on a bulk connection waits behind what the kernel has buffered: 4 MiB take 3.4 s at 10 Mbit/s."""
+BULK_KEEPALIVE_TIMEOUT_MS = 300_000
+"""A ping on a bulk connection waits behind what the kernel has buffered: a part (1 MiB) takes as long at 28 kbit/s.
+Whether the other side lives is known from the control connection, and with it all transfers end."""
 KEEPALIVE_ACCEPTED_MS = 1_000
 """The server takes pings this often without calling it abuse (gRPC's own default of 5 minutes would end sessions)."""
 RPCS_MAX = 32_768
@@ -110,20 +111,22 @@ TRANSFERS_MAX = 1024
 """Assembly buffers at a time. Each is bounded by what the syncer expects for its fragment."""
 TRANSFERS_PER_LEARNER_MAX = 64
 """One learner has a contribution for each round in flight, and the seeding one sends all fragments in turn."""
-TRANSFER_IDLE_S = 30.0
-"""A transfer for which nothing arrives this long is freed: twice the default lease."""
-PART_S = 60.0
-"""Longest wait for a fetching learner to take one more part: 1 MiB at 140 kbit/s."""
+TRANSFER_IDLE_S = 300.0
+"""A transfer for which nothing arrives this long is freed: one part (1 MiB) at 28 kbit/s."""
+PART_S = 300.0
+"""Longest wait for a fetching learner to take one more part, likewise. A dead connection is noticed much earlier."""
 BULK_ATTEMPTS_MAX = 6
 """Attempts of one push or fetch in a row without any progress before the caller hears of it; the learner trains on."""
 BULK_DEADLINE_S_MIN = 30.0
 """Deadline of an empty transfer: connecting, queueing behind a merge, and the answer."""
-BULK_RATE_MIN = 64 * KIB
-"""Bytes/s below which a link is called dead: half a megabit per second. Deadline = minimum + wait + size / rate, where
-the wait is one of the next two for inner state and 0 for all else."""
+BULK_RATE_MIN = 2 * KIB
+"""Bytes/s below which a link is called dead: 16 kbit/s, so that a learner at 50 may move three things at once.
+Deadline = minimum + wait + size / rate, where the wait is one of the next two for inner state and 0 for all else."""
+INNER_RATE_MIN = 64 * KIB
+"""The same for inner state, which is given up on a link that is too thin for it: a joiner can train without."""
 PUSH_WAIT_S = 180.0
 """Longest that a service may hold back the answer to a complete piece of inner state, until there is room for the next
-one: the joiner needs 128 s for a piece (8 MiB) on the slowest link that is not called dead."""
+one: the joiner needs 134 s for a piece (8 MiB) at that rate."""
 FETCH_WAIT_S = 60.0
 """Longest that a service may take to begin with a piece of inner state that has not come in yet. A donor on a link
 thinner than 1.2 Mbit/s takes longer for a piece: the service then refuses as busy, and the joiner asks again."""

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import Any
 
-from atoll.core.messages import PROTOCOL_OLDEST, Hello, Progress, Refusal, Refused, SyncerMessage, Welcome
+from atoll.core.messages import PROTOCOL_OLDEST, Hello, Progress, Published, Refusal, Refused, SyncerMessage, Welcome
 from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire.convert import encode_syncer_message, parse_learner_message
 from atoll.wire.limits import FLUSH_S, HELLO_S, SESSION_SILENCE_S
@@ -25,6 +25,8 @@ class Session:
     def __init__(self, number: int, queue_bytes_max: int) -> None:
         self.number = number
         self._queue: deque[bytes] = deque()
+        self._updates: deque[tuple[int, bytes]] = deque()
+        """Notices with updates inside, and what must not overtake them: sent when nothing else waits. By fragment."""
         self._queue_bytes = 0
         self._queue_bytes_max = queue_bytes_max
         self._wake = asyncio.Event()
@@ -53,11 +55,17 @@ class Session:
         if self._queue_bytes > self._queue_bytes_max:
             self.end(f"the learner does not read: more than {self._queue_bytes_max} bytes wait for it")
             return
-        self._queue.append(encoded)
+        if isinstance(message, Published) and (message.update or self._has_update(message.fragment)):
+            self._updates.append((message.fragment, encoded))
+        else:
+            self._queue.append(encoded)
         if isinstance(message, Refused):
             self._last_queued = True
             self.closing_reason = f"refused: {message.detail} [{message.code}]"
         self._wake.set()
+
+    def _has_update(self, fragment: int) -> bool:
+        return any(waiting == fragment for waiting, _ in self._updates)
 
     def close_after_flush(self, reason: str) -> None:
         """End when what is queued has gone out, or after FLUSH_S."""
@@ -69,12 +77,13 @@ class Session:
     def end(self, reason: str) -> None:
         if not self.ended.done():
             self._queue.clear()
+            self._updates.clear()
             self.ended.set_result(reason)
 
     async def write_to(self, context: Any) -> None:
         while True:
-            while self._queue:
-                message = self._queue.popleft()
+            while self._queue or self._updates:
+                message = self._queue.popleft() if self._queue else self._updates.popleft()[1]
                 await context.write(message)
                 self._queue_bytes -= len(message)
             if self._last_queued:

@@ -50,6 +50,7 @@ def server_arguments() -> Arguments:
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", BULK_KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", BULK_KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_ACCEPTED_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
@@ -77,6 +78,8 @@ def _channel_arguments(keepalive_timeout_ms: int) -> Arguments:
         ("grpc.enable_retries", 0),
         ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", keepalive_timeout_ms),
+        # Pings of its own, which measure the connection, have another limit (a minute if nothing is said).
+        ("grpc.http2.ping_timeout_ms", keepalive_timeout_ms),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
