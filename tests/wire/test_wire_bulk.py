@@ -319,3 +319,22 @@ def test_a_syncer_that_was_away_is_found_again() -> None:
                 assert (await client.fetch(fetch_request()))[1].nbytes == 10
 
     run(main())
+
+
+def test_transfers_that_are_given_up_end_at_once_and_the_next_ones_work() -> None:
+    """With the session that they belong to. Their callers hear that the syncer is unreachable, and go on."""
+
+    async def main() -> None:
+        syncer = FakeSyncer()
+        async with serving(syncer) as server, bulk_client(server.address) as client:
+            syncer.hold_fetch = asyncio.Event()
+            waiting = asyncio.create_task(client.fetch(fetch_request()))
+            await until(lambda: bool(syncer.fetches))
+            await client.start_again()
+            with pytest.raises(UnreachableError, match="the session ended"):
+                await waiting
+            syncer.hold_fetch.set()
+            header, payload = await client.fetch(fetch_request())
+            assert payload.nbytes == header.size
+
+    run(main())

@@ -53,9 +53,10 @@ INNER_TRIES = 10
 """Attempts for one piece of inner state while the other side is busy: each waits on the syncer for some 20 s."""
 WORKERS = 2
 """One thread encodes while another decodes."""
-FETCHES_MAX = 2
-"""Fetches at a time: one is on the wire while the next one is asked for. All fragments side by side would all arrive as
-late as the last on a thin link, each many versions old by then."""
+FETCHES_MAX = 4
+"""Fetches at a time: as many as fill a long link. All fragments side by side would all arrive as late as the last."""
+SLOW_FETCH_NS = 1_000_000_000
+"""A fetch that takes longer than any round trip says that the link is full: then there is one at a time."""
 RATE_NS_MIN = 100_000_000
 """A fetch that takes less tells nothing of the link's rate, and the link is quick enough."""
 INLINE_NS_MAX = 500_000_000
@@ -71,9 +72,11 @@ class Arrival:
     bytes: int = 0
     rate: float = 0.0
     """Bytes/s of the last fetch that took long enough to tell; 0.0 before."""
+    last_ns: int = 0
+    """What the last fetch took."""
 
     def came(self, size: int, took_ns: int) -> None:
-        self.count += 1
+        self.count, self.last_ns = self.count + 1, took_ns
         self.bytes += size
         if size and took_ns >= RATE_NS_MIN:
             self.rate = size / (took_ns / 1e9)
@@ -106,6 +109,7 @@ class Exchange(ABC):
         self._inline = True
         """Small contributions travel on the control connection: the link is quick enough."""
         self._fetches = asyncio.Semaphore(FETCHES_MAX)
+        self._one_fetch = asyncio.Semaphore(1)
         self.arriving = Arrival()
 
     @abstractmethod
@@ -428,7 +432,9 @@ class Exchange(ABC):
         assert self.vault is not None
         started_ns = time.perf_counter_ns()
         try:
-            async with self._fetches:
+            # One after the other, each comes as soon as it can; all others wait for it either way.
+            thin = not self.machine.joined or self.arriving.last_ns > SLOW_FETCH_NS
+            async with self._one_fetch if thin else self._fetches:
                 started_ns = time.perf_counter_ns()
                 published, size = await self._get(effect)
                 self.arriving.came(size, time.perf_counter_ns() - started_ns)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
 
 from atoll.core.messages import (
     INNER_PIECE_BYTES,
@@ -56,6 +56,8 @@ from atoll.wire.seal import seal, unseal
 from atoll.wire.service import Bytes
 from atoll.wire.transport import FETCH_METHOD, PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
 
+T = TypeVar("T")
+
 Buffer = bytes | bytearray | memoryview | Bytes
 """Contiguous bytes; an array must be uint8."""
 
@@ -76,6 +78,7 @@ class BulkClient:
         self._up_channels: list[Any] = self._open_channels()
         """Pushes have connections of their own: on a thin link their answers would wait behind what is fetched."""
         self._buffers = Buffers()
+        self._running: set[asyncio.Task[Any]] = set()
         self.bytes_up = 0
         """Payload bytes sent, repeated ones included."""
         self.bytes_down = 0
@@ -86,7 +89,10 @@ class BulkClient:
 
     async def start_again(self) -> None:
         """Give up every transfer that is under way, and connect anew: the other side is gone, or was. Whoever waits for
-        one of them is cancelled."""
+        one of them hears that it is unreachable."""
+        given_up, self._running = self._running, set()
+        for task in given_up:
+            task.cancel()
         old = (*self._channels, *self._up_channels)
         self._channels, self._up_channels = self._open_channels(), self._open_channels()
         await asyncio.gather(*(channel.close() for channel in old))
@@ -96,12 +102,27 @@ class BulkClient:
 
     # ------------------------------------------------------------ push
 
+    async def _unless_given_up(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task not in self._running:
+                raise UnreachableError("the session ended, and with it every transfer that was under way") from None
+            raise
+        finally:
+            self._running.discard(task)
+
     async def push(self, header: PushHeader, payload: Buffer) -> PushReply:
         """Send one payload and return the syncer's answer. A broken connection and a busy syncer are tried again, from
         the start; raises UnreachableError when that does not help and RefusedError for a wrong token."""
         view = memoryview(payload).cast("B")  # type: ignore[arg-type]  # numpy below 2.2 types no buffer
         if view.nbytes != header.size:
             raise LocalProtocolError(f"the header announces {header.size} bytes but the payload has {view.nbytes}")
+        return await self._unless_given_up(self._push(header, view))
+
+    async def _push(self, header: PushHeader, view: memoryview) -> PushReply:
         backoff = Backoff()
         failure: AtollError | None = None
         reply: PushReply | None = None
@@ -166,6 +187,9 @@ class BulkClient:
         """The whole content that `request` names (its offset and length are ignored), checked. Broken connections are
         resumed where they broke. Raises RefusedError, UnreachableError when retries do not help, or PayloadError when
         the whole is not what its header says."""
+        return await self._unless_given_up(self._fetch(request))
+
+    async def _fetch(self, request: FetchRequest) -> tuple[FetchHeader, Bytes]:
         fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers)
         # The first range tells the size. When there are several connections it is kept short, the rest is spread.
         first_stop = STRIPE_BYTES_MIN if len(self._channels) > 1 else None
