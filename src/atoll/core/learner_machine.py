@@ -203,6 +203,11 @@ class LearnerMachine:
         return any(p.may_contribute and p.local.steps > 0 for p in asked) and self._uplink_free
 
     @property
+    def step_ns(self) -> int:
+        """What the last step took."""
+        return self._step_ns
+
+    @property
     def versions_behind(self) -> int:
         return sum(max(0, p.announced - p.base) for p in self.fragments)
 

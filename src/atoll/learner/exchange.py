@@ -41,6 +41,7 @@ from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableErro
 from atoll.learner.chaos import poison_from_environment
 from atoll.learner.inner import Captured, pack
 from atoll.learner.snapshot import Mover, Staged
+from atoll.learner.thin import LinkMeter, needed_bytes_s
 from atoll.learner.vault import U8, AdoptKey, Published, Sending, Vault
 from atoll.observe import Writer, events
 from atoll.wire import BulkClient
@@ -111,6 +112,7 @@ class Exchange(ABC):
         self._fetches = asyncio.Semaphore(FETCHES_MAX)
         self._one_fetch = asyncio.Semaphore(1)
         self.arriving = Arrival()
+        self._meter = LinkMeter(machine.learner, writer)
 
     @abstractmethod
     def apply(self, event: fx.LearnerInput) -> None:
@@ -219,6 +221,7 @@ class Exchange(ABC):
         self._apply_here(fx.PushDone(fragment, seq, reply))
 
     def _note_push(self, header: PushHeader, reply: PushReply, encode_ns: int, push_ns: int) -> None:
+        self._moved("up", header.size, push_ns)
         outcome = ("late" if reply.late else "accepted") if reply.accepted else reply.code
         self.writer.emit(
             events.LearnerPushed(
@@ -437,7 +440,9 @@ class Exchange(ABC):
             async with self._one_fetch if thin else self._fetches:
                 started_ns = time.perf_counter_ns()
                 published, size = await self._get(effect)
-                self.arriving.came(size, time.perf_counter_ns() - started_ns)
+                took_ns = time.perf_counter_ns() - started_ns
+                self.arriving.came(size, took_ns)
+                self._moved("down", size, took_ns)
             await self._stage(effect.fragment, published)
         except RefusedError as error:
             await self._fetch_failed(effect, gone=error.code == Refusal.UNKNOWN_VERSION)
@@ -481,6 +486,11 @@ class Exchange(ABC):
             raise PayloadError(f"version {effect.version} of fragment {fragment} does not follow what is here")
         make = self.vault.prepare_update
         return await self._loop.run_in_executor(self._workers, make, fragment, before, payload, effect.checksum), size
+
+    def _moved(self, direction: str, size: int, took_ns: int) -> None:
+        assert self.vault is not None
+        needs = needed_bytes_s(self.vault.config, self.vault.layout, direction, self.machine.step_ns)
+        self._meter.moved(direction, size, took_ns, needs)
 
     async def _own_first(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]] | None:
         """The parameters with which this learner came. If they are the run's first ones (it gave them, or everybody

@@ -8,7 +8,6 @@ session, not here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 from atoll.learner.exchange import Arrival
 
@@ -47,7 +46,7 @@ class Patience:
         self._say(now_s, fragments)
         return now_s - self._since_s > allowed_s
 
-    def _say(self, now_s: float, fragments: list[int], out: Callable[[str], object] = sys.stderr.write) -> None:
+    def _say(self, now_s: float, fragments: list[int]) -> None:
         if not self.waited_for or now_s - self._said_s < SAY_S:
             return
         self._said_s = now_s
@@ -55,7 +54,7 @@ class Patience:
         if rate and fragments:
             left = f"; {_size(self._arriving.bytes)} came, at {8 * rate / 1e3:,.0f} kbit/s about "
             left += f"{sum(fragments) / rate:,.0f} s are left"
-        out(f"atoll: learner {self._learner} joins and waits for {self.waited_for}{left}\n")
+        sys.stderr.write(f"atoll: learner {self._learner} joins and waits for {self.waited_for}{left}\n")
 
 
 def _size(count: float) -> str:

@@ -1,0 +1,62 @@
+"""Whether a learner's link carries what the run would need of it, by the transfers as they happen.
+
+A period (H steps) brings one contribution of every fragment up and one update of every fragment down. A link that is
+too thin for that costs nobody anything: this learner contributes at its own pace. But a person should know.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from atoll.codec import get_codec
+from atoll.core.config import SyncConfig
+from atoll.core.layout import Layout
+from atoll.core.policy import moving_average
+from atoll.observe import Writer, events
+
+TOLD_NS_MIN = 200_000_000
+"""A transfer that takes less says nothing about the link's rate: it is mostly round trips, or a busy processor."""
+TRANSFERS_MIN = 3
+"""So many of them, so that one that shared the link with another does not decide."""
+CHANGE = 2.0
+"""It is said again when the rate is so many times smaller than when it was last said."""
+
+
+def needed_bytes_s(config: SyncConfig, layout: Layout, direction: str, step_ns: float) -> float:
+    """Bytes per second that a learner must move to take part in every round."""
+    codec = get_codec(config.codec_up if direction == "up" else config.codec_down)
+    period_bytes = sum(codec.encoded_size(fragment.size) for fragment in layout.fragments)
+    return period_bytes / (config.sync_every * step_ns / 1e9) if step_ns > 0 else 0.0
+
+
+def bits(bytes_s: float) -> str:
+    """A rate in people's units."""
+    rate = 8 * bytes_s
+    return f"{rate / 1e6:,.3g} Mbit/s" if rate >= 1e6 else f"{rate / 1e3:,.3g} kbit/s"
+
+
+class LinkMeter:
+    """One learner's link, both ways."""
+
+    def __init__(self, learner: str, writer: Writer) -> None:
+        self._learner = learner
+        self._writer = writer
+        self._rates = {"up": 0.0, "down": 0.0}
+        self._counts = {"up": 0, "down": 0}
+        self._told = {"up": 0.0, "down": 0.0}
+
+    def moved(self, direction: str, size: int, took_ns: int, needs: float) -> None:
+        """A transfer of `size` bytes took so long, and the run needs that many bytes per second."""
+        if took_ns < TOLD_NS_MIN or not size:
+            return
+        rate = self._rates[direction] = moving_average(self._rates[direction], size / (took_ns / 1e9))
+        self._counts[direction] += 1
+        told = self._told[direction]
+        worse = not told or rate < told / CHANGE
+        if rate < needs and worse and self._counts[direction] >= TRANSFERS_MIN:
+            self._told[direction] = rate
+            self._writer.emit(events.LinkThin(self._learner, direction, needs, rate))
+            sys.stderr.write(
+                f"atoll: learner {self._learner}: link too thin: the run needs {bits(needs)} {direction}, it gets "
+                f"{bits(rate)}; training goes on, and what it learns is merged at the link's own pace\n"
+            )
