@@ -222,26 +222,6 @@ def test_nan_and_huge_contributions_are_quarantined_and_the_learner_is_reseeded(
     world.check_ledger()
 
 
-def test_a_syncer_that_lost_its_state_is_seeded_again_with_the_published_parameters() -> None:
-    from atoll.core.syncer_machine import SyncerMachine
-
-    world = World(config(), 2)
-    world.join_all()
-    world.everyone_steps(12)
-    published = dict(world.theta)
-    for learner in world.learners.values():
-        world.disconnect(learner)
-    world.syncer = SyncerMachine(world.config, "run-2")
-    world.seeds, world.payloads, world.history, world.merged_ids = {}, {}, {}, []
-    for learner in world.learners.values():
-        world.connect(learner)
-    assert world.theta == published
-    world.join_all()
-    world.everyone_steps(12)
-    assert world.syncer.book.commits >= 8
-    world.check_rebase()
-
-
 @pytest.mark.parametrize(
     ("tensors", "words"),
     [

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.core import effects as fx
+from atoll.core.beginning import Begin
 from atoll.core.config import SyncConfig
 from atoll.core.durable import Recovery
 from atoll.core.learner_machine import LearnerMachine
-from atoll.core.messages import FetchKind, PushHeader, PushKind, PushReply, TensorSpec
+from atoll.core.messages import FetchKind, PushHeader, PushKind, PushReply, Refusal, Refused, TensorSpec
 from atoll.core.policy import scales_steps
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.core.syncer_machine import SyncerMachine
@@ -62,6 +63,8 @@ class FakeLearner:
     notes: list[fx.Note] = field(default_factory=list)
     stopped: str = ""
     code: str = ""
+    waits: str = ""
+    """Why it was told to say hello again."""
     left: bool = False
 
 
@@ -165,6 +168,19 @@ class World:
                 if not learner.dead and not learner.left:
                     self.connect(learner)
 
+    def lose_state(self, begin: Begin | None = None) -> None:
+        """The syncer dies with its disk; a new process knows nothing."""
+        self.crash_syncer()
+        self.syncer = SyncerMachine(self.config, f"run-{self.sessions + 2}", begin=begin)
+        self.disk_rows, self.disk_columns, self.disk_theta, self.handed = {}, {}, {}, {}
+        self.theta, self.seeds, self.merged_ids = {}, {}, []
+
+    def reconnect_refused(self) -> None:
+        """Whoever was told to say hello again does so."""
+        for learner in self.learners.values():
+            if learner.session < 0 and not learner.dead and not learner.left:
+                self.connect(learner)
+
     def by_session(self, session: int) -> FakeLearner | None:
         return next((x for x in self.learners.values() if x.session == session and not x.dead), None)
 
@@ -245,7 +261,10 @@ class World:
     def _syncer_effect(self, effect: Any) -> None:
         if isinstance(effect, fx.ToLearner):
             learner = self.by_session(effect.session)
-            if learner is not None:
+            if learner is not None and isinstance(effect.message, Refused) and effect.message.code == Refusal.BUSY:
+                learner.session, learner.waits = -1, effect.message.detail  # the link's word, not the machine's
+                self.queue.append(lambda: self.learner_input(learner, fx.LinkDown(learner.waits)))
+            elif learner is not None:
                 self.queue.append(lambda: self.learner_input(learner, fx.FromSyncer(effect.message)))
         elif isinstance(effect, fx.CommitSeed):
             self.theta = dict(self.seeds)
@@ -357,9 +376,10 @@ class World:
             header = PushHeader(
                 PushKind.SEED, learner.machine.learner, learner.machine.generation, p, 0, 0, 0, -1, 0, 0, "fp32", 1, 1
             )
-            self.seeds[p] = learner.base.get(p, learner.theta[p])
-            self.to_syncer(fx.PushOpened(header))
-            self.to_syncer(fx.PushCompleted(header, True, 0.0))
+            out = self.to_syncer(fx.PushOpened(header))
+            if next(e.reply for e in out if isinstance(e, fx.Answer)).accepted:
+                self.seeds[p] = learner.base.get(p, learner.theta[p])
+                self.to_syncer(fx.PushCompleted(header, True, 0.0))
 
     def _give_heal(self, learner: FakeLearner, effect: fx.GiveHeal) -> None:
         for p, version in effect.versions:

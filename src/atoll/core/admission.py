@@ -41,7 +41,9 @@ def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | 
             Refusal.CLOSED,
             f"learner {hello.learner!r} has left, and what it handed over is safe; a new process may join under its id",
         )
-    if hello.run == run and member is not None and 0 < hello.generation < member.generation:
+    # The same process with an older generation has not heard the Welcome that gave it a newer one.
+    other = member is not None and member.instance != hello.instance
+    if hello.run == run and member is not None and other and 0 < hello.generation < member.generation:
         return Refused(
             Refusal.FENCED,
             f"another process joined as learner {hello.learner!r} (generation {member.generation}, this one is "

@@ -35,6 +35,8 @@ GENERATIONS_SKIPPED = 100
 """The same for generations, per epoch: more restarts of one learner than happen while a disk is full."""
 SETTINGS_KEY = "settings"
 """Of the row that holds the run's settings."""
+EPOCH_KEY = "epoch"
+"""Of the row that holds an epoch which was counted on from what learners had seen: later ones are above it."""
 
 Column = dict[str, Any]
 Rows = dict[str, Any]

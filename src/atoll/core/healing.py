@@ -33,8 +33,12 @@ class Claim:
 class Healing:
     """What is missing, who claims to hold it, and who was asked."""
 
-    def __init__(self, versions: Sequence[int], known: Mapping[int, Claim], expected: set[str]) -> None:
+    def __init__(
+        self, versions: Sequence[int], known: Mapping[int, Claim], expected: set[str], *, strangers: bool = False
+    ) -> None:
         self.versions = list(versions)
+        self._strangers = strangers
+        """Nobody knows who was in the run: the others always have the whole time."""
         self._known = dict(known)
         self._expected = set(expected)
         self._claims: dict[int, dict[Claim, set[str]]] = {}
@@ -140,9 +144,18 @@ class Healing:
 
     def next_wake_ns(self) -> int | None:
         wakes = [since_ns + HEAL_PUSH_NS for _, _, since_ns in self._asked.values()]
-        if self._first_ns >= 0 and self._expected and self._looked_ns < self._first_ns + HEAL_WAIT_NS:
+        waits = self._expected or self._strangers
+        if self._first_ns >= 0 and waits and self._looked_ns < self._first_ns + HEAL_WAIT_NS:
             wakes.append(self._first_ns + HEAL_WAIT_NS)
         return min(wakes) if wakes else None
 
     def _waited(self, now_ns: int) -> bool:
-        return self._first_ns >= 0 and (not self._expected or now_ns >= self._first_ns + HEAL_WAIT_NS)
+        everybody = not self._expected and not self._strangers
+        return self._first_ns >= 0 and (everybody or now_ns >= self._first_ns + HEAL_WAIT_NS)
+
+    def nowhere(self, now_ns: int) -> list[int]:
+        """Fragments that neither this syncer nor anybody who is connected has."""
+        if not self._waited(now_ns):
+            return []
+        missing = [p for p, version in enumerate(self.versions) if version < 0 and p not in self._taken]
+        return [p for p in missing if not any(self._claims.get(p, {}).values())]

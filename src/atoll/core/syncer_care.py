@@ -98,8 +98,12 @@ class SyncerCare(SyncerBooks, ABC):
         if healing.over(now_ns):
             self.healing, self._healed = None, dict(healing.healed)
             self.committed = True
-            for member in self.membership.connected():
-                self._begin_with(member, out)
+            self._go_on(out)
+
+    def _go_on(self, out: list[SyncerEffect]) -> None:
+        """Nothing newer is to be had: the run goes on."""
+        for member in self.membership.connected():
+            self._begin_with(member, out)
 
     def _check_heal(self, header: PushHeader) -> PushReply | None:
         claim = self.healing.asked(header.fragment, header.learner) if self.healing is not None else None
@@ -118,7 +122,7 @@ class SyncerCare(SyncerBooks, ABC):
         giver = self.healing.giver(event.fragment)
         fields = {"fragment": event.fragment, "version_before": track.version, "version": event.version}
         out.append(Note("FragmentHealed", {**fields, "learner": giver}))
-        self.book.commits += event.version - track.version
+        self.book.commits += event.version - max(0, track.version)
         track.version, track.checksum = event.version, event.checksum
         self.healing.done(event.fragment, event.version)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.core.admission import check_contribution, check_hello, check_settings
+from atoll.core.beginning import Begin
 from atoll.core.config import SECOND_NS, SyncConfig, parse_quorum
 from atoll.core.effects import (
     Answer,
@@ -64,7 +65,7 @@ from atoll.core.messages import (
 from atoll.core.policy import NORMS_KEPT, fragments_for, moving_average, norm_limit, upcoming_steps
 from atoll.core.relays import INNER_PROTOCOL
 from atoll.core.rounds import Contribution, ContributionId, FragmentTrack
-from atoll.core.syncer_care import SyncerCare
+from atoll.core.syncer_begin import SyncerBegin
 from atoll.errors import LayoutError
 
 SEED_SILENCE_NS = 600 * SECOND_NS
@@ -93,16 +94,10 @@ THINNEST_LINK_NS = 2_000_000
 """The same at 16 kbit/s, below which a link is called dead: for the fragment that a learner is known to be fetching."""
 
 
-class SyncerMachine(SyncerCare):
-    def __init__(self, config: SyncConfig, run: str, epoch: int = 1) -> None:
-        super().__init__(config, run, epoch)
-        self.stopping = ""
+class SyncerMachine(SyncerBegin):
+    def __init__(self, config: SyncConfig, run: str, epoch: int = 1, begin: Begin | None = None) -> None:
+        super().__init__(config, run, epoch, begin)
         self._finished = False
-        self._seeder = ""
-        self._seeds: set[int] = set()
-        self._hellos: dict[str, Hello] = {}
-        """Of learners that wait for the run to begin, or to go on after a restart."""
-        self._committing = False
         self._lease_wake_ns = -1
         self._lease_wake_at = -1
         self._short_ns = -1
@@ -229,10 +224,11 @@ class SyncerMachine(SyncerCare):
 
     def _open(self, event: SessionOpened, now_ns: int, out: list[SyncerEffect]) -> None:
         hello, session = event.hello, event.session
-        refusal = self._check_hello(hello)
+        refusal = self._check_hello(hello, now_ns, out)
         if refusal is not None:
             out += [ToLearner(session, refusal), EndSession(session, refusal.detail)]
-            out.append(Note("Warned", {"source": "syncer", "text": refusal.detail}))
+            if refusal.code != Refusal.BUSY or self._is_news(refusal.detail):
+                out.append(Note("Warned", {"source": "syncer", "text": refusal.detail}))
             if self._fenced:
                 out.append(Fenced(self._fenced))
             return
@@ -256,18 +252,18 @@ class SyncerMachine(SyncerCare):
         self._prune_members()
         self.ledger.set_gone(member.learner, member.generation, False)
         self._remember_member(member)
+        self._hellos[member.learner] = hello
         seed = not self.committed and not self._seeder and self.healing is None
         if seed:
-            self._seeder = member.learner
+            self._seed_with(member)
         out.append(ToLearner(session, self._welcome(member, seed)))
         self._note_member(member, "joined" if fenced is None else "a newer process took over", out)
         if self.healing is not None:
             self.healing.hear(member.learner, hello.bases if claimed else (), hello.checksums, now_ns)
-        self._hellos[member.learner] = hello
-        if self.committed:
+        if self.committed and not self._must_wait_for_clock(member):
             self._begin_with(member, out)
 
-    def _check_hello(self, hello: Hello) -> Refused | None:
+    def _check_hello(self, hello: Hello, now_ns: int, out: list[SyncerEffect]) -> Refused | None:
         if hello.run == self.run and hello.epoch > self.epoch:
             self._fenced = (
                 f"learner {hello.learner!r} was welcomed by a newer syncer of this run (epoch {hello.epoch}, this one "
@@ -277,12 +273,16 @@ class SyncerMachine(SyncerCare):
         fresh = not self.committed and not self._committing and self.healing is None
         if fresh and not self.membership.connected():
             self.layout = None  # whoever fixed it is gone and gave no parameters
-        known = self.membership.members.get(hello.learner)
-        refusal = check_hello(hello, self.run, self.layout, known) or check_settings(hello, self.config)
+        gives_way = self._gives_way(hello)  # then neither its layout nor its members count
+        layout, known = (None, None) if gives_way else (self.layout, self.membership.members.get(hello.learner))
+        refusal = check_hello(hello, self.run, layout, known) or check_settings(hello, self.config)
         if refusal is not None:
             return refusal
         if self.stopping:
             return Refused(Refusal.CLOSED, f"the run is over ({self.stopping}); start a new one to train on")
+        refusal = self._meet(hello, now_ns, out)
+        if refusal is not None:
+            return refusal
         if self.layout is None:
             try:
                 self._fix_layout(hello)
@@ -318,6 +318,8 @@ class SyncerMachine(SyncerCare):
             self._tell_fates(member, hello, out)
             member.recovered = False
         out.append(ToLearner(member.session, self._start()))
+        if hello is not None:
+            self._reseed_from(member, hello, out)
 
     def _tell_fates(self, member: Member, hello: Hello, out: list[SyncerEffect]) -> None:
         """A learner that was away learns what became of the contributions it could not follow."""
@@ -365,18 +367,9 @@ class SyncerMachine(SyncerCare):
             self._end_relay(relay, f"learner {member.learner!r} is gone", out)
         if self.healing is not None:
             self.healing.forget(member.learner)
+        self._holder_gone(member.learner, out)
         if self._seeder == member.learner and not self.committed and not self._committing:
             self._pass_seed_on(out)
-
-    def _pass_seed_on(self, out: list[SyncerEffect]) -> None:
-        """The learner that was to give the first parameters is gone: ask the next one that waits."""
-        self._seeder, self._seeds = "", set()
-        for member in self.membership.connected():
-            if member.state is not MemberState.JOINING:
-                continue
-            self._seeder = member.learner
-            out.append(ToLearner(member.session, self._welcome(member, True)))
-            return
 
     # ------------------------------------------------------------ control messages
 
@@ -421,6 +414,8 @@ class SyncerMachine(SyncerCare):
         member.bases, member.behind_ns = message.bases, 0
         self.membership.moved(member, message.step, member.step_ns)
         self.membership.activate(member, now_ns)
+        if self._holders:
+            self._hear_clock(message, out)
         self._note_member(member, f"ready at step {message.step}", out)
         self._send_upcoming(member, out)
         if self.stopping:
@@ -613,7 +608,7 @@ class SyncerMachine(SyncerCare):
             track.norms, track.outliers = [], {}
 
     def _seed_committed(self, checksums: tuple[int, ...], out: list[SyncerEffect]) -> None:
-        self.committed = True
+        self.committed, self._committing = True, False
         self._remember_run(seeded=True)
         for track, checksum in zip(self.book.tracks, checksums, strict=True):
             track.version, track.checksum = 0, checksum

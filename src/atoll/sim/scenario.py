@@ -26,6 +26,7 @@ SIM_KINDS: Mapping[str, tuple[str, bool]] = {
     "rot": ("syncer", False),
     "disk_slow": ("syncer", True),
     "takeover": ("syncer", False),
+    "wipe": ("syncer", False),
     "lose": ("learner", True),
     "break": ("learner", True),
     "mute": ("learner", True),
@@ -33,9 +34,9 @@ SIM_KINDS: Mapping[str, tuple[str, bool]] = {
 """Every kind of fault that this world knows -> (what it hits, whether it lasts). Besides those of `atoll.chaos`:
 power: the syncer's machine loses its power, and what was not synced is gone; rot: a slot on its disk becomes
 unreadable, and it restarts; disk_slow: writes take `amount` times as long; takeover: a second syncer opens the run
-while the first one still lives; lose: `amount` of all packets must be sent again; break: `amount` of all calls are
-broken off, before or after they did their work; mute: the learner's reports arrive, its contributions do not (an uplink
-that is too thin for them)."""
+while the first one still lives; wipe: its machine is lost with all that was on its disk; lose: `amount` of all packets
+must be sent again; break: `amount` of all calls are broken off, before or after they did their work; mute: the
+learner's reports arrive, its contributions do not (an uplink that is too thin for them)."""
 AMOUNTS: Mapping[str, tuple[float, float]] = {
     **{name: kind.amount_allowed for name, kind in KINDS.items() if kind.amount is not None},
     "disk_slow": (1.0, 1000.0),

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.check import facts
 from atoll.core import effects as fx
-from atoll.core.durable import Recovery
+from atoll.core.beginning import Begin
+from atoll.core.durable import EPOCH_KEY, Recovery
 from atoll.core.layout import Layout
 from atoll.core.messages import (
     NO_VERSION,
@@ -68,7 +69,10 @@ class SyncerHost(Process):
         self.level = world.scenario.durability
         opened = self.disk.open(world.dice_disk)
         self.epoch = opened if self.level != "none" else 1
-        self.machine = SyncerMachine(world.scenario.config, f"run-{opened}", self.epoch)
+        # A learner that holds another run is taken in: here nobody is there to decide, and everybody must make progress.
+        begin = Begin(takes_strangers=True)
+        counted = int(self.disk.read_rows().get(EPOCH_KEY, 0))
+        self.machine = SyncerMachine(world.scenario.config, f"run-{opened}", self.epoch + counted, begin)
         self.payloads: SyncerPayloads | None = None
         self.held: dict[ContributionId, Payload] = {}
         self.heals: dict[int, Payload] = {}
@@ -472,6 +476,8 @@ class SyncerHost(Process):
         layout = self.machine.layout
         if layout is not None and (self.payloads is None or self._layout is not layout):
             self.payloads = self.world.new_syncer_payloads(layout, self.machine.config)
+            if self.machine.healing is not None:  # nothing is left of the run but what learners will bring
+                self.payloads.restore({})
         self._layout = layout
 
     def receive(self, session: int, message: LearnerMessage) -> None:

@@ -286,7 +286,7 @@ class World:
             self.older.append(syncer)
             self.syncer = None
             self.start_syncer()
-        elif syncer is not None and fault.kind in ("kill", "power", "rot"):
+        elif syncer is not None and fault.kind in ("kill", "power", "rot", "wipe"):
             self._syncer_dies(syncer)
             if fault.kind == "power":
                 self.disk.power_cut(self.dice_disk)
@@ -294,6 +294,8 @@ class World:
                 self.disk.process_died(self.dice_disk)
             if fault.kind == "rot":
                 self.disk.rot(self.dice_disk)
+            elif fault.kind == "wipe":
+                self.disk.wipe()
             self.clock.after(SYNCER_RESTART_NS, self.start_syncer)
         elif syncer is None:
             self.skipped += 1

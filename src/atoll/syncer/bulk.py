@@ -84,6 +84,7 @@ class BulkService(ABC):
     async def push_complete(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
         assert self._state is not None
         if header.kind is PushKind.SEED:
+            self._expected_size(header)  # while the bytes came, another may have been asked for the seed, or the run lost
             finite = await self._loop.run_in_executor(self._workers, self._state.put_seed, header.fragment, payload)
             return self._answer(fx.PushCompleted(header, finite, 0.0))
         if header.kind is PushKind.HEAL:

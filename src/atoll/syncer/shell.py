@@ -16,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from atoll.core import effects as fx
+from atoll.core.beginning import Begin
 from atoll.core.config import SyncConfig
 from atoll.core.durable import Recovery
 from atoll.core.messages import (
@@ -46,9 +47,16 @@ class SyncerShell(BulkService):
     """Implements `atoll.wire.SyncerService`."""
 
     def __init__(
-        self, config: SyncConfig, run: str, writer: Writer, *, epoch: int = 1, keeper: Keeper | None = None
+        self,
+        config: SyncConfig,
+        run: str,
+        writer: Writer,
+        *,
+        epoch: int = 1,
+        keeper: Keeper | None = None,
+        begin: Begin | None = None,
     ) -> None:
-        super().__init__(SyncerMachine(config, run, epoch))
+        super().__init__(SyncerMachine(config, run, epoch, begin))
         self.keeper = keeper if keeper is not None else Keeper(None, "none", 0.0, writer)
         self.keeper.store_fragment = self._store_fragment
         self.keeper.failed = self._fail
@@ -190,9 +198,7 @@ class SyncerShell(BulkService):
             await recorder.restate(fragment, self._state.fragments[fragment], "seed", 0)
             column = {**self.machine.column(fragment), "version": 0, "checksum": checksum}
             await self.keeper.commit(fragment, 0, self._state.durable(fragment), column, seed=True)
-        layout = self._state.layout
-        sizes = [fragment.parameters for fragment in layout.fragments]
-        self._writer.emit(events.LayoutFixed(layout.parameters, len(layout.tensors), len(sizes), sizes))
+        self._tell_layout()
         self.apply(fx.SeedCommitted(checksums))
 
     async def _merge(self, effect: fx.Merge) -> None:
@@ -247,6 +253,8 @@ class SyncerShell(BulkService):
         assert self._state is not None
         async with self._locks[fragment]:
             version = self._state.fragments[fragment].version
+            if version == NO_VERSION:
+                return  # a learner will bring it, and that is written then
             named, column = self._state.durable(fragment), self.machine.column(fragment)
             await self.keeper.commit(fragment, version, named, column, now=True)
 
@@ -352,8 +360,23 @@ class SyncerShell(BulkService):
             del self._sends[session]
             raise RefusedError(refusals[0].code, refusals[0].detail)
         if self._state is None or self._state.layout is not self.machine.layout:
-            assert self.machine.layout is not None
-            self._state = ModelState(self.machine.layout, self.machine.config)
+            self._make_state()
+
+    def _make_state(self) -> None:
+        """The run's model is known: arrays for it, which the seed or, of a run that was lost, the learners fill."""
+        assert self.machine.layout is not None
+        self._state = ModelState(self.machine.layout, self.machine.config)
+        self._copies.clear()
+        if self.machine.healing is not None:
+            self._state.restore({})
+            self.keeper.recorder.begin(self.machine.run, self.machine.config, self.machine.layout)
+            self._tell_layout()
+
+    def _tell_layout(self) -> None:
+        assert self._state is not None
+        layout = self._state.layout
+        sizes = [fragment.parameters for fragment in layout.fragments]
+        self._writer.emit(events.LayoutFixed(layout.parameters, len(layout.tensors), len(sizes), sizes))
 
     def receive(self, session: int, message: LearnerMessage) -> None:
         if isinstance(message, Contribution):
@@ -414,6 +437,7 @@ class SyncerShell(BulkService):
             "degraded": self.keeper.degraded,
             "recording": self.keeper.recorder.status(),
             "recovered_from": self.machine.recovered_from,
+            "waits": self.machine.waits,
             "data": self.machine.leases.status(),
             **self.machine.stats(),
         }
