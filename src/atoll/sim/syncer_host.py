@@ -69,7 +69,7 @@ class SyncerHost(Process):
         self.level = world.scenario.durability
         opened = self.disk.open(world.dice_disk)
         self.epoch = opened if self.level != "none" else 1
-        # A learner that holds another run is taken in: here nobody is there to decide, and everybody must make progress.
+        # A learner that holds another run is taken in: here is nobody to decide, and everybody must make progress.
         begin = Begin(takes_strangers=True)
         counted = int(self.disk.read_rows().get(EPOCH_KEY, 0))
         self.machine = SyncerMachine(world.scenario.config, f"run-{opened}", self.epoch + counted, begin)

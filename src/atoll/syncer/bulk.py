@@ -84,7 +84,9 @@ class BulkService(ABC):
     async def push_complete(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
         assert self._state is not None
         if header.kind is PushKind.SEED:
-            self._expected_size(header)  # while the bytes came, another may have been asked for the seed, or the run lost
+            reply = self.apply(fx.PushOpened(header))  # another may have been asked while the bytes were on their way
+            if reply is not None and not reply.accepted:
+                return reply
             finite = await self._loop.run_in_executor(self._workers, self._state.put_seed, header.fragment, payload)
             return self._answer(fx.PushCompleted(header, finite, 0.0))
         if header.kind is PushKind.HEAL:
