@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -16,7 +18,8 @@ import pytest
 from ports import quiet_port
 from store_helpers import arrays_of, meta_of, rows_at, versions_of
 
-from atoll.store import SnapshotTarget, load_snapshot, place, snapshots
+from atoll.errors import FencedSyncerError, StoreError
+from atoll.store import Hold, SnapshotTarget, claim, load_snapshot, place, snapshots
 
 pytest.importorskip("s3fs", reason="pip install 'atoll[s3]'")
 pytest.importorskip("moto.server", reason="pip install 'atoll[dev]'")
@@ -113,6 +116,38 @@ def test_a_damaged_object_is_named_and_the_next_older_snapshot_is_used(bucket: s
     loaded, problems = target.load_newest()
     assert versions_of(loaded) == {0: 1, 1: 1}
     assert "snapshot-00000002: fragment-0001.safetensors does not match its checksum" in problems[0]
+
+
+def test_a_bucket_lets_one_of_many_claim_it_and_the_others_hear_why(
+    bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claim, "CLAIM_LOOK_S", 0.02)
+    url = f"s3://{bucket}/run"
+    together = threading.Barrier(4)
+
+    def try_it(_: int) -> Hold | str:
+        target = SnapshotTarget(url)
+        target.load_newest()  # connected
+        together.wait()
+        try:
+            return target.claim(epoch=1, take_over=False, say=lambda text: None, watch_s=5.0)
+        except StoreError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(try_it, range(3 + 1)))
+    first = next(answer for answer in answers if isinstance(answer, Hold))
+    assert first.claim.number == 1
+    # Whoever came a moment later has watched it stand still; nobody has the same number.
+    numbers = [answer.claim.number for answer in answers if isinstance(answer, Hold)]
+    assert len(set(numbers)) == len(numbers)
+    second = SnapshotTarget(url).claim(epoch=1, take_over=True, say=lambda text: None)
+    assert second.claim.number == 1 + max(numbers)
+    second.renew("r1", 2000, begun=True)
+    with pytest.raises(FencedSyncerError, match="newer syncer"):
+        first.renew("r1", 1, begun=True)
+    third = SnapshotTarget(url).claim(epoch=1, take_over=True, say=lambda text: None)
+    assert third.claim.number == 2001 and third.before is not None and third.before.begun
 
 
 def test_a_bucket_that_is_not_there_is_an_error_and_is_not_made(bucket: str) -> None:

@@ -57,7 +57,14 @@ def syncer(
     snapshot_options: o.SnapshotOptions = None,
     record: o.Record = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take the run over from a syncer that still holds its state.")
+        bool,
+        typer.Option("--take-over", help="Take the run over from a syncer that still holds its state or snapshots."),
+    ] = False,
+    new_run: Annotated[
+        bool, typer.Option("--new-run", help="Where no state is left, begin anew, whatever run learners may hold.")
+    ] = False,
+    must_continue: Annotated[
+        bool, typer.Option("--must-continue", help="End with an error where there is no state and no snapshot.")
     ] = False,
     config: o.ConfigFile = None,
 ) -> None:
@@ -66,7 +73,11 @@ def syncer(
     With a run folder its state survives: the same command again goes on from the last commit, with the run's own
     synchronisation settings where the command names none.
     """
-    values, where = o.given(locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key", "take_over")
+    values, where = o.given(
+        locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key", "take_over", "new_run", "must_continue"
+    )
+    if new_run and must_continue:
+        raise ConfigError("--new-run begins a run and --must-continue forbids it; give one of them")
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
     from atoll.launch.durability import durability_config, durability_names
@@ -106,6 +117,8 @@ def syncer(
         snapshot_options=kept.snapshot_options,
         record=kept.record,
         take_over=take_over,
+        new_run=new_run,
+        must_continue=must_continue,
     )
     raise typer.Exit(run_syncer(chosen))
 

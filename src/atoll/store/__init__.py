@@ -3,7 +3,7 @@
 open_store, RunStore       the state folder of a run: two slots per fragment, the tape, the epoch
 read_state, read_history   the same folder read-only, of a living or a dead run
 Recording, SegmentReader   with --record: what merges were made from, written and read
-SnapshotTarget             snapshots to any fsspec URL; load_snapshot reads one
+SnapshotTarget             snapshots to any fsspec URL, claimed by one syncer (Hold); load_snapshot reads one
 export_model               a safetensors file by parameter name
 failpoints                 where tests make this room die
 """
@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from atoll.store.claim import CLAIM_BEAT_S, Claim, Hold
     from atoll.store.export import export_model
     from atoll.store.handover import Handover
     from atoll.store.loaded import Loaded, LoadedFragment, LoadedSnapshot
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
     from atoll.store.recover import read_state
     from atoll.store.run_store import RunStore, open_store
     from atoll.store.slots import CommitStats
-    from atoll.store.snapshots import SnapshotDraft, SnapshotStats, SnapshotTarget, load_snapshot
+    from atoll.store.snapshots import LABELS_PER_EPOCH, SnapshotDraft, SnapshotStats, SnapshotTarget, load_snapshot
     from atoll.store.tape import TAPE_FILES_ALL, TAPE_FILES_KEPT
     from atoll.store.tape_record import read_history, read_rows
 
 _HOME = {
+    "CLAIM_BEAT_S": "claim",
+    "Claim": "claim",
     "CommitStats": "slots",
     "Handover": "handover",
+    "Hold": "claim",
+    "LABELS_PER_EPOCH": "snapshots",
     "Loaded": "loaded",
     "LoadedFragment": "loaded",
     "LoadedSnapshot": "loaded",
@@ -53,10 +58,14 @@ _HOME = {
 }
 
 __all__ = [
+    "CLAIM_BEAT_S",
+    "LABELS_PER_EPOCH",
     "TAPE_FILES_ALL",
     "TAPE_FILES_KEPT",
+    "Claim",
     "CommitStats",
     "Handover",
+    "Hold",
     "Loaded",
     "LoadedFragment",
     "LoadedSnapshot",

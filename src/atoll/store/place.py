@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,49 @@ class Place:
         files.make_folders(path.parent, f"{points}.folder.sync")
         return files.Replacement(path, points)
 
+    def read_small(self, name: str, bytes_max: int) -> bytes | None:
+        """The first bytes of a small file, None if there is none."""
+        with _os_errors(self._told(name)):
+            try:
+                return bytes(self._fs.cat_file(self._path(name), start=0, end=bytes_max))
+            except FileNotFoundError:
+                return None
+
+    def put_small(self, name: str, data: bytes) -> None:
+        """Write a small file whole, over the one that is there."""
+        with _os_errors(self._told(name)):
+            if self._local:
+                with _beside(Path(self._path(name)), data) as temporary:
+                    temporary.replace(self._path(name))
+            else:
+                self._fs.pipe_file(self._path(name), data)
+
+    def create_small(self, name: str, data: bytes) -> bool | None:
+        """Write a small file that must not exist yet: True if it was ours to write, False if there is one. None where
+        the place cannot tell two writers apart: the caller looks again who was last."""
+        path = self._path(name)
+        with _os_errors(self._told(name)):
+            try:
+                if self._local:
+                    Path(path).parent.mkdir(parents=True, exist_ok=True)
+                    with _beside(Path(path), data) as temporary:
+                        os.link(temporary, path)
+                else:
+                    self._fs.pipe_file(path, data, mode="create")
+                return True
+            except FileExistsError:
+                return False
+            except Exception:  # links or conditions are not known here; what else is wrong shows again below
+                if self.read_small(name, 1) is not None:
+                    return False
+                self._fs.pipe_file(path, data)
+                return None
+
+    def delete_files(self, names: Iterable[str]) -> None:
+        for name in names:
+            with _os_errors(self._told(name)), contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._path(name))
+
     def delete(self, folder: str, first: str) -> None:
         """Delete a folder and all in it, the file `first` before the others."""
         with _os_errors(self._told(folder)):
@@ -117,6 +161,20 @@ class Place:
 
     def _told(self, name: str) -> str:
         return f"{self.url}/{name}".rstrip("/")
+
+
+@contextlib.contextmanager
+def _beside(path: Path, data: bytes) -> Iterator[Path]:
+    """A synced file next to `path`, to be put in its place; gone after the block."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{files.TEMPORARY}")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        files.remove(temporary)
 
 
 class _Upload:

@@ -3,6 +3,7 @@
     URL/snapshot-00000042/fragment-0007.safetensors    one per fragment
     URL/snapshot-00000042/rows.json                    the rows
     URL/snapshot-00000042/manifest.json                written last: sizes, checksums, what it is a snapshot of
+    URL/claim-000000000042.json                        which syncer writes here (`claim`)
 
 A snapshot without a manifest does not exist. One that does not match its manifest is named and the next older one is
 used. Everything here blocks and belongs on a worker thread. OSError means that the place could not be reached or is
@@ -16,7 +17,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from atoll.errors import ConfigError, LocalProtocolError, PayloadError, StoreError
 from atoll.store import failpoints
+from atoll.store.claim import CLAIM_WATCH_S, Hold, later_claim, take_claim
 from atoll.store.documents import json_object, whole
 from atoll.store.files import Buffer
 from atoll.store.loaded import LoadedFragment, LoadedSnapshot
@@ -42,6 +44,9 @@ from atoll.store.manifest import (
 from atoll.store.place import Place
 from atoll.store.tensorfile import decode_file, encode_header
 
+LABELS_PER_EPOCH = 1_000_000
+"""Labels of two epochs never meet, so that a syncer that was frozen while another took over cannot write into, or
+delete, a snapshot of its successor."""
 READ_TRIES = 3
 """Attempts to read a snapshot from a place that fails, before an older one is taken."""
 READ_PAUSE_S = 0.5
@@ -75,6 +80,16 @@ class SnapshotTarget:
         self.url = url
         self.keep = keep
         self._place = Place(url, options)
+
+    def claim(self, *, epoch: int, take_over: bool, say: Callable[[str], None], watch_s: float = CLAIM_WATCH_S) -> Hold:
+        """Claim this place for one syncer (`store.claim`), with an epoch above that of every snapshot here."""
+        written = max(self._labels(), default=0) // LABELS_PER_EPOCH
+        least = max(epoch, written + 1 if written else 0)
+        return take_claim(self._place, epoch=least, take_over=take_over, say=say, watch_s=watch_s)
+
+    def claim_later(self, epoch: int) -> Hold:
+        """The same for a place that cannot be reached now."""
+        return later_claim(self._place, epoch)
 
     def begin(self, label: int) -> SnapshotDraft:
         """Start a snapshot. Labels count up: if this one or a higher one exists, the next free one is used."""
@@ -111,23 +126,38 @@ class SnapshotTarget:
     def _labels(self) -> list[int]:
         return [int(match[1]) for name in self._place.folders() if (match := _NAME.fullmatch(name))]
 
-    def _retain(self, newest: int) -> tuple[list[str], list[str]]:
-        """Delete what is beyond `keep`, and halves of snapshots older than the one just finished."""
+    def _retain(self, newest: int, run: str) -> tuple[list[str], list[str]]:
+        """Delete what is beyond `keep`, and halves of snapshots older than the one just finished.
+
+        What an older epoch wrote stays until this one has `keep` of its own (its newest `keep`, that is): until then it
+        is what the run comes back from, and its syncer may not know yet that it was overtaken. What a newer epoch or
+        another run wrote is never touched.
+        """
         deleted: list[str] = []
         problems: list[str] = []
-        kept = 0
-        for label in sorted(self._labels(), reverse=True):
-            name = _name(label)
+        kept = [0, 0]  # of older epochs, of this one
+        for label in sorted((label for label in self._labels() if label <= newest), reverse=True):
+            name, own = _name(label), label // LABELS_PER_EPOCH == newest // LABELS_PER_EPOCH
             try:
                 complete = label == newest or self._place.size(f"{name}/{MANIFEST_FILE}") is not None
-                kept += complete
-                if label < newest and (not complete or kept > self.keep):
+                kept[own] += complete
+                settled = own or kept[True] >= self.keep
+                beyond = kept[own] > self.keep or (not own and settled)
+                unwanted = beyond if complete else settled
+                if label < newest and unwanted and (own or not complete or self._run_of(name) in ("", run)):
                     failpoints.hit("snapshot.delete")
                     self._place.delete(name, first=MANIFEST_FILE)
                     deleted.append(name)
             except OSError as error:
                 problems.append(f"{self._place.url}/{name} could not be deleted ({error})")
         return deleted, problems
+
+    def _run_of(self, name: str) -> str:
+        """Which run this is a snapshot of; empty if it does not say so, or is damaged."""
+        with contextlib.suppress(PayloadError, StoreError):
+            data = self._place.read_small(f"{name}/{MANIFEST_FILE}", MANIFEST_BYTES_MAX)
+            return str(decode_manifest(data or b"").about.get("run", ""))
+        return ""
 
 
 class SnapshotDraft:
@@ -174,7 +204,7 @@ class SnapshotDraft:
         self._write_ns += time.monotonic_ns() - begun
         total = len(manifest) + sum(entry.size for entry in self._files.values())
         try:
-            deleted, problems = self._target._retain(self.label)
+            deleted, problems = self._target._retain(self.label, str(about.get("run", "")))
         except OSError as error:
             deleted, problems = [], [f"{self._place.url} could not be listed ({error})"]
         return SnapshotStats(self.label, self.url, total, self._write_ns, tuple(deleted), tuple(problems))

@@ -43,7 +43,11 @@ class SyncerOptions:
     record: bool = False
     """Record what every merge is made from (RUN/state/recording), so that `atoll replay` can make it again."""
     take_over: bool = False
-    """Start although another syncer holds the run folder; that one is fenced out and ends."""
+    """Start although another syncer holds the run folder or the snapshot location; that one is fenced out and ends."""
+    new_run: bool = False
+    """Begin a new run where no state is left, although learners or traces tell of an earlier one."""
+    must_continue: bool = False
+    """Refuse to start where there is nothing to continue."""
 
 
 def run_syncer(options: SyncerOptions) -> int:

@@ -151,7 +151,7 @@ class Keeper:
                 self._degrade(f"the tape cannot be written ({error})")
                 upto = self._appended
             except FencedSyncerError as error:
-                self._fence(error)
+                self.fence(error)
                 break
             synced = upto
             self._let_go(synced)
@@ -207,7 +207,7 @@ class Keeper:
             self._degrade(f"version {version} of fragment {fragment} cannot be written ({error})")
             return None
         except FencedSyncerError as error:
-            self._fence(error)
+            self.fence(error)
             raise
         self._dirty.discard(fragment)
         return stats
@@ -282,7 +282,7 @@ class Keeper:
         except OSError as error:
             self._degrade(f"the tape cannot be written ({error})")
         except FencedSyncerError as error:
-            self._fence(error)
+            self.fence(error)
 
     async def _look_around(self) -> None:
         """A syncer with nothing to write must notice as well that a newer one has taken over."""
@@ -291,7 +291,7 @@ class Keeper:
         except OSError:
             pass  # the next write will say more
         except FencedSyncerError as error:
-            self._fence(error)
+            self.fence(error)
 
     def _due(self) -> bool:
         """True if fragments are to be written: at level `interval`, now and then; at `commit`, what `take_in` left."""
@@ -318,7 +318,7 @@ class Keeper:
         except OSError as error:
             self._degrade(str(error))
         except FencedSyncerError as error:
-            self._fence(error)
+            self.fence(error)
         else:
             self._mend()
 
@@ -344,7 +344,8 @@ class Keeper:
         if not task.cancelled() and task.exception() is not None:
             self.failed(task.exception())
 
-    def _fence(self, error: FencedSyncerError) -> None:
+    def fence(self, error: FencedSyncerError) -> None:
+        """A newer syncer has taken over: nothing is written or said any more."""
         self.fenced = error
         self._held.clear()
 

@@ -9,12 +9,21 @@ from typing import Any
 
 from atoll.core.config import EARLIER_DEFAULTS, SyncConfig
 from atoll.core.durable import SETTINGS_KEY, Recovery, settings_of
+from atoll.errors import StoreError
 from atoll.store import LoadedFragment, LoadedSnapshot, RunStore, SnapshotTarget
 from atoll.syncer.state import Stored
 
 
-def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -> tuple[Recovery, Stored] | None:
-    """What an earlier syncer of this run left, or None for a run that begins here."""
+def recover(
+    store: RunStore | None,
+    target: SnapshotTarget | None,
+    level: str,
+    said: list[str] | None = None,
+    *,
+    begin_anew: bool = False,
+) -> tuple[Recovery, Stored] | None:
+    """What an earlier syncer of this run left, or None for a run that begins here; `said` then hears what was found and
+    could not be used. With `begin_anew` a record without any parameters is not waited for."""
     loaded = store.load() if store is not None else None
     if loaded is not None and not _seeded(loaded.rows):
         loaded = None  # an earlier syncer died before the first parameters were complete: nobody holds any
@@ -25,7 +34,7 @@ def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -
         exact = level == "commit" and not loaded.problems
         return _recovery(loaded.rows, loaded.fragments, exact, "slots", loaded.problems)
     problems = list(loaded.problems) if loaded is not None else []
-    snapshot, found = target.load_newest() if target is not None else (None, [])
+    snapshot, found = _newest(target) if target is not None else (None, [])
     problems += found
     if snapshot is not None and (loaded is None or snapshot.rows["run"]["run"] == loaded.rows["run"]["run"]):
         slots = loaded.fragments if loaded is not None else {}
@@ -35,11 +44,27 @@ def recover(store: RunStore | None, target: SnapshotTarget | None, level: str) -
         found_at = _recovery(rows, {**snapshot.fragments, **slots}, False, f"snapshot-{snapshot.label:08d}", problems)
         epoch = int(snapshot.about.get("epoch", 1)) if loaded is None else 0
         return replace(found_at[0], epoch=epoch, unwritten=taken), found_at[1]
-    if loaded is not None and loaded.fragments:
+    if loaded is not None and (loaded.fragments or not begin_anew):
         missing = sorted(set(range(wanted)) - set(loaded.fragments))
         problems.append(f"fragments {missing} are on no disk; a learner that holds them must bring them back")
         return _recovery(loaded.rows, loaded.fragments, False, "slots", problems)
+    if said is not None:
+        said += problems
     return None
+
+
+def _newest(target: SnapshotTarget) -> tuple[LoadedSnapshot | None, list[str]]:
+    try:
+        return target.load_newest()
+    except OSError as error:
+        raise StoreError(
+            f"the snapshots at {target.url} cannot be reached ({first_line(error)}), so it is not known whether there "
+            "are any; check the address, --snapshot-options and the network, or leave --snapshots away"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def settle(asked: SyncConfig | Mapping[str, Any], rows: Mapping[str, Any] | None) -> tuple[SyncConfig, list[str]]:

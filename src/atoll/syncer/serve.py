@@ -22,16 +22,15 @@ from atoll.errors import AtollError, ConfigError, FencedSyncerError, LaunchError
 from atoll.observe import EventWriter, NullWriter, Writer, events
 from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
 from atoll.syncer import EXIT_FENCED, SyncerOptions
+from atoll.syncer.begin import claim_location, epoch_of, find, how_to_begin
+from atoll.syncer.claim import ClaimKeeper
 from atoll.syncer.keeper import Keeper
-from atoll.syncer.recover import recover, settle
+from atoll.syncer.recover import settle
 from atoll.syncer.shell import SyncerShell
 from atoll.syncer.snapshotter import Snapshotter
 from atoll.wire import RunningServer, ServerOptions, serve
 
 STATS_EVERY_S = 1.0
-EPOCHS_ROW = "epochs_skipped"
-EPOCHS_SKIPPED = 1000
-"""Epochs left out when the count is continued from a snapshot: restarts since it was written are not in it."""
 EARLIER_PORT_TRIES = 20
 EARLIER_PORT_PAUSE_S = 0.25
 """A killed predecessor's port is free at once; a frozen or closing one may need some seconds."""
@@ -52,16 +51,18 @@ async def _serve(options: SyncerOptions) -> int:
     writer = _writer(options.run_folder)
     store = _open_store(options)
     target = _target(options)
+    hold = claim_location(options, target, store)
     started_ns = time.monotonic_ns()
-    found = recover(store, target, options.durability)
+    found, problems = find(options, store, target)
     load_ns = time.monotonic_ns() - started_ns
     keeper = Keeper(store, options.durability, options.durability_interval_s, writer, record=options.record)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
-    epoch = _epoch(store, found[0] if found is not None else None)
-    config, said = settle(options.config, found[0].rows if found is not None else None)
-    shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper)
+    begin = how_to_begin(options, found[0] if found is not None else None, problems, hold, writer)
     if found is None and store is not None:
         store.remember(dict.fromkeys(store.rows()))  # what a run that never began may have left
+    epoch = epoch_of(store, found[0] if found is not None else None, hold, take_over=options.take_over)
+    config, said = settle(options.config, found[0].rows if found is not None else None)
+    shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin)
     if found is not None:
         handed, payloads, problems = keeper.load_handed()
         found = (replace(found[0], handed=handed, problems=[*found[0].problems, *problems]), found[1])
@@ -82,16 +83,20 @@ async def _serve(options: SyncerOptions) -> int:
     epoch = shell.machine.epoch
     writer.emit(events.SyncerStarted(run_id, server.address, os.getpid(), epoch, keeper.level))
     code = _overtaken(shell) or _take_the_word(shell, options.run_folder, server.address, run_id)
+    claim = ClaimKeeper(shell, hold, writer) if hold is not None else None
     snapshotter = None
     if not code:
         print(f"atoll syncer {run_id} (epoch {epoch}) listens on {server.address}", flush=True)
-        snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer) if target is not None else None
+        if target is not None:
+            snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer, claim)
         code = await _live(shell, server, writer, stop) or _overtaken(shell)
     if code != EXIT_FENCED:
         shell.apply(fx.StopRequested("the syncer was stopped"))
         await _wait(shell.finished, STOP_WAIT_S if shell.machine.membership.connected() else 0.0)
     if snapshotter is not None:
         await snapshotter.close()
+    if claim is not None:
+        await claim.close()
     await shell.close()
     code = code or _overtaken(shell) or _save(shell, options.run_folder, writer)
     writer.emit(_stats(shell, server))
@@ -100,18 +105,6 @@ async def _serve(options: SyncerOptions) -> int:
     await server.stop()
     writer.close()
     return code
-
-
-def _epoch(store: RunStore | None, recovery: Recovery | None) -> int:
-    """This syncer's epoch: the state folder's, counted on from the snapshot's if the folder before it was lost.
-    Learners must not take this syncer for an older one than they have seen."""
-    epoch = store.epoch if store is not None else 1
-    if recovery is None:
-        return epoch
-    skipped = recovery.epoch + EPOCHS_SKIPPED if recovery.epoch else int(recovery.rows.get(EPOCHS_ROW, 0))
-    if skipped and store is not None:
-        store.remember({EPOCHS_ROW: skipped})
-    return epoch + skipped
 
 
 def _open_store(options: SyncerOptions) -> RunStore | None:
@@ -176,8 +169,12 @@ def _tell_recovery(shell: SyncerShell, recovery: Recovery, said: Sequence[str], 
 
 async def _live(shell: SyncerShell, server: RunningServer, writer: Writer, stop: asyncio.Event) -> int:
     """Until a signal comes or a merge fails, tell once a second how things are."""
+    waits = ""
     while not stop.is_set():
         await _wait(stop, STATS_EVERY_S)
+        if shell.machine.waits != waits:
+            waits = shell.machine.waits
+            print(f"atoll syncer: {waits or 'the run goes on'}", flush=True)
         writer.emit(_stats(shell, server))
         _tell_data(shell, writer)
         if shell.fenced or shell.keeper.fenced is not None:

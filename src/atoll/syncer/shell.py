@@ -131,6 +131,11 @@ class SyncerShell(BulkService):
         if send is not None:
             send(message)
 
+    def overtaken(self, error: FencedSyncerError) -> None:
+        """A newer syncer was seen where this one's disk does not show it: say nothing more, and end."""
+        self.keeper.fence(error)
+        self._fence(str(error))
+
     def _fence(self, reason: str) -> None:
         self.fenced = self.fenced or reason
         self.finished.set()

@@ -8,21 +8,26 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from atoll.observe import Writer, events
-from atoll.store import SnapshotTarget
+from atoll.store import LABELS_PER_EPOCH, SnapshotTarget
+from atoll.syncer.claim import ClaimKeeper
 from atoll.syncer.shell import SyncerShell
-
-LABELS_PER_EPOCH = 1_000_000
-"""Labels of two epochs never meet, so that a syncer that was frozen while another took over cannot write into, or
-delete, a snapshot of its successor."""
 
 
 class Snapshotter:
-    def __init__(self, shell: SyncerShell, target: SnapshotTarget, every_s: float, writer: Writer) -> None:
+    def __init__(
+        self,
+        shell: SyncerShell,
+        target: SnapshotTarget,
+        every_s: float,
+        writer: Writer,
+        claim: ClaimKeeper | None = None,
+    ) -> None:
         self._shell = shell
+        self._claim = claim
         self._target = target
         self._every_s = every_s
         self._writer = writer
-        self._label = shell.machine.epoch * LABELS_PER_EPOCH
+        self._label = 0
         self._failing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="atoll-snapshot")
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -31,15 +36,19 @@ class Snapshotter:
         """Write a last snapshot, with everything in it, and end."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        if self._shell.state is not None and not self._shell.fenced:
-            await self._write()
+        await self._write_if_ours()
         self._thread.shutdown(wait=True)
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
-            if self._shell.state is not None and not self._shell.fenced:
-                await self._write()
+            await self._write_if_ours()
+
+    async def _write_if_ours(self) -> None:
+        if self._shell.state is None or self._shell.fenced:
+            return
+        if self._claim is None or await self._claim.still_ours():
+            await self._write()
 
     async def _write(self) -> None:
         """A failure is told and costs nothing but this snapshot; the next is tried at its time."""
@@ -60,7 +69,8 @@ class Snapshotter:
     async def _write_all(self) -> tuple[list[int], int, int]:
         loop = asyncio.get_running_loop()
         shell, machine = self._shell, self._shell.machine
-        self._label += 1
+        # A run that comes back from learners has its epoch from them, after this syncer has started.
+        self._label = max(self._label, machine.epoch * LABELS_PER_EPOCH) + 1
         draft = await loop.run_in_executor(self._thread, self._target.begin, self._label)
         # Still the newest after the places were looked at: so the label that was chosen is of this epoch.
         await loop.run_in_executor(self._thread, shell.keeper.check_epoch)
