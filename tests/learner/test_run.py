@@ -268,7 +268,7 @@ def test_a_learner_that_goes_nan_is_reseeded_and_never_merged(parts: list[Any], 
     assert any(isinstance(e, events.Warned) and "re-seeded" in e.text for _, _, e in read_events(tmp_path))
 
 
-def test_a_syncer_that_restarts_empty_is_seeded_with_the_published_parameters(parts: list[Any]) -> None:
+def test_a_syncer_that_restarts_empty_goes_on_with_the_run_that_the_learner_holds(parts: list[Any]) -> None:
     syncer = SyncerThread(config(), run="before")
     parts.append(syncer)
     learner = TrainingThread(syncer.address, "only")
@@ -276,9 +276,11 @@ def test_a_syncer_that_restarts_empty_is_seeded_with_the_published_parameters(pa
     syncer.wait_for(reaches(3), "three versions")
     syncer.stop()
     learner.wait_steps(50)
+    held = learner.learner.versions()
     again = SyncerThread(config(), listen=syncer.address, run="after")
     parts.append(again)
-    again.wait_for(reaches(2), "new versions in the new run")
+    again.wait_for(reaches(max(held) + 2), "the versions count on")
+    assert again.ask(lambda shell: shell.machine.run) == "before"
     learner.stop()
     assert learner.error is None
     again.check_ledger()
