@@ -352,7 +352,7 @@ class LearnerHost(Process):
         if isinstance(message, Welcome) and self.payloads is None:
             layout = build_layout(self.world.tensors, message.config.fragments)
             self.payloads = self.world.new_learner_payloads(layout, message.config, self.name)
-        if isinstance(message, Published) and self.world.scenario.inline and message.update is not None:
+        if isinstance(message, Published) and not (isinstance(message.update, bytes) and not message.update):
             self._updates[message.fragment, message.version] = message.update
         if isinstance(message, Start):
             self._backoff_ns = BACKOFF_NS[0]
