@@ -41,8 +41,10 @@ class SyncerThread:
         token: str = "",
         run: str = "r1",
         folder: Path | None = None,
+        **port: str,
     ) -> None:
         self._ready = threading.Event()
+        self._port = port
         self._config, self._listen, self._token, self._run = config, listen, token, run
         self._folder = folder
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
@@ -52,7 +54,7 @@ class SyncerThread:
     async def _main(self) -> None:
         writer = EventWriter(self._folder / "events" / "syncer.jsonl") if self._folder else NullWriter()
         self.shell = SyncerShell(self._config, self._run, writer)
-        self.server = await serve(self.shell, ServerOptions(listen=self._listen, token=self._token))
+        self.server = await serve(self.shell, ServerOptions(listen=self._listen, token=self._token, **self._port))
         self.shell.end_session = self.server.close_session
         self.address = self.server.address
         self.loop = asyncio.get_running_loop()

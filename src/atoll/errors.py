@@ -10,6 +10,7 @@
     ├── RefusedError             the syncer said no, with a code and a remedy
     │   └── FencedError          a newer process took this learner's id
     ├── UnreachableError         no syncer answered in time
+    │   └── CertificateError     one answered whose certificate cannot be trusted
     ├── CorpusError              no usable training data
     ├── StoreError               state or a snapshot on disk that cannot be used
     │   └── FencedSyncerError    a newer syncer has taken over this run
@@ -65,6 +66,11 @@ class FencedError(RefusedError):
 
 class UnreachableError(AtollError):
     """No syncer answered in time."""
+
+
+class CertificateError(UnreachableError):
+    """The syncer's certificate cannot be trusted: expired, of another authority or for another name. Trying again does
+    not help."""
 
 
 class CorpusError(AtollError):

@@ -127,6 +127,11 @@ class Engine(Exchange):
             self.failure = error
             self.changed.notify_all()
 
+    def give_up(self, error: AtollError) -> None:
+        """Any thread: trying on would not help."""
+        self._fail(error)
+        self._post(self._stop.set)
+
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_S)

@@ -35,6 +35,11 @@ class Place:
         return EventWriter(self.run_folder / "events" / f"learner-{name}-{os.getpid()}.jsonl")
 
 
+def debugging() -> bool:
+    """Whether tracebacks are wanted where a sentence would do."""
+    return bool(os.environ.get("ATOLL_DEBUG"))
+
+
 def find_place(
     *,
     address: str | None,

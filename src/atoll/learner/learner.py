@@ -30,9 +30,11 @@ from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import Refusal
 from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
 from atoll.learner.care import CHECKPOINT_EVERY_S, InnerCare
+from atoll.learner.doctor import Doctor
 from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
 from atoll.learner.inner import OptimizerLike, Stateful
+from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.meter import LossReader, StepMeter
 from atoll.learner.patience import Patience
 from atoll.learner.preempt import Preemption
@@ -86,6 +88,7 @@ class Learner:
         is started again under the same id continues with them. `leave_on_sigterm`: at SIGTERM the step under way is
         finished, everything is handed over, and the process exits with status 0 (unless the script handles SIGTERM
         itself)."""
+        end_in_one_sentence()
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
         tensors = describe(model, merge_modes or {})
         options = ClientOptions(
@@ -103,6 +106,7 @@ class Learner:
         self.events: Writer = place.writer()
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
         self._engine = Engine(model, self._machine, options, self.events)
+        self._doctor = Doctor(options, place.learner, self._engine, patience_s=join_timeout_s)
         self._meter = StepMeter(self.events, self._machine)
         inner = cast("OptimizerLike | None", optimizer)
         self._care = InnerCare(inner, extras or {}, place.run_folder, checkpoint_every_s, self._machine, self.events)
@@ -125,11 +129,12 @@ class Learner:
         self._state = "running"
         self.events.emit(events.LearnerStarted(self._machine.learner, os.getpid()))
         began_ns = time.perf_counter_ns()
-        kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
-        self._care.look()
-        self._engine.start()
-        atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
+        self._doctor.start()
         try:
+            kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
+            self._care.look()
+            self._engine.start()
+            atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
             self._join()
             rung = self._recover()
         except BaseException:
@@ -138,6 +143,8 @@ class Learner:
             atexit.unregister(self._engine.stop)
             self.events.close()
             raise
+        finally:
+            self._doctor.stop()
         wait_ns = time.perf_counter_ns() - began_ns
         self.events.emit(
             events.LearnerJoined(self._machine.learner, self._machine.generation, self._machine.step, wait_ns)
@@ -199,9 +206,11 @@ class Learner:
                 f"the syncer at {self._place.address} answered but its state did not arrive {waited}; "
                 "see its log, or raise join_timeout_s for a large model on a thin link"
             )
-        last = f" (last: {self._engine.last_down})" if self._engine.last_down else ""
+        cause = self._doctor.cause or self._engine.last_down
+        if cause:
+            return f"no syncer could be joined at {self._place.address} {waited}: {cause}"
         return (
-            f"no syncer could be joined at {self._place.address} {waited}{last}; start one with "
+            f"no syncer could be joined at {self._place.address} {waited}; start one with "
             f"`atoll syncer --listen {self._place.address}`, or correct ATOLL_SYNCER"
         )
 

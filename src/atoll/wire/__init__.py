@@ -3,6 +3,7 @@
     service.py     what a syncer must offer (SyncerService), how its port is opened (ServerOptions)
     server.py      serve(service, options) -> RunningServer;  sessions.py and transfers.py are its two halves
     channel.py     how a learner reaches the syncer (ClientOptions)
+    cause.py       why a syncer cannot be reached;  certificate.py: what a syncer's own certificate says
     control.py     run_sessions: a control session that always comes back;  fetch_status
     bulk.py        BulkClient: push and fetch payloads
     convert.py     control messages <-> bytes (recovery.py: those of protocol 2), parts.py: bulk messages <-> bytes
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from atoll.wire.bulk import BulkClient
+    from atoll.wire.cause import Cause, find_cause
     from atoll.wire.channel import ClientOptions
     from atoll.wire.control import (
         SYNCER_ENDED,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SYNCER_ENDED",
     "BulkClient",
+    "Cause",
     "ClientOptions",
     "ControlClient",
     "RunningServer",
@@ -43,6 +46,7 @@ __all__ = [
     "SessionHandler",
     "SyncerService",
     "fetch_status",
+    "find_cause",
     "run_sessions",
     "serve",
 ]
@@ -50,6 +54,8 @@ __all__ = [
 _HOMES = {
     "SYNCER_ENDED": "control",
     "BulkClient": "bulk",
+    "Cause": "cause",
+    "find_cause": "cause",
     "ClientOptions": "channel",
     "ControlClient": "control",
     "SendToSyncer": "control",

@@ -37,6 +37,9 @@ class ClientOptions:
     """Path of a PEM file with the certificates to trust, or "system" for those of the machine. Empty: no TLS."""
     stripes: int = STRIPES_DEFAULT
     """Connections over which one large payload is spread."""
+    tls_name: str = ""
+    """The name that the syncer's certificate must hold; empty: the host of `address`. For a syncer that is reached
+    under another name than its certificate knows, such as 127.0.0.1 on its own machine."""
     clear_host: str = ""
     """The one host besides loopback that may get the token without TLS: the launcher's end of a link between network
     namespaces of one machine (`atoll chaos storm --namespaces`). Only an address of the test network is taken."""
@@ -89,6 +92,8 @@ def open_channel(options: ClientOptions, arguments: Arguments) -> Any:
     if not options.tls_ca:
         return grpc.aio.insecure_channel(options.address, options=arguments)
     roots = None if options.tls_ca == SYSTEM_ROOTS else Path(options.tls_ca).read_bytes()
+    if options.tls_name:
+        arguments = [*arguments, ("grpc.ssl_target_name_override", options.tls_name)]
     return grpc.aio.secure_channel(options.address, grpc.ssl_channel_credentials(roots), options=arguments)
 
 

@@ -21,7 +21,16 @@ from atoll.core.messages import (
     SyncerMessage,
     Welcome,
 )
-from atoll.errors import LocalProtocolError, PayloadError, RefusedError, RemoteProtocolError, UnreachableError
+from atoll.errors import (
+    AtollError,
+    CertificateError,
+    LocalProtocolError,
+    PayloadError,
+    RefusedError,
+    RemoteProtocolError,
+    UnreachableError,
+)
+from atoll.wire.cause import find_cause
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
 from atoll.wire.convert import encode_learner_message, parse_bytes, parse_json_object, parse_syncer_message
 from atoll.wire.generated import atoll_pb2 as pb
@@ -320,6 +329,15 @@ async def fetch_status(options: ClientOptions) -> dict[str, Any]:
         reply = await call(request, metadata=options.metadata, timeout=STATUS_S)
         return parse_json_object("StatusReply.json", parse_bytes(pb.StatusReply, reply).json)
     except grpc.aio.AioRpcError as error:
-        raise call_error(options, error) from None
+        raise await _explained(options, error) from None
     finally:
         await channel.close()
+
+
+async def _explained(options: ClientOptions, error: grpc.aio.AioRpcError) -> AtollError:
+    """What a failed call means, with the true cause where gRPC hides it."""
+    if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        cause = await asyncio.to_thread(find_cause, options)
+        if cause is not None:
+            return CertificateError(cause.text) if cause.final else UnreachableError(cause.text)
+    return call_error(options, error)

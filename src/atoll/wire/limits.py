@@ -61,7 +61,12 @@ SESSION_SILENCE_S = 30.0
 """A learner says something every 2 s (its heartbeat). One that is not heard for two leases may have a connection that
 is fine and a stream that is dumb: a damaged length makes all that follows look like part of one long message."""
 STATUS_S = 10.0
-"""A status call: small, local to the syncer's memory."""
+"""A status call, or the request that a learner leave: small, local to the syncer's memory."""
+PROBE_S = 3.0
+"""Looking for the cause of a failed connection: several round trips of a 300 ms link for each of its few steps. With
+the second that a learner waits before it looks, the first cause is told within 5 s."""
+PROBE_ADDRESSES_MAX = 4
+"""Of the addresses behind one name, those that are tried: IPv6 and IPv4 of two machines."""
 
 # ---------------------------------------------------------------- connections
 

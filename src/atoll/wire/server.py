@@ -8,13 +8,14 @@ import hmac
 import json
 import logging
 import socket
-import ssl
+import time
 from pathlib import Path
 from typing import Any
 
 from atoll.core.messages import FetchHeader, FetchRequest, Refusal
 from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire.address import is_loopback, join_address, split_address
+from atoll.wire.certificate import Certificate, read_certificate
 from atoll.wire.channel import check_token
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import FLUSH_S, JSON_CHARS_MAX, PART_BYTES, PART_S, RPCS_MAX
@@ -38,7 +39,10 @@ async def serve(service: SyncerService, options: ServerOptions) -> RunningServer
     """Open the port and start answering. Raises ConfigError or LaunchError before anything is served."""
     host, port = split_address(options.listen)
     check_token(options.token)
-    credentials = _credentials(options)
+    # gRPC looks at certificates only when a connection comes; here what is wrong is said now, with what to do.
+    certificate = read_certificate(options.tls_certificate, options.tls_key) if options.tls_certificate else None
+    warnings = certificate.check(time.time()) if certificate is not None else []
+    credentials = _credentials(certificate, options.tls_key)
     if not is_loopback(host) and not (options.token and credentials):
         raise ConfigError(
             f"listening on {options.listen} would let the network reach this syncer; give --token, --tls-certificate "
@@ -46,24 +50,15 @@ async def serve(service: SyncerService, options: ServerOptions) -> RunningServer
         )
     keep_heap()
     server = RunningServer(service, options)
+    server.certificate, server.warnings = certificate, warnings
     await server._start(host, port, credentials)
     return server
 
 
-def _credentials(options: ServerOptions) -> Any:
-    """gRPC looks at certificates only when a connection comes; Python's ssl reads them now, with a usable error."""
-    if not options.tls_certificate:
+def _credentials(certificate: Certificate | None, key: str) -> Any:
+    if certificate is None:
         return None
-    try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(options.tls_certificate, options.tls_key)
-        pair = Path(options.tls_key).read_bytes(), Path(options.tls_certificate).read_bytes()
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"cannot use certificate {options.tls_certificate} with key {options.tls_key}: {error}; give PEM files "
-            f"that belong together"
-        ) from None
-    return grpc.ssl_server_credentials([pair])
+    return grpc.ssl_server_credentials([(Path(key).read_bytes(), Path(certificate.path).read_bytes())])
 
 
 class RunningServer:
@@ -77,6 +72,9 @@ class RunningServer:
         self._server = grpc.aio.server(options=server_arguments(), maximum_concurrent_rpcs=RPCS_MAX)
         self.address = options.listen
         """host:port that learners can be given, with the real port."""
+        self.certificate: Certificate | None = None
+        self.warnings: list[str] = []
+        """What somebody should know about the certificate."""
         self.bytes_down = 0
         """Payload bytes handed out by fetches."""
 

@@ -35,7 +35,7 @@ PUSH_METHOD = "/atoll.v1.Bulk/Push"
 FETCH_METHOD = "/atoll.v1.Bulk/Fetch"
 TOKEN_KEY = "atoll-token"
 
-Arguments = list[tuple[str, int]]
+Arguments = list[tuple[str, int | str]]
 
 _MESSAGE_SIZES: Arguments = [
     ("grpc.max_receive_message_length", CONTROL_MESSAGE_BYTES_MAX),
