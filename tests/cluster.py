@@ -104,9 +104,9 @@ class SyncerThread:
 class SyncerProcess:
     """`atoll syncer` as a real process on a run folder, to be killed and started again."""
 
-    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
+    def __init__(self, folder: Path, *options: str, host: str = "127.0.0.1", **environment: str) -> None:
         self.folder = folder
-        self._listen = f"127.0.0.1:{quiet_port()}"
+        self._listen = f"{host}:{quiet_port()}"
         self._options = options
         self.process = self._start(environment)
         self.address = self._wait_ready()

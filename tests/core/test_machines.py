@@ -9,7 +9,7 @@ import pytest
 from world import STEP_NS, TENSORS, World
 
 from atoll.core.config import SyncConfig
-from atoll.core.effects import FetchBroken, FromLearner, FromSyncer, SessionOpened, Tick, ToLearner
+from atoll.core.effects import FetchBroken, FromLearner, FromSyncer, LeaveAsked, SessionOpened, Tick, ToLearner
 from atoll.core.messages import PROTOCOL_VERSION, Progress, PushHeader, PushKind, Refused, Reseed, TensorSpec
 
 
@@ -425,3 +425,38 @@ def test_another_protocol_version_is_refused_before_any_state_is_touched() -> No
     refused = next(e.message for e in out if isinstance(e, ToLearner))
     assert isinstance(refused, Refused) and refused.code == "protocol_version" and "same version" in refused.detail
     assert world.syncer.membership.members == members
+
+
+def test_one_learner_is_asked_to_leave_and_the_others_train_on() -> None:
+    world = World(config(), 3)
+    world.join_all()
+    world.everyone_steps(10)
+    asked, others = world.learners["l0@l0-1"], [world.learners["l1@l1-1"], world.learners["l2@l2-1"]]
+    world.to_syncer(LeaveAsked("l0"))
+    world.run()
+    assert asked.machine.dismissed and not any(other.machine.stopped for other in others)
+    world.close(asked)
+    commits = world.syncer.book.commits
+    world.everyone_steps(20)
+    assert world.syncer.membership.members["l0"].state == "left" and world.syncer.book.commits > commits
+    assert not world.syncer.stopping
+    world.check_ledger()
+
+
+def test_one_that_is_away_is_told_to_leave_when_it_is_back_and_its_successor_is_not() -> None:
+    world = World(config(), 2)
+    world.join_all()
+    world.everyone_steps(5)
+    away = world.learners["l0@l0-1"]
+    world.disconnect(away)
+    world.to_syncer(LeaveAsked("l0"))
+    world.to_syncer(LeaveAsked("nobody"))
+    assert not away.machine.dismissed
+    world.connect(away)
+    world.boundary(away)
+    assert away.machine.dismissed
+    world.close(away)
+    successor = world.add("l0", "l0-2")
+    world.join_all()
+    world.everyone_steps(5)
+    assert successor.machine.joined and not successor.machine.stopped

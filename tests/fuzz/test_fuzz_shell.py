@@ -27,7 +27,7 @@ from atoll.wire.convert import encode_learner_message, parse_syncer_message
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.parts import encode_part, encode_push_open, parse_fetch_refused, parse_part, parse_push_reply
 from atoll.wire.seal import unseal
-from atoll.wire.transport import EOF, FETCH_METHOD, PUSH_METHOD, SESSION_METHOD, STATUS_METHOD, grpc
+from atoll.wire.transport import EOF, FETCH_METHOD, LEAVE_METHOD, PUSH_METHOD, SESSION_METHOD, STATUS_METHOD, grpc
 
 ATTACKS = 250
 """In the default run: sessions, pushes and fetches, a few messages each."""
@@ -125,9 +125,14 @@ async def attack_status(channel: Any, rng: Random, number: int) -> None:
     await channel.unary_unary(STATUS_METHOD)(rng.randbytes(50))
 
 
+async def attack_leave(channel: Any, rng: Random, number: int) -> None:
+    request = rng.choice((rng.randbytes(50), pb.AskToLeaveRequest(learner="nobody").SerializeToString()))
+    assert pb.AskToLeaveReply.FromString(await channel.unary_unary(LEAVE_METHOD)(request)).refused.code
+
+
 ATTACK: tuple[Callable[[Any, Random, int], Awaitable[None]], ...] = (
     *(attack_session, attack_session, attack_session),
-    *(attack_push, attack_push, attack_fetch, attack_status),
+    *(attack_push, attack_push, attack_fetch, attack_status, attack_leave),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from atoll.core.config import SyncConfig
 from atoll.errors import CertificateError
 from atoll.learner.last_words import LastWords
 from atoll.learner.learner import Learner
+from atoll.wire import ClientOptions, ask_to_leave
 
 SCRIPT = """
 import sys, torch, atoll
@@ -115,3 +117,23 @@ def test_a_wrong_setting_names_the_line_and_other_errors_keep_their_traceback(
     assert [type(error).__name__ for error in others] == [
         *("ZeroDivisionError", "ConfigError", "LocalProtocolError", "ConfigError")
     ]
+
+
+def test_a_learner_that_is_asked_to_leave_hands_over_and_exits_while_the_others_train_on(parts: list[Any]) -> None:
+    syncer = SyncerThread(SyncConfig(fragments=2, learners_expected=2))
+    asked, other = TrainingThread(syncer.address, "asked"), TrainingThread(syncer.address, "other", seed=1)
+    patient = TrainingThread(syncer.address, "patient", seed=2, leave_on_sigterm=False)
+    parts.extend([syncer, asked, other, patient])
+    for learner in (asked, other, patient):
+        learner.wait_steps(5)
+    for name in ("asked", "patient"):
+        assert asyncio.run(ask_to_leave(ClientOptions(syncer.address), name)) == "active"
+    for learner in (asked, patient):
+        learner.thread.join(WAIT_S)
+    assert isinstance(asked.error, SystemExit) and asked.error.code == 0  # as after SIGTERM
+    assert patient.error is None and patient.learner.done  # it handles its own end: its loop saw `done`
+    states = syncer.ask(lambda shell: {name: str(m.state) for name, m in shell.machine.membership.members.items()})
+    assert states == {"asked": "left", "other": "active", "patient": "left"}
+    other.wait_steps(5)
+    assert not other.learner.done
+    syncer.check_ledger()

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from atoll.core.config import SyncConfig
 from atoll.observe import NullWriter
-from atoll.syncer.serve import _save
+from atoll.syncer.ending import ModelFile
 
 
 def test_a_model_that_cannot_be_written_is_an_exit_status_and_a_remedy(
@@ -20,9 +20,11 @@ def test_a_model_that_cannot_be_written_is_an_exit_status_and_a_remedy(
     learner = TrainingThread(syncer.address, "only", steps=5)
     learner.thread.join(60)
     try:
-        assert syncer.ask(lambda shell: _save(shell, tmp_path / "no such folder", NullWriter())) == 1
+        nowhere = tmp_path / "no such folder"
+        assert syncer.ask(lambda shell: ModelFile(shell, nowhere, NullWriter(), print).write()) == 1
         assert "could not write the model" in capsys.readouterr().err
-        assert syncer.ask(lambda shell: _save(shell, tmp_path, NullWriter())) == 0
+        assert syncer.ask(lambda shell: ModelFile(shell, tmp_path, NullWriter(), print).write()) == 0
+        assert f"the model is written: {tmp_path / 'model.safetensors'}" in capsys.readouterr().out
     finally:
         syncer.stop()
     saved = load_file(tmp_path / "model.safetensors")

@@ -12,9 +12,10 @@ import pytest
 from wire_fakes import FakeSyncer, bulk_client, fetch_request, hello, payload_of, push_header, run, serving
 
 import atoll.wire
-from atoll.errors import ConfigError, LaunchError, UnreachableError
-from atoll.wire import ClientOptions, ControlClient, ServerOptions, fetch_status, serve
+from atoll.errors import ConfigError, LaunchError, RefusedError, RemoteProtocolError, UnreachableError
+from atoll.wire import ClientOptions, ControlClient, ServerOptions, ask_to_leave, fetch_status, serve
 from atoll.wire.address import is_loopback, split_address
+from atoll.wire.transport import grpc
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,33 @@ def test_a_certificate_from_elsewhere_is_not_trusted(certificate: tuple[str, str
         async with serving(FakeSyncer(), tls_certificate=pem, tls_key=key) as server:
             with pytest.raises(UnreachableError):
                 await fetch_status(ClientOptions(server.address, tls_ca="system"))
+
+    run(main())
+
+
+def test_one_learner_is_asked_to_leave_through_the_syncer() -> None:
+    async def main() -> None:
+        async with serving(FakeSyncer()) as server, ControlClient(ClientOptions(server.address)) as client:
+            await client.open(hello("a"))
+            options = ClientOptions(server.address)
+            assert await ask_to_leave(options, "a") == "active"
+            for name, words in (("b", "no learner 'b'"), ("", "1 to 200 printable"), ("x" * 300, "1 to 200 printable")):
+                with pytest.raises(RefusedError, match=words):
+                    await ask_to_leave(options, name)
+            assert server.peer_of(1) == "127.0.0.1" and server.peer_of(2) == ""
+
+    run(main())
+
+
+def test_a_syncer_that_is_too_old_for_a_question_says_so() -> None:
+    async def main() -> None:
+        old = grpc.aio.server()
+        old.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("atoll.v1.Control", {}),))
+        port = old.add_insecure_port("127.0.0.1:0")
+        await old.start()
+        with pytest.raises(RemoteProtocolError, match="older than this command; update it"):
+            await ask_to_leave(ClientOptions(f"127.0.0.1:{port}"), "a")
+        await old.stop(0)
 
     run(main())
 

@@ -28,7 +28,7 @@ from atoll.core.messages import (
     Welcome,
 )
 from atoll.errors import FencedError, RefusedError, UnreachableError
-from atoll.wire import ClientOptions, ControlClient, SendToSyncer, fetch_status, run_sessions
+from atoll.wire import ClientOptions, ControlClient, SendToSyncer, ask_to_leave, fetch_status, run_sessions
 from atoll.wire.channel import Backoff, open_channel
 from atoll.wire.convert import encode_learner_message, parse_syncer_message
 from atoll.wire.seal import unseal
@@ -123,6 +123,8 @@ def test_a_wrong_token_is_refused_on_every_call(token: str) -> None:
             assert caught.value.code == Refusal.TOKEN
             with pytest.raises(RefusedError, match="run token"):
                 await fetch_status(options)
+            with pytest.raises(RefusedError, match="run token"):
+                await ask_to_leave(options, "a")
             async with bulk_client(server.address, token=token) as client:
                 with pytest.raises(RefusedError, match="run token"):
                     await client.push(push_header(payload_of(10)), payload_of(10))
@@ -167,7 +169,7 @@ def test_unreachable_is_reported_and_retried_until_asked_to_stop() -> None:
         assert not learner.ups and "check that it runs there" in learner.downs[0]
         stop.set()
         await sessions
-        with pytest.raises(UnreachableError, match="check that it runs there"):
+        with pytest.raises(UnreachableError, match=f"connection refused at {address}.*atoll syncer --listen"):
             await fetch_status(ClientOptions(address))
 
     run(main())

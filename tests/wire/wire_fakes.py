@@ -117,6 +117,11 @@ class FakeSyncer:
     def status(self) -> dict[str, object]:
         return {"learners": len(self.sends) - len(self.closed)}
 
+    def ask_to_leave(self, learner: str) -> str:
+        if learner not in {hello.learner for hello in self.hellos}:
+            raise RefusedError(Refusal.UNKNOWN_LEARNER, f"no learner {learner!r} here; give another")
+        return "active"
+
     async def push_begin(self, header: PushHeader) -> int:
         self.begun.append(header)
         return header.size if self.expected is None else self.expected

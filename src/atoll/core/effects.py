@@ -123,6 +123,13 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """Somebody wants this one learner to leave while the others train on."""
+
+    learner: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; see `next_wake_ns`."""
 
@@ -139,6 +146,7 @@ SyncerInput = (
     | RelayTaken
     | FetchOpened
     | StopRequested
+    | LeaveAsked
     | Tick
 )
 

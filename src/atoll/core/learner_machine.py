@@ -43,6 +43,7 @@ from atoll.core.effects import (
     ToSyncer,
 )
 from atoll.core.messages import (
+    ASKED_TO_LEAVE,
     NO_VERSION,
     PROTOCOL_VERSION,
     STEP_MAX,
@@ -506,6 +507,11 @@ class LearnerMachine:
         elif isinstance(message, Refused):
             self.stopped, self._refused = message.detail, True
             out.append(Stopped(message.detail, message.code))
+
+    @property
+    def dismissed(self) -> bool:
+        """Whether this learner alone was asked to leave; the others train on."""
+        return self.stopped.startswith(ASKED_TO_LEAVE)
 
     def _welcome(self, message: Welcome, out: list[LearnerEffect]) -> None:
         self._linked = True

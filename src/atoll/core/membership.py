@@ -76,6 +76,8 @@ class Member:
     """It is set aside only because nothing was heard of it for a while."""
     missed: int = 0
     """Rounds that others' contributions have closed since it last answered one."""
+    dismissed: str = ""
+    """Why it was asked to leave, alone; said again when it comes back."""
     protocol: int = PROTOCOL_OLDEST
     """What its session speaks."""
     wants_inner: bool = False

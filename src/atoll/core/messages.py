@@ -307,9 +307,13 @@ class Reseed:
     reason: str
 
 
+ASKED_TO_LEAVE = "asked to leave"
+
+
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The run's budget is spent: take no more steps, hand over what is left, leave."""
+    """Take no more steps, hand over what is left, leave: the run's budget is spent, or (the reason begins with
+    ASKED_TO_LEAVE) somebody wants this one learner to go while the others train on."""
 
     reason: str
 

@@ -23,6 +23,7 @@ from atoll.core.effects import (
     FromLearner,
     HealCommitted,
     KeepHeld,
+    LeaveAsked,
     MergeFinished,
     Note,
     PushCompleted,
@@ -40,6 +41,7 @@ from atoll.core.effects import (
 from atoll.core.layout import build_layout, elements_of
 from atoll.core.membership import CLAIMED_MAX, Member, MemberState
 from atoll.core.messages import (
+    ASKED_TO_LEAVE,
     NO_VERSION,
     PROTOCOL_VERSION,
     STEP_MAX,
@@ -142,6 +144,8 @@ class SyncerMachine(SyncerBegin):
             self._closed(event, now_ns, out)
         elif isinstance(event, StopRequested):
             self._stop(event.reason, out)
+        elif isinstance(event, LeaveAsked):
+            self._ask_to_leave(event.learner, out)
         elif isinstance(event, Tick):
             self._expire(now_ns, out)
             self.book.tick(now_ns, out)
@@ -418,8 +422,8 @@ class SyncerMachine(SyncerBegin):
             self._hear_clock(message, out)
         self._note_member(member, f"ready at step {message.step}", out)
         self._send_upcoming(member, out)
-        if self.stopping:
-            out.append(ToLearner(member.session, Stop(self.stopping)))
+        if self.stopping or member.dismissed:
+            out.append(ToLearner(member.session, Stop(self.stopping or member.dismissed)))
         elif member.wants_inner and message.step > 0:
             self._relay_inner(member, now_ns, out)
         member.wants_inner = False  # at step 0 nobody has made any inner state yet
@@ -622,6 +626,15 @@ class SyncerMachine(SyncerBegin):
             return
         self.stopping = reason
         out += [ToLearner(member.session, Stop(reason)) for member in self.membership.connected()]
+
+    def _ask_to_leave(self, learner: str, out: list[SyncerEffect]) -> None:
+        """One that is away is told when it is back; a new process under the same id was not asked."""
+        member = self.membership.members.get(learner)
+        if member is None or member.state is MemberState.LEFT:
+            return
+        member.dismissed = ASKED_TO_LEAVE
+        if member.connected:
+            out.append(ToLearner(member.session, Stop(member.dismissed)))
 
     def _expire(self, now_ns: int, out: list[SyncerEffect]) -> None:
         self._lease_wake_at = -1

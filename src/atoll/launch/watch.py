@@ -10,6 +10,7 @@ from atoll.observe.events import LearnerFinished, LearnerJoined, LearnerSteps, S
 GONE_FOR_GOOD = {
     "SIGTERM": "left as it was asked to",
     "SIGINT": "left as it was asked to",
+    "asked to leave": "left as it was asked to",
     "FencedError": "was replaced by another process of its name",
 }
 """What the reason of a LearnerFinished may name, other than the end of the run: such a learner is not started again."""

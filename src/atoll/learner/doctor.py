@@ -16,6 +16,9 @@ LOOK_EVERY_S = 2.0
 """Between two looks while a learner keeps trying: one connection each."""
 SAY_AGAIN_S = 30.0
 """The same cause is said again so often, so that somebody who looks at the terminal later knows that it still holds."""
+AGREE_S = 1.0
+AGREE_LOOK_S = 0.05
+"""A certificate that cannot be trusted ends it all, once gRPC has tried too. Kernels are compiled before it does."""
 
 
 class Link(Protocol):
@@ -53,22 +56,30 @@ class Doctor:
         pause_s = FIRST_LOOK_S
         while not self._over.wait(pause_s) and not self._link.ever_linked:
             found = find_cause(self._options)
-            tried = self._link.last_down
+            final = found is not None and found.final
+            tried = self._tried(AGREE_S if final else 0.0)
             if self._over.is_set() or self._link.ever_linked:
                 return
-            if found is not None and found.final and tried:
+            if found is not None and final and tried:
                 # gRPC has found no way either, so this is no detour of the doctor's own (a proxy, say).
                 self._link.give_up(CertificateError(found.text))
                 return
             self.cause = found.text if found is not None else tried
-            self._tell()
+            self._tell(patient=not final)
             pause_s = LOOK_EVERY_S
 
-    def _tell(self) -> None:
+    def _tried(self, wait_s: float) -> str:
+        """Why gRPC's own last attempt failed; it may be about to make its first."""
+        deadline_s = time.monotonic() + wait_s
+        while not self._link.last_down and time.monotonic() < deadline_s and not self._over.wait(AGREE_LOOK_S):
+            pass
+        return self._link.last_down
+
+    def _tell(self, *, patient: bool) -> None:
         now_s = time.monotonic()
         if not self.cause or (self.cause == self._said and now_s - self._said_s < SAY_AGAIN_S):
             return
         first = not self._said
         self._said, self._said_s = self.cause, now_s
-        more = f" (trying on for up to {self._patience_s:g} s)" if first else ""
+        more = f" (trying on for up to {self._patience_s:g} s)" if first and patient else ""
         print(f"atoll: {self._learner} has not joined yet: {self.cause}{more}", file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ from atoll import kernels
 from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
-from atoll.core.messages import Refusal
+from atoll.core.messages import ASKED_TO_LEAVE, Refusal
 from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
 from atoll.learner.care import CHECKPOINT_EVERY_S, InnerCare
 from atoll.learner.doctor import Doctor
@@ -85,9 +85,10 @@ class Learner:
 
         With a run folder, the optimizer's state is kept there every `checkpoint_every_s` seconds (0: never), with
         random numbers and the `extras`: schedules and whatever else has state_dict and load_state_dict. A process that
-        is started again under the same id continues with them. `leave_on_sigterm`: at SIGTERM the step under way is
-        finished, everything is handed over, and the process exits with status 0 (unless the script handles SIGTERM
-        itself)."""
+        is started again under the same id continues with them. `leave_on_sigterm`: at SIGTERM, and when
+        `atoll leave` asks this learner to go, the step under way is finished, everything is handed over, and the
+        process exits with status 0 (unless the script handles SIGTERM itself). Without it `atoll leave` makes `done`
+        true, and the script ends as it likes."""
         end_in_one_sentence()
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
         tensors = describe(model, merge_modes or {})
@@ -243,8 +244,8 @@ class Learner:
             adopt_ns=engine.adopt_ns - adopt_ns,
             snapshot_ns=engine.snapshot_ns - snapshot_ns + capture_ns,
         )
-        if self._preemption is not None and self._preemption.requested:
-            self.close(reason="SIGTERM")
+        if self._preemption is not None and (self._preemption.requested or self._machine.dismissed):
+            self.close(reason="SIGTERM" if self._preemption.requested else ASKED_TO_LEAVE)
             raise SystemExit(0)
 
     def _wait_if_synchronous(self) -> int:
@@ -302,6 +303,8 @@ class Learner:
         """True when the run's token budget is spent: leave the loop. Raises what ended this session for good."""
         if self._state == "running":
             self._raise_failure()
+        if self._preemption is not None and self._machine.dismissed:
+            return self._run_closed  # the next `step` ends this process as SIGTERM does: its run is not over
         return bool(self._machine.stopped) or self._run_closed
 
     def keep(self, name: str, extra: Stateful) -> None:

@@ -42,6 +42,12 @@ class SyncerOptions:
     """A JSON object of options for the file system behind `snapshots`, such as {"endpoint_url": "..."}."""
     record: bool = False
     """Record what every merge is made from (RUN/state/recording), so that `atoll replay` can make it again."""
+    end_when_left: bool = False
+    """End once everybody who was in the run has left, or has been lost for long."""
+    stay: bool = False
+    """Serve until a signal comes, also when the budget is spent and everybody has left: a launcher ends it."""
+    lines: bool = True
+    """Say on standard output what happens; False where a live view does."""
     take_over: bool = False
     """Start although another syncer holds the run folder or the snapshot location; that one is fenced out and ends."""
     new_run: bool = False
@@ -51,7 +57,7 @@ class SyncerOptions:
 
 
 def run_syncer(options: SyncerOptions) -> int:
-    """Run a syncer until SIGTERM or SIGINT; returns the exit status."""
+    """Run a syncer until SIGTERM, SIGINT or the end of its run; returns the exit status."""
     from atoll.syncer.serve import run
 
     return run(options)

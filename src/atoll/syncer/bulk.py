@@ -25,6 +25,7 @@ from atoll.core.relays import Relay
 from atoll.core.rounds import ContributionId
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.errors import PayloadError, RefusedError
+from atoll.syncer.news import Flow
 from atoll.syncer.relay import RelayBuffer
 from atoll.syncer.state import Held, ModelState, Update
 
@@ -49,6 +50,8 @@ class BulkService(ABC):
         self._relays: dict[int, RelayBuffer] = {}
         self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._copies: OrderedDict[int, tuple[int, int, memoryview]] = OrderedDict()
+        self.flow_up, self.flow_down = Flow(), Flow()
+        """Payload bytes per second and learner."""
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-merge")
         self._loop = asyncio.get_running_loop()
 
@@ -83,6 +86,7 @@ class BulkService(ABC):
 
     async def push_complete(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
         assert self._state is not None
+        self.flow_up.add(header.learner, payload.nbytes)
         if header.kind is PushKind.SEED:
             reply = self.apply(fx.PushOpened(header))  # another may have been asked while the bytes were on their way
             if reply is not None and not reply.accepted:
@@ -157,6 +161,12 @@ class BulkService(ABC):
     # ------------------------------------------------------------ fetches
 
     async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
+        header, content = await self._find(request)
+        if request.learner in self.machine.membership.members:
+            self.flow_down.add(request.learner, request.length or max(0, content.nbytes - request.offset))
+        return header, content
+
+    async def _find(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
         if request.kind is FetchKind.INNER:
             return await self._give_inner(request)
         state = self.state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 from atoll.errors import FencedSyncerError
@@ -67,5 +66,3 @@ class ClaimKeeper:
     def _tell(self, text: str) -> None:
         if not self._failing:
             self._writer.emit(events.Warned("syncer", text))
-            with contextlib.suppress(OSError):
-                print(f"atoll syncer: {text}", flush=True)

@@ -7,13 +7,12 @@ import json
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from safetensors import SafetensorError
 
 from atoll import kernels
 from atoll.core import effects as fx
@@ -24,10 +23,13 @@ from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarge
 from atoll.syncer import EXIT_FENCED, SyncerOptions
 from atoll.syncer.begin import claim_location, epoch_of, find, how_to_begin
 from atoll.syncer.claim import ClaimKeeper
+from atoll.syncer.ending import Ending, ModelFile
 from atoll.syncer.keeper import Keeper
+from atoll.syncer.news import News
 from atoll.syncer.recover import settle
 from atoll.syncer.shell import SyncerShell
 from atoll.syncer.snapshotter import Snapshotter
+from atoll.syncer.teller import Teller, names
 from atoll.wire import RunningServer, ServerOptions, serve
 
 STATS_EVERY_S = 1.0
@@ -48,7 +50,8 @@ def run(options: SyncerOptions) -> int:
 
 async def _serve(options: SyncerOptions) -> int:
     kernels.warm_up()  # before anybody can join: compiling would starve the loop, and learners find the cache filled
-    writer = _writer(options.run_folder)
+    writer = News(_writer(options.run_folder))
+    say = _say if options.lines else _say_nothing
     store = _open_store(options)
     target = _target(options)
     hold = claim_location(options, target, store)
@@ -63,6 +66,8 @@ async def _serve(options: SyncerOptions) -> int:
     epoch = epoch_of(store, found[0] if found is not None else None, hold, take_over=options.take_over)
     config, said = settle(options.config, found[0].rows if found is not None else None)
     shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin)
+    teller = Teller(say, lambda learner: _peer(shell, learner))
+    writer.tell = teller.hear
     if found is not None:
         handed, payloads, problems = keeper.load_handed()
         found = (replace(found[0], handed=handed, problems=[*found[0].problems, *problems]), found[1])
@@ -74,7 +79,7 @@ async def _serve(options: SyncerOptions) -> int:
     del found
     keeper.check_epoch()  # loading takes a while: another syncer may have taken over and be listening
     server = await _listen(shell, options)
-    shell.end_session = server.close_session
+    shell.end_session, shell.peer_of = server.close_session, server.peer_of
     keeper.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -82,23 +87,31 @@ async def _serve(options: SyncerOptions) -> int:
         loop.add_signal_handler(number, stop.set)
     epoch = shell.machine.epoch
     writer.emit(events.SyncerStarted(run_id, server.address, os.getpid(), epoch, keeper.level))
-    code = _overtaken(shell) or _take_the_word(shell, options.run_folder, server.address, run_id)
+    for text in server.warnings:
+        writer.emit(events.Warned("syncer", text))
+    ending = Ending(shell, end_when_left=options.end_when_left, stay=options.stay)
+    model = ModelFile(shell, options.run_folder, writer, say)
+    shell.more_status = model.status
+    code = _overtaken(shell) or _take_the_word(shell, options, server)
     claim = ClaimKeeper(shell, hold, writer) if hold is not None else None
     snapshotter = None
     if not code:
-        print(f"atoll syncer {run_id} (epoch {epoch}) listens on {server.address}", flush=True)
+        print(f"atoll syncer {run_id} (epoch {epoch}) listens on {server.address}{_certified(server)}", flush=True)
         if target is not None:
             snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer, claim)
-        code = await _live(shell, server, writer, stop) or _overtaken(shell)
+        code = await _live(shell, server, stop, ending, model) or _overtaken(shell)
     if code != EXIT_FENCED:
-        shell.apply(fx.StopRequested("the syncer was stopped"))
+        why = ending.reason(time.monotonic_ns()) if not stop.is_set() else ""
+        say(f"ends: {why}" if why else "ends, once learners have handed over what they have")
+        shell.apply(fx.StopRequested(why or "the syncer was stopped"))
         await _wait(shell.finished, STOP_WAIT_S if shell.machine.membership.connected() else 0.0)
     if snapshotter is not None:
         await snapshotter.close()
     if claim is not None:
         await claim.close()
     await shell.close()
-    code = code or _overtaken(shell) or _save(shell, options.run_folder, writer)
+    teller.finish()
+    code = code or _overtaken(shell) or model.write()
     writer.emit(_stats(shell, server))
     _tell_data(shell, writer)
     writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, shell.machine.book.commits))
@@ -167,10 +180,12 @@ def _tell_recovery(shell: SyncerShell, recovery: Recovery, said: Sequence[str], 
         print(f"atoll syncer: {problem}", flush=True)
 
 
-async def _live(shell: SyncerShell, server: RunningServer, writer: Writer, stop: asyncio.Event) -> int:
-    """Until a signal comes or a merge fails, tell once a second how things are."""
-    waits = ""
-    while not stop.is_set():
+async def _live(
+    shell: SyncerShell, server: RunningServer, stop: asyncio.Event, ending: Ending, model: ModelFile
+) -> int:
+    """Until a signal comes, a merge fails or everything is done, tell once a second how things are."""
+    writer, waits = shell.news, ""
+    while not stop.is_set() and not ending.reason(time.monotonic_ns()):
         await _wait(stop, STATS_EVERY_S)
         if shell.machine.waits != waits:
             waits = shell.machine.waits
@@ -182,7 +197,30 @@ async def _live(shell: SyncerShell, server: RunningServer, writer: Writer, stop:
         if shell.failure is not None:
             print(f"atoll syncer: stopped by an error: {shell.failure!r}", file=sys.stderr, flush=True)
             return 1
+        if ending.nobody_trains:
+            await model.refresh()
     return 0
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+def _say_nothing(text: str) -> None:
+    """The live view says it."""
+
+
+def _peer(shell: SyncerShell, learner: str) -> str:
+    member = shell.machine.membership.members.get(learner)
+    return shell.peer_of(member.session) if member is not None else ""
+
+
+def _certified(server: RunningServer) -> str:
+    certificate = server.certificate
+    if certificate is None:
+        return ""
+    until = time.strftime("%Y-%m-%d", time.gmtime(certificate.until_s))
+    return f" with TLS; its certificate is for {names(certificate.names)}, until {until}"
 
 
 def _overtaken(shell: SyncerShell) -> int:
@@ -226,20 +264,6 @@ def _tell_data(shell: SyncerShell, writer: Writer) -> None:
             writer.emit(events.DataLedger(stream, **counts))
 
 
-def _save(shell: SyncerShell, folder: Path | None, writer: Writer) -> int:
-    """Write the published model; returns the exit status. A full disk must not cost the final statistics as well."""
-    if folder is None or shell.state is None or shell.failure is not None or shell.fenced:
-        return 0
-    try:
-        shell.state.save(folder / "model.safetensors")
-    except (OSError, SafetensorError) as error:
-        text = f"could not write the model to {folder}: {error}; make room there and run again"
-        writer.emit(events.Warned("syncer", text))
-        print(f"atoll syncer: {text}", file=sys.stderr, flush=True)
-        return 1
-    return 0
-
-
 def _writer(folder: Path | None) -> Writer:
     if folder is None:
         return NullWriter()
@@ -250,19 +274,23 @@ def _writer(folder: Path | None) -> Writer:
     return EventWriter(folder / "events" / f"syncer-{os.getpid()}.jsonl")
 
 
-def _take_the_word(shell: SyncerShell, folder: Path | None, address: str, run_id: str) -> int:
+def _take_the_word(shell: SyncerShell, options: SyncerOptions, server: RunningServer) -> int:
     """Say where this syncer is, unless another one has overtaken it."""
     try:
-        shell.keeper.while_newest(lambda: _announce(folder, address, run_id))
+        shell.keeper.while_newest(lambda: _announce(options.run_folder, server, shell.machine.run))
     except FencedSyncerError:
         return _overtaken(shell)
     return 0
 
 
-def _announce(folder: Path | None, address: str, run_id: str) -> None:
-    """Write syncer.json in one piece: launchers poll for it."""
+def _announce(folder: Path | None, server: RunningServer, run_id: str) -> None:
+    """Write syncer.json in one piece: launchers poll for it, and `atoll status` finds the syncer by it."""
     if folder is None:
         return
+    told: dict[str, object] = {"address": server.address, "pid": os.getpid(), "run": run_id}
+    told["host"] = socket.gethostname()
+    if server.certificate is not None:
+        told |= {"certificate": str(Path(server.certificate.path).resolve()), "names": server.certificate.names}
     temporary = folder / f"syncer-{os.getpid()}.json.tmp"
-    temporary.write_text(json.dumps({"address": address, "pid": os.getpid(), "run": run_id}) + "\n")
+    temporary.write_text(json.dumps(told) + "\n")
     temporary.replace(folder / "syncer.json")

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -40,7 +41,13 @@ from atoll.observe import Writer, events
 from atoll.store import failpoints
 from atoll.syncer.bulk import BulkService
 from atoll.syncer.keeper import Keeper
+from atoll.syncer.looks import look_in
+from atoll.syncer.news import News
 from atoll.syncer.state import Held, ModelState, Stored
+
+T = TypeVar("T")
+NAMED_MAX = 20
+"""Learners that a message lists: a few lines of a terminal."""
 
 
 class SyncerShell(BulkService):
@@ -70,7 +77,13 @@ class SyncerShell(BulkService):
         self.inline_down = 0
         """Payload bytes that travelled inside control messages."""
         self.end_session: Callable[[int, str], None] = lambda session, reason: None
-        self._writer = writer
+        self.peer_of: Callable[[int], str] = lambda session: ""
+        """Set by whoever serves: from where a session comes."""
+        self.more_status: Callable[[], dict[str, object]] = dict
+        """Set by whoever serves: what else there is to say."""
+        self.news = writer if isinstance(writer, News) else News(writer)
+        self._writer: Writer = self.news
+        self._began_s = time.monotonic()
         self._sends: dict[int, Callable[[SyncerMessage], None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -129,7 +142,14 @@ class SyncerShell(BulkService):
     def _send_now(self, session: int, message: SyncerMessage) -> None:
         send = self._sends.get(session)
         if send is not None:
+            if isinstance(message, Published) and message.update:
+                self._flows_down(session, len(message.update))
             send(message)
+
+    def _flows_down(self, session: int, count: int) -> None:
+        member = self.machine.membership.by_session(session)
+        if member is not None:
+            self.flow_down.add(member.learner, count)
 
     def overtaken(self, error: FencedSyncerError) -> None:
         """A newer syncer was seen where this one's disk does not show it: say nothing more, and end."""
@@ -281,6 +301,13 @@ class SyncerShell(BulkService):
             await self.keeper.commit(fragment, effect.version, state.durable(fragment), column)
         self.apply(fx.HealCommitted(fragment, effect.version, effect.checksum))
 
+    def lock_of(self, fragment: int) -> asyncio.Lock:
+        """Held while the arrays of a fragment are written, or must not be."""
+        return self._locks[fragment]
+
+    async def on_a_worker(self, function: Callable[[], T]) -> T:
+        return await self._loop.run_in_executor(self._workers, function)
+
     # ------------------------------------------------------------ continuing an earlier run
 
     def restore(
@@ -401,6 +428,7 @@ class SyncerShell(BulkService):
             expected = self._expected_size(header)
         except RefusedError as error:
             return PushReply(False, error.code, error.detail)
+        self.flow_up.add(header.learner, len(payload))
         if header.kind is not PushKind.CONTRIBUTION or not len(payload) == header.size == expected:
             return PushReply(False, Refusal.SIZE, f"{len(payload)} bytes came, {expected} were expected; send it again")
         if xxhash.xxh3_64_intdigest(payload) != header.checksum:
@@ -416,33 +444,19 @@ class SyncerShell(BulkService):
         self._sends.pop(session, None)
         self.apply(fx.SessionClosed(session, reason))
 
+    def ask_to_leave(self, learner: str) -> str:
+        members = self.machine.membership.members
+        if learner not in members:
+            known = ", ".join(sorted(members)[:NAMED_MAX]) or "nobody yet"
+            raise RefusedError(
+                Refusal.UNKNOWN_LEARNER, f"no learner {learner!r} in this run ({known}); give one of those"
+            )
+        self.apply(fx.LeaveAsked(learner))
+        return str(members[learner].state)
+
     def status(self) -> dict[str, object]:
-        members = [
-            {
-                "learner": m.learner,
-                "generation": m.generation,
-                "state": str(m.state),
-                "step": m.step,
-                "tokens": m.tokens,
-                "step_ms": round(m.step_ns / 1e6, 3),
-                "loss": m.loss if m.loss == m.loss else None,
-                "behind": sum(max(0, t.version - b) for t, b in zip(self.machine.book.tracks, m.bases, strict=False)),
-            }
-            for _, m in sorted(self.machine.membership.members.items())
-        ]
-        return {
-            "run": self.machine.run,
-            "epoch": self.machine.epoch,
-            "committed": self.machine.committed,
-            "stopping": self.machine.stopping,
-            "config": self.machine.config.to_dict(),
-            "members": members,
-            "versions": [track.version for track in self.machine.book.tracks],
-            "durability": self.keeper.level,
-            "degraded": self.keeper.degraded,
-            "recording": self.keeper.recorder.status(),
-            "recovered_from": self.machine.recovered_from,
-            "waits": self.machine.waits,
-            "data": self.machine.leases.status(),
-            **self.machine.stats(),
-        }
+        return {**look_in(self), **self.more_status()}
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self._began_s

@@ -28,7 +28,6 @@ class Snapshotter:
         self._every_s = every_s
         self._writer = writer
         self._label = 0
-        self._failing = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="atoll-snapshot")
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -58,11 +57,7 @@ class Snapshotter:
         except Exception as error:  # a remote file system raises whatever its library does
             text = f"snapshot to {self._target.url} failed: {type(error).__name__}: {error}; training goes on"
             self._writer.emit(events.SnapshotFailed(self._target.url, text))
-            if not self._failing:
-                print(f"atoll syncer: {text}", flush=True)
-            self._failing = True
             return
-        self._failing = False
         took_ns = time.monotonic_ns() - started_ns
         self._writer.emit(events.SnapshotWritten(self._target.url, label, size, took_ns, versions))
 

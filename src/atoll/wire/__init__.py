@@ -4,7 +4,7 @@
     server.py      serve(service, options) -> RunningServer;  sessions.py and transfers.py are its two halves
     channel.py     how a learner reaches the syncer (ClientOptions)
     cause.py       why a syncer cannot be reached;  certificate.py: what a syncer's own certificate says
-    control.py     run_sessions: a control session that always comes back;  fetch_status
+    control.py     run_sessions: a control session that always comes back;  fetch_status, ask_to_leave
     bulk.py        BulkClient: push and fetch payloads
     convert.py     control messages <-> bytes (recovery.py: those of protocol 2), parts.py: bulk messages <-> bytes
     checks.py      nothing is trusted;  versions.py: which protocol knows what
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ControlClient,
         SendToSyncer,
         SessionHandler,
+        ask_to_leave,
         fetch_status,
         run_sessions,
     )
@@ -45,6 +46,7 @@ __all__ = [
     "ServerOptions",
     "SessionHandler",
     "SyncerService",
+    "ask_to_leave",
     "fetch_status",
     "find_cause",
     "run_sessions",
@@ -60,6 +62,7 @@ _HOMES = {
     "ControlClient": "control",
     "SendToSyncer": "control",
     "SessionHandler": "control",
+    "ask_to_leave": "control",
     "fetch_status": "control",
     "run_sessions": "control",
     "RunningServer": "server",

@@ -30,9 +30,16 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
+from atoll.wire import checks
 from atoll.wire.cause import find_cause
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
-from atoll.wire.convert import encode_learner_message, parse_bytes, parse_json_object, parse_syncer_message
+from atoll.wire.convert import (
+    encode_learner_message,
+    parse_bytes,
+    parse_json_object,
+    parse_refused,
+    parse_syncer_message,
+)
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import (
     BACKOFF_S_MAX,
@@ -43,7 +50,7 @@ from atoll.wire.limits import (
     STATUS_S,
 )
 from atoll.wire.seal import seal, unseal
-from atoll.wire.transport import EOF, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
+from atoll.wire.transport import EOF, LEAVE_METHOD, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
 from atoll.wire.versions import hello_in, learner_message_in, may_speak_older, since
 
 log = logging.getLogger(__name__)
@@ -322,12 +329,26 @@ async def _listen(client: ControlClient, handler: SessionHandler) -> None:
 
 async def fetch_status(options: ClientOptions) -> dict[str, Any]:
     """The syncer's live state, once. Raises RefusedError, UnreachableError or RemoteProtocolError."""
+    reply = await _ask(options, STATUS_METHOD, pb.StatusRequest())
+    return parse_json_object("StatusReply.json", parse_bytes(pb.StatusReply, reply).json)
+
+
+async def ask_to_leave(options: ClientOptions, learner: str) -> str:
+    """Have the syncer ask one learner to leave; returns the learner's state. Raises as `fetch_status` does."""
+    data = await _ask(options, LEAVE_METHOD, pb.AskToLeaveRequest(learner=learner))
+    reply = parse_bytes(pb.AskToLeaveReply, data)
+    if reply.HasField("refused"):
+        refused = parse_refused(reply.refused)
+        raise refused_error(refused.code, refused.detail)
+    return checks.identifier("AskToLeaveReply.state", reply.state)
+
+
+async def _ask(options: ClientOptions, method: str, request: Any) -> bytes:
+    """One question, one answer, on a connection of its own."""
     channel = open_channel(options, control_channel_arguments())
     try:
-        request = bytes(pb.StatusRequest().SerializeToString())
-        call = channel.unary_unary(STATUS_METHOD)
-        reply = await call(request, metadata=options.metadata, timeout=STATUS_S)
-        return parse_json_object("StatusReply.json", parse_bytes(pb.StatusReply, reply).json)
+        call = channel.unary_unary(method)
+        return bytes(await call(bytes(request.SerializeToString()), metadata=options.metadata, timeout=STATUS_S))
     except grpc.aio.AioRpcError as error:
         raise await _explained(options, error) from None
     finally:
@@ -340,4 +361,6 @@ async def _explained(options: ClientOptions, error: grpc.aio.AioRpcError) -> Ato
         cause = await asyncio.to_thread(find_cause, options)
         if cause is not None:
             return CertificateError(cause.text) if cause.final else UnreachableError(cause.text)
+    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+        return RemoteProtocolError(f"the syncer at {options.address} is older than this command; update it there")
     return call_error(options, error)

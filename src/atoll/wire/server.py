@@ -17,6 +17,8 @@ from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, R
 from atoll.wire.address import is_loopback, join_address, split_address
 from atoll.wire.certificate import Certificate, read_certificate
 from atoll.wire.channel import check_token
+from atoll.wire.checks import cut, identifier
+from atoll.wire.convert import parse_bytes
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import FLUSH_S, JSON_CHARS_MAX, PART_BYTES, PART_S, RPCS_MAX
 from atoll.wire.parts import (
@@ -95,6 +97,10 @@ class RunningServer:
         """End one session after what was sent to it has gone out. The service's `close_session` follows."""
         self._sessions.close(session, reason)
 
+    def peer_of(self, session: int) -> str:
+        """The address that a session comes from; empty if it is over."""
+        return self._sessions.peer(session)
+
     async def stop(self, grace_s: float = FLUSH_S) -> None:
         """Refuse new calls, let sessions flush and transfers end within `grace_s`, then cut what is left."""
         self._sessions.close_all("the syncer stops")
@@ -108,6 +114,7 @@ class RunningServer:
         control = {
             "Session": grpc.stream_stream_rpc_method_handler(self._session),
             "Status": grpc.unary_unary_rpc_method_handler(self._status),
+            "AskToLeave": grpc.unary_unary_rpc_method_handler(self._ask_to_leave),
         }
         bulk = {
             "Push": grpc.stream_unary_rpc_method_handler(self._push),
@@ -152,6 +159,17 @@ class RunningServer:
         if len(document) > JSON_CHARS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the status has {len(document)} characters")
         return bytes(pb.StatusReply(json=document).SerializeToString())
+
+    async def _ask_to_leave(self, request: bytes, context: Any) -> bytes:
+        await self._authorise(context)
+        try:
+            learner = parse_bytes(pb.AskToLeaveRequest, request).learner
+            reply = pb.AskToLeaveReply(state=self._service.ask_to_leave(identifier("AskToLeave.learner", learner)))
+        except RemoteProtocolError as error:
+            reply = pb.AskToLeaveReply(refused=pb.Refused(code=Refusal.BAD_REQUEST, detail=str(error)))
+        except RefusedError as error:
+            reply = pb.AskToLeaveReply(refused=pb.Refused(code=error.code, detail=cut(error.detail)))
+        return bytes(reply.SerializeToString())
 
     async def _push(self, _requests: Any, context: Any) -> bytes:
         await self._authorise(context)

@@ -54,6 +54,9 @@ class SyncerService(Protocol):
     def status(self) -> dict[str, object]:
         """The live state as JSON-compatible data."""
 
+    def ask_to_leave(self, learner: str) -> str:
+        """Tell this one learner to leave, now or when it is back; returns its state, or raises RefusedError."""
+
     async def push_begin(self, header: PushHeader) -> int:
         """A transfer wants to start: return its expected size in bytes or raise RefusedError. Called once per attempt
         of a transfer, before any buffer exists; the header's own size is only a claim until it equals the answer. That

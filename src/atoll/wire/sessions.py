@@ -99,6 +99,7 @@ class Sessions:
         self._service = service
         self._options = options
         self._open: dict[int, Session] = {}
+        self._peers: dict[int, str] = {}
         self._numbers_used = 0
 
     def __len__(self) -> int:
@@ -116,7 +117,7 @@ class Sessions:
         """Serve one stream from its Hello to its end."""
         try:
             hello = await self._read_hello(context)
-            session = self._admit(hello)
+            session = self._admit(hello, context.peer())
         except RefusedError as error:
             await context.write(seal(encode_syncer_message(Refused(error.code, error.detail))))
             return
@@ -138,7 +139,7 @@ class Sessions:
             session.end(reason)
             reader.cancel()
             writer.cancel()
-            del self._open[session.number]
+            del self._open[session.number], self._peers[session.number]
             self._service.close_session(session.number, reason)
 
     async def _read_hello(self, context: Any) -> Hello:
@@ -152,12 +153,21 @@ class Sessions:
             raise RefusedError(Refusal.BAD_REQUEST, "a session must start with Hello")
         return message
 
-    def _admit(self, hello: Hello) -> Session:
+    def peer(self, number: int) -> str:
+        """The address that a session comes from: 10.0.0.3 for gRPC's ipv4:10.0.0.3:45678. Empty if it is over."""
+        return self._peers.get(number, "").partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "")
+
+    def _admit(self, hello: Hello, peer: str) -> Session:
         if len(self._open) >= self._options.sessions_max:
             raise RefusedError(Refusal.BUSY, f"the syncer already has {len(self._open)} sessions; try again later")
         self._numbers_used += 1
         session = Session(self._numbers_used, self._options.session_queue_bytes_max)
-        self._service.open_session(session.number, hello, session.send)
+        self._peers[session.number] = peer
+        try:
+            self._service.open_session(session.number, hello, session.send)
+        except BaseException:
+            del self._peers[session.number]
+            raise
         self._open[session.number] = session
         return session
 

@@ -379,6 +379,20 @@ class StatusReply(_message.Message):
     json: str
     def __init__(self, json: _Optional[str] = ...) -> None: ...
 
+class AskToLeaveRequest(_message.Message):
+    __slots__ = ("learner",)
+    LEARNER_FIELD_NUMBER: _ClassVar[int]
+    learner: str
+    def __init__(self, learner: _Optional[str] = ...) -> None: ...
+
+class AskToLeaveReply(_message.Message):
+    __slots__ = ("state", "refused")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    refused: Refused
+    def __init__(self, state: _Optional[str] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+
 class PushPart(_message.Message):
     __slots__ = ("offset", "checksum", "open", "data")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
