@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli import chaos, demo, folder, lab, parts, plan, replay, run_script, sim, train
+from atoll.cli import chaos, demo, folder, lab, parts, plan, replay, run_script, sim, status, train
 from atoll.errors import AtollError
 
 app = typer.Typer(
@@ -29,7 +29,7 @@ app.command("join")(folder.join)
 app.command("leave")(folder.leave)
 app.command("export")(folder.export)
 app.command("syncer")(parts.syncer)
-app.command("status")(parts.status)
+app.command("status")(status.status)
 app.command("report")(parts.report)
 app.add_typer(chaos.chaos, name="chaos")
 app.command("replay")(replay.replay)

@@ -76,16 +76,30 @@ def join(
 
 
 def leave(
-    run_folder: RunFolderArgument,
+    target: Annotated[str, typer.Argument(help="Folder of a run on this machine, or HOST:PORT of the syncer.")],
     learner: Annotated[str, typer.Argument(help="Id of the learner, such as learner-2.")],
+    *,
+    token: o.Token = "",
+    tls_ca: o.TlsCa = "",
+    tls_name: o.TlsName = "",
 ) -> None:
-    """Ask one learner of this machine to leave: it hands over its progress and ends; the others go on without it."""
+    """Ask one learner to leave, wherever it runs: it hands over its progress and ends; the others go on without it.
+
+    Its process ends with status 0, as after SIGTERM; a script that handles SIGTERM itself finds `learner.done` true.
+    """
     from atoll.launch import leave_run
+    from atoll.launch.join import learners_here
+    from atoll.launch.leave import leave_from_afar
+    from atoll.launch.reach import reach, run_folder_of
 
     console = human(json_wanted=False)
+    folder = run_folder_of(target)
     console.print(f"{learner} is asked to leave ...", markup=False, soft_wrap=True)
-    one = leave_run(run_folder, learner)
-    console.print(f"{learner} (pid {one.pid}) has left", markup=False, soft_wrap=True)
+    if folder is not None and (learner in learners_here(folder) or not folder.syncer_file.exists()):
+        how = f"(pid {leave_run(folder.path, learner).pid}) has left"
+    else:
+        how = leave_from_afar(reach(target, token=token, tls_ca=tls_ca, tls_name=tls_name).options, learner)
+    console.print(f"{learner} {how}", markup=False, soft_wrap=True)
 
 
 def export(

@@ -17,6 +17,19 @@ _SYNC = "Synchronisation"
 _KEEPING = "Durability"
 _CHAOS = "Chaos"
 
+Token = Annotated[
+    str, typer.Option(envvar="ATOLL_TOKEN", help="Run token that learners must show; needed beyond this machine.")
+]
+TlsCa = Annotated[
+    str,
+    typer.Option(
+        envvar="ATOLL_TLS_CA",
+        help="Certificate file (PEM) that the syncer's is checked against; on its own machine the run folder names it.",
+    ),
+]
+TlsName = Annotated[
+    str, typer.Option(help="Name that the syncer's certificate holds, where it is reached under another one.")
+]
 SyncEvery = Annotated[
     int | None,
     typer.Option(help="Inner steps between two rounds of the same fragment (H) (default 8).", rich_help_panel=_SYNC),

@@ -1,7 +1,11 @@
-"""The parts by hand: `atoll syncer` on one machine, `atoll status` from anywhere, `atoll report` afterwards."""
+"""The parts by hand: `atoll syncer` on one machine, and `atoll report` afterwards. (`atoll status`: status.py.)"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +16,12 @@ from atoll.cli.terminal import human, print_json
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 
-Token = Annotated[
-    str, typer.Option(envvar="ATOLL_TOKEN", help="Run token that learners must show; needed beyond this machine.")
-]
+OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain")
+"""Options that say nothing about the run."""
+VIEW_S = 0.2
+"""How often the live view may look; it draws less often than that."""
+VIEW_END_S = 5.0
+"""For the last picture."""
 
 
 def syncer(
@@ -28,7 +35,7 @@ def syncer(
         Path | None,
         typer.Option(help="Where state, events, the address and the final model are written (default nowhere)."),
     ] = None,
-    token: Token = "",
+    token: o.Token = "",
     tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
     sync_every: o.SyncEvery = None,
@@ -66,16 +73,24 @@ def syncer(
     must_continue: Annotated[
         bool, typer.Option("--must-continue", help="End with an error where there is no state and no snapshot.")
     ] = False,
+    end_when_left: Annotated[
+        bool, typer.Option("--end-when-left", help="End once everybody who was in the run has left (or is lost).")
+    ] = False,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Stay after the tokens budget is spent and everybody has left.")
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view, also on a terminal.")] = False,
     config: o.ConfigFile = None,
 ) -> None:
     """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT (and ATOLL_TOKEN) where they run. SIGTERM ends it.
 
+    It also ends when its --tokens-budget is spent and everybody has left. The model is in the run folder as soon as
+    nobody trains any more.
+
     With a run folder its state survives: the same command again goes on from the last commit, with the run's own
     synchronisation settings where the command names none.
     """
-    values, where = o.given(
-        locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key", "take_over", "new_run", "must_continue"
-    )
+    values, where = o.given(locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key", *OF_THE_PROCESS)
     if new_run and must_continue:
         raise ConfigError("--new-run begins a run and --must-continue forbids it; give one of them")
     if (tls_certificate is None) != (tls_key is None):
@@ -119,32 +134,38 @@ def syncer(
         take_over=take_over,
         new_run=new_run,
         must_continue=must_continue,
+        end_when_left=end_when_left,
+        stay=stay,
+        lines=plain or run_folder is None or not sys.stdout.isatty(),
     )
-    raise typer.Exit(run_syncer(chosen))
+    if run_folder is None or chosen.lines:
+        raise typer.Exit(run_syncer(chosen))
+    with _live_view(run_folder):
+        code = run_syncer(chosen)
+    if (run_folder / "model.safetensors").exists():
+        human(json_wanted=False).print(f"published model: {run_folder}/model.safetensors", markup=False, soft_wrap=True)
+    raise typer.Exit(code)
 
 
-def status(
-    address: Annotated[str, typer.Argument(help="HOST:PORT of the syncer, or the run folder of a local run.")],
-    *,
-    token: Token = "",
-    tls_ca: Annotated[str, typer.Option(help="Certificate file (PEM) that the syncer's is checked against.")] = "",
-    json: o.Json = False,
-) -> None:
-    """Show the live state of a syncer."""
-    import asyncio
+@contextlib.contextmanager
+def _live_view(run_folder: Path) -> Iterator[None]:
+    """Draw the run beside the syncer, which needs the main thread for its signals."""
+    from atoll.dash import LiveView
 
-    from atoll.launch.folder import syncer_of
-    from atoll.wire import ClientOptions, fetch_status
+    over = threading.Event()
 
-    if Path(address).is_dir():
-        address, token = syncer_of(Path(address))
-    answer = asyncio.run(fetch_status(ClientOptions(address=address, token=token, tls_ca=tls_ca)))
-    if json:
-        print_json(answer)
-        return
-    from atoll.cli.tables import print_tables
+    def draw() -> None:
+        with LiveView(run_folder, console=human(json_wanted=False)) as view:
+            while not over.wait(VIEW_S):
+                view.refresh()
 
-    print_tables(answer, console=human(json_wanted=False), title=f"syncer {address}")
+    thread = threading.Thread(target=draw, name="atoll-view", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(VIEW_END_S)
 
 
 def report(

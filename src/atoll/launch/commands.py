@@ -34,7 +34,7 @@ def syncer_command(folder: RunFolder, sync: SyncConfig, durability: DurabilityCo
     values = {**sync_options(sync), "learners": sync.learners_expected, "tokens_budget": sync.tokens_budget}
     write_json(settings, {**values, **durability.options()})
     argv = [sys.executable, "-m", "atoll", "syncer", "--listen", LISTEN]
-    argv += ["--run-folder", str(folder.path), "--config", str(settings)]
+    argv += ["--run-folder", str(folder.path), "--config", str(settings), "--stay", "--plain"]
     return Command(
         role="syncer",
         id="syncer",

@@ -160,7 +160,7 @@ def leave_run(path: Path, learner: str, *, wait_s: float = LEAVE_WAIT_S) -> List
     Its supervisor finds the request in RUN/leave-ID, so that it neither restarts the learner nor takes its end for the
     run's."""
     folder = RunFolder(path.expanduser().resolve())
-    here = {one.id: one for one in _alive(folder, "learner")}
+    here = learners_here(folder)
     if learner not in here:
         running = f"running here: {', '.join(sorted(here))}" if here else "none is running here"
         raise LaunchError(
@@ -179,6 +179,11 @@ def leave_run(path: Path, learner: str, *, wait_s: float = LEAVE_WAIT_S) -> List
             )
         time.sleep(POLL_S)
     return one
+
+
+def learners_here(folder: RunFolder) -> dict[str, Listed]:
+    """The learners of the run that a launcher of this machine has started, by id."""
+    return {one.id: one for one in _alive(folder, "learner")}
 
 
 def _alive(folder: RunFolder, *roles: str) -> list[Listed]:

@@ -1,0 +1,90 @@
+"""A syncer by hand, as a real process: what it says, when it ends by itself, and the model that it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+from cluster import WAIT_S, SyncerProcess, TrainingThread
+from safetensors.numpy import load_file
+
+from atoll.core.config import SyncConfig
+from atoll.core.membership import MemberState
+from atoll.core.syncer_machine import SyncerMachine
+from atoll.syncer.ending import Ending
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never happened: {what}"
+        time.sleep(0.05)
+
+
+def test_a_budget_that_is_spent_ends_the_syncer_with_the_model_written(tmp_path: Path) -> None:
+    syncer = SyncerProcess(tmp_path, "--learners", "2", "--tokens-budget", "2000", "--fragments", "2")
+    learners = [TrainingThread(syncer.address, name, seed=seed) for seed, name in enumerate("ab")]
+    assert syncer.wait_dead() == 0
+    for learner in learners:
+        learner.thread.join(WAIT_S)
+        assert learner.error is None
+    said = syncer.output()
+    for words in (
+        r"\d\d:\d\d:\d\d  a joins \(generation 1\) from 127\.0\.0\.1",
+        r"a trains, ready at step 0",
+        r"first commit: version 1 of fragment \d, by ",
+        r"b has left: finished",
+        rf"the model is written: {re.escape(str(tmp_path))}/model\.safetensors \(versions \d+ to \d+\)",
+        r"ends: the run's budget of 2000 tokens is processed",
+    ):
+        assert re.search(words, said), (words, said)
+    assert said.count("the model is written") == 1
+    assert load_file(tmp_path / "model.safetensors").keys() == dict(learners[0].model.named_parameters()).keys()
+
+
+def test_the_model_is_there_as_soon_as_everybody_has_left_and_the_syncer_stays(tmp_path: Path) -> None:
+    syncer = SyncerProcess(tmp_path, "--fragments", "1")
+    model = tmp_path / "model.safetensors"
+    TrainingThread(syncer.address, "first", steps=30).thread.join(WAIT_S)
+    wait_until(model.exists, "the model of the first")
+    before = load_file(model)
+    assert syncer.status()["model"]["path"] == str(model)
+    TrainingThread(syncer.address, "second", steps=30, seed=1).thread.join(WAIT_S)
+    wait_until(lambda: any((load_file(model)[name] != before[name]).any() for name in before), "a newer model")
+    assert syncer.process.poll() is None
+    assert syncer.stop() == 0
+
+
+def test_with_end_when_left_it_ends_after_the_last_and_not_before_the_first(tmp_path: Path) -> None:
+    syncer = SyncerProcess(tmp_path, "--end-when-left", "--fragments", "1")
+    time.sleep(2.5)  # nobody was there yet: two of its looks
+    assert syncer.process.poll() is None
+    TrainingThread(syncer.address, "only", steps=20).thread.join(WAIT_S)
+    assert syncer.wait_dead() == 0
+    assert "ends: everybody has left" in syncer.output() and (tmp_path / "model.safetensors").exists()
+
+
+def test_lost_learners_are_waited_for_as_long_again_and_a_launcher_decides_itself() -> None:
+    machine = SyncerMachine(SyncConfig(fragments=1), "r")
+    shell = SimpleNamespace(machine=machine, finished=asyncio.Event(), news=SimpleNamespace(ever_active=True))
+    endings = [
+        Ending(shell, end_when_left=when_left, stay=stay)  # type: ignore[arg-type]
+        for when_left, stay in ((True, False), (False, False), (True, True))
+    ]
+    lost_ns = machine.config.lost_after_ns
+    for name in ("a", "b"):
+        machine.membership.admit(name, name, 1, 0, 1)
+    a, b = machine.membership.members.values()
+    machine.membership.mark(a, MemberState.LEFT)
+    machine.membership.mark(b, MemberState.AWAY)
+    assert [ending.reason(10 * lost_ns) for ending in endings] == ["", "", ""]  # it may come back
+    machine.membership.mark(b, MemberState.LOST)
+    assert [ending.reason(2 * lost_ns - 1) for ending in endings] == ["", "", ""]
+    assert [ending.reason(2 * lost_ns) for ending in endings] == ["everybody has left", "", ""]
+    machine.stopping = "the budget is spent"
+    shell.finished.set()
+    assert [ending.reason(2 * lost_ns) for ending in endings] == ["the budget is spent", "the budget is spent", ""]
