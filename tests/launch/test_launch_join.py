@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from launch_fakes import HELPERS, WAIT_S_MAX, InThread, alive, command, folder_in, supervisor, wait_for
 
+from atoll.core.messages import ASKED_TO_LEAVE
 from atoll.errors import ConfigError, LaunchError, UnreachableError
 from atoll.launch import local
 from atoll.launch.config import resolved, run_config, train_config
@@ -22,6 +23,9 @@ from atoll.launch.join import join_run, leave_run, run_is_over
 from atoll.launch.plan import LEFT, LaunchPlan, Outcome, RestartPolicy
 from atoll.launch.process import Command
 from atoll.launch.running import Listed, joined_processes, listed, main_processes, started_mark, training_pid
+from atoll.launch.watch import RunWatch
+from atoll.observe import EventWriter
+from atoll.observe.events import LearnerFinished
 
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=3)
 POLITE = "leaves_politely(); joined(); stepped(10)\n"
@@ -64,6 +68,15 @@ def test_a_learner_that_leaves_is_not_restarted_and_the_others_go_on(tmp_path: P
     (folder.path / "end").touch()
     outcome: Outcome = run.result()
     assert (outcome.reason, outcome.left, outcome.given_up, outcome.restarts) == ("finished", ("learner-1",), (), 0)
+
+
+def test_a_learner_that_its_syncer_asked_to_leave_is_gone_for_good(tmp_path: Path) -> None:
+    with EventWriter(tmp_path / "events" / "learner-1.jsonl") as writer:
+        writer.emit(LearnerFinished("learner-1", 10, 100, ASKED_TO_LEAVE))
+        writer.emit(LearnerFinished("learner-2", 10, 100, "finished"))
+    watch = RunWatch(tmp_path, tokens_budget=0)
+    watch.poll()
+    assert watch.gone_for_good("learner-1", 0) == "left as it was asked to" and not watch.gone_for_good("learner-2", 0)
 
 
 def test_a_learner_that_dies_of_being_asked_has_left_all_the_same(tmp_path: Path) -> None:

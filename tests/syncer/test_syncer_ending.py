@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -88,3 +92,23 @@ def test_lost_learners_are_waited_for_as_long_again_and_a_launcher_decides_itsel
     machine.stopping = "the budget is spent"
     shell.finished.set()
     assert [ending.reason(2 * lost_ns) for ending in endings] == ["the budget is spent", "the budget is spent", ""]
+
+
+def test_on_a_terminal_the_live_view_takes_the_place_of_the_lines(tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    words = [sys.executable, "-m", "atoll", "syncer", "--listen", "127.0.0.1:0", "--run-folder", str(tmp_path)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    process = subprocess.Popen(words, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    shown, told = "", False
+    while True:
+        try:
+            shown += os.read(screen, 65536).decode(errors="replace")
+        except OSError:  # the other side is closed
+            break
+        if "\x1b[" in shown and "listens on" in shown and not told:
+            process.terminate()
+            told = True
+    os.close(screen)
+    assert process.wait(WAIT_S) == 0
+    assert "events" in shown and not re.search(r"\d\d:\d\d:\d\d  ends", shown)
