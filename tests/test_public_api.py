@@ -27,6 +27,7 @@ NAMES = {
     "UnreachableError",
     "__version__",
     "data",
+    "load_model",
 }
 
 

@@ -30,7 +30,7 @@ from atoll.errors import (
 
 if TYPE_CHECKING:
     from atoll import data
-    from atoll.learner import Learner
+    from atoll.learner import Learner, load_model
 
 __version__ = "0.4.0"
 
@@ -52,18 +52,18 @@ __all__ = [
     "UnreachableError",
     "__version__",
     "data",
+    "load_model",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "Learner":  # torch is an extra: imported only by those who train
+    if name in ("Learner", "load_model"):  # torch is an extra: imported only by those who train
         try:
-            from atoll.learner import Learner
+            return getattr(import_module("atoll.learner"), name)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise ImportError("atoll.Learner needs PyTorch: pip install 'atoll[torch]'") from error
-        return Learner
+            raise ImportError(f"atoll.{name} needs PyTorch: pip install 'atoll[torch]'") from error
     if name == "data":
         return import_module("atoll.data")
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")

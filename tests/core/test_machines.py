@@ -24,7 +24,7 @@ def config(**changes: object) -> SyncConfig:
     return SyncConfig.from_dict({**values, **changes})
 
 
-@pytest.mark.parametrize("adopt", ["rebase", "overwrite", "mix:0.5"])
+@pytest.mark.parametrize("adopt", ["rebase", "overwrite", "mix:0.5", "mix:1"])
 @pytest.mark.parametrize("quorum", ["1", "50%", "all"])
 def test_a_run_commits_and_the_ledger_adds_up(adopt: str, quorum: str) -> None:
     world = World(config(adopt=adopt, quorum=quorum), 2)

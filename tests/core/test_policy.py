@@ -117,6 +117,7 @@ def test_small_models_get_fewer_fragments() -> None:
         ({"quorum": "0"}, "quorum must be"),
         ({"quorum": "150%"}, "quorum must be"),
         ({"adopt": "mix:2"}, "adopt must be"),
+        ({"adopt": "mix:0"}, "adopt must be rebase, overwrite or mix:ALPHA with 0 < ALPHA <= 1"),
         ({"adopt": "merge"}, "adopt must be"),
         ({"codec_up": "int3"}, "codec_up must be one of fp32, bf16, int8, int4, int2; not 'int3'"),
         ({"merge": "median"}, "merge must be one of"),
@@ -138,6 +139,7 @@ def test_settings_survive_a_round_trip() -> None:
     config = SyncConfig(quorum="75%", adopt="mix:0.25", outer_lr=1)
     assert SyncConfig.from_dict(config.to_dict()) == config
     assert parse_quorum("75%") == (0, 0.75) and parse_adopt(config.adopt) == ("mix", 0.25)
+    assert parse_adopt("mix:1") == ("mix", 1.0)
 
 
 def test_rounds_in_flight() -> None:

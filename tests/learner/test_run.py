@@ -325,6 +325,16 @@ def test_tied_frozen_bf16_scalar_and_channels_last_parameters(adopt: str, parts:
     syncer.check_ledger()
 
 
+def test_a_learner_that_mixes_with_1_keeps_its_own_parameters_to_the_bit() -> None:
+    model = small_model().to(torch.bfloat16)
+    model[2].to(torch.float32)  # type: ignore[index]
+    layout = build_layout(describe(model, {}), 1)
+    parameters = ParameterSet(model, layout)
+    before = parameters.clone()
+    parameters.mix(0, torch.randn(layout.fragments[0].size), 1.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
 def nudge(module: nn.Module) -> None:
     for parameter in module.parameters():
         if parameter.requires_grad:

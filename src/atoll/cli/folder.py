@@ -116,7 +116,7 @@ def export(
 ) -> None:
     """Write the published model of a run as safetensors, from its state or a snapshot; nothing of it need be alive.
 
-    In PyTorch: model.load_state_dict(safetensors.torch.load_file(path), strict=False)
+    In PyTorch: atoll.load_model(path, model)
     """
     from dataclasses import asdict
 

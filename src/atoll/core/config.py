@@ -91,7 +91,8 @@ class SyncConfig:
     codec_down: str = "int4"
     """Encoding of published updates: fp32, bf16, int8, int4 or int2."""
     adopt: str = "rebase"
-    """What a learner does with a published version: rebase, overwrite, or mix:ALPHA."""
+    """What a learner does with a published version: rebase, overwrite, or mix:ALPHA, which keeps ALPHA of its own
+    parameters and takes 1 - ALPHA of the published ones (mix:1 takes none)."""
     carry_versions_max: int = 12
     """A contribution older than this many versions is dropped as stale. At H = 8 these are 96 steps."""
     ring_versions: int = 8
@@ -227,9 +228,9 @@ def parse_adopt(adopt: str) -> tuple[str, float]:
             alpha = float(adopt[4:])
         except ValueError:
             alpha = -1.0
-        if 0.0 < alpha < 1.0:
+        if 0.0 < alpha <= 1.0:
             return "mix", alpha
-    raise ConfigError(f"adopt must be rebase, overwrite or mix:ALPHA with 0 < ALPHA < 1; not {adopt!r}")
+    raise ConfigError(f"adopt must be rebase, overwrite or mix:ALPHA with 0 < ALPHA <= 1; not {adopt!r}")
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> str:

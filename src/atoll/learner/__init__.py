@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from atoll.learner.learner import Learner
+    from atoll.learner.load import load_model
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "load_model"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +16,8 @@ def __getattr__(name: str) -> Any:
         from atoll.learner.learner import Learner
 
         return Learner
+    if name == "load_model":
+        from atoll.learner.load import load_model
+
+        return load_model
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

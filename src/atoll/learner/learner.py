@@ -14,11 +14,11 @@ import atexit
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self, SupportsIndex
 
 import torch
 from torch import nn
@@ -28,12 +28,13 @@ from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import ASKED_TO_LEAVE, Refusal
-from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
+from atoll.errors import FencedError, LocalProtocolError, RefusedError, UnreachableError
 from atoll.learner.care import CHECKPOINT_EVERY_S, InnerCare
+from atoll.learner.checks import check_optimizer, count_tokens, heal_optimizer, refuse_ranks, refuse_sharded
 from atoll.learner.doctor import Doctor
 from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
-from atoll.learner.inner import OptimizerLike, Stateful
+from atoll.learner.inner import Stateful
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.meter import LossReader, StepMeter
 from atoll.learner.patience import Patience
@@ -63,7 +64,7 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         *,
         address: str | None = None,
         learner_id: str | None = None,
@@ -91,7 +92,10 @@ class Learner:
         true, and the script ends as it likes."""
         end_in_one_sentence()
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
+        refuse_ranks()
+        refuse_sharded(model)
         tensors = describe(model, merge_modes or {})
+        inner = check_optimizer(optimizer, model)
         options = ClientOptions(
             address=place.address,
             token=place.token,
@@ -101,7 +105,7 @@ class Learner:
         )
         kernels.set_threads(kernel_threads)
         self._place = place
-        self._optimizer = optimizer
+        self._optimizer = inner
         self._join_timeout_s = join_timeout_s
         self._machine = LearnerMachine(place.learner, secrets.token_hex(16), tensors)
         self.events: Writer = place.writer()
@@ -109,9 +113,8 @@ class Learner:
         self._engine = Engine(model, self._machine, options, self.events)
         self._doctor = Doctor(options, place.learner, self._engine, patience_s=join_timeout_s)
         self._meter = StepMeter(self.events, self._machine)
-        inner = cast("OptimizerLike | None", optimizer)
         self._care = InnerCare(inner, extras or {}, place.run_folder, checkpoint_every_s, self._machine, self.events)
-        self._engine.give_inner = self._care.give if optimizer is not None else None
+        self._engine.give_inner = self._care.give if inner is not None else None
         self._preemption = Preemption() if leave_on_sigterm else None
         self._losses = LossReader()
         self._state = "new"
@@ -217,11 +220,11 @@ class Learner:
 
     # ------------------------------------------------------------ training
 
-    def step(self, tokens: int, loss: float | torch.Tensor | None = None) -> None:
-        """Tell Atoll that one optimizer step is done. `tokens` is what this learner processed for it; `loss` is only
-        reported. Published updates that have arrived are adopted here, between two steps."""
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
-            raise ConfigError(f"step(tokens=...) needs the number of tokens of this step, at least 1; not {tokens!r}")
+    def step(self, tokens: SupportsIndex, loss: float | torch.Tensor | None = None) -> None:
+        """Tell Atoll that one optimizer step is done. `tokens` is what this learner processed for it, as any whole
+        number (numpy's and torch's too); `loss` is only reported. Published updates that have arrived are adopted here,
+        between two steps."""
+        tokens = count_tokens(tokens)
         if self._state != "running":
             raise LocalProtocolError("step was called outside of the `with atoll.Learner(...)` block")
         compute_ns = self._meter.enter()
@@ -233,7 +236,8 @@ class Learner:
             engine.apply(fx.Stepped(tokens, compute_ns, value))
             stall_ns = self._wait_if_synchronous()
             if engine.reseeded and not any(progress.reseed for progress in self._machine.fragments):
-                self._heal_optimizer()
+                engine.reseeded = False
+                heal_optimizer(self._optimizer)
         for source in engine.data_sources():
             source.stepped()
         capture_ns = self._care.stepped()
@@ -270,16 +274,6 @@ class Learner:
                 self._engine.changed.wait(WAIT_SLICE_S)
         busy_ns = self._engine.adopt_ns + self._engine.snapshot_ns - busy_ns
         return max(0, int((time.monotonic() - began) * 1e9) - busy_ns)
-
-    def _heal_optimizer(self) -> None:
-        """After a re-seed, optimizer state that is not finite starts anew; the rest is kept."""
-        self._engine.reseeded = False
-        if self._optimizer is None:
-            return
-        for state in self._optimizer.state.values():
-            tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
-            if any(not bool(torch.isfinite(value).all()) for value in tensors):
-                state.clear()
 
     def _raise_failure(self) -> None:
         failure = self._engine.failure
@@ -374,6 +368,14 @@ class Learner:
         finally:
             parameters.restore(saved)
             self._meter.resume()
+
+    def published_state_dict(self) -> dict[str, torch.Tensor]:
+        """The published parameters that this learner has adopted, by plain name: copies in fp32, as they are published,
+        on the CPU. What is not synced (frozen parameters, buffers) is not in it. Also after the run."""
+        vault, parameters = self._engine.vault, self._engine.parameters
+        if self._state == "new" or vault is None or parameters is None or any(p is None for p in vault.current):
+            raise LocalProtocolError("published_state_dict needs a learner that has joined a run")
+        return parameters.named([published.theta for published in vault.current if published is not None])
 
     # ------------------------------------------------------------ leaving
 

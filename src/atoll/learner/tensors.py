@@ -11,7 +11,7 @@ untouched in most steps, and a direction averaged over such rows means little (t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch import nn
 from atoll.core.layout import Layout
 from atoll.core.messages import TensorSpec
 from atoll.errors import ConfigError, LayoutError
+from atoll.learner.names import named_parameters, plain_name
 
 EMBEDDING_LIKE = re.compile(
     r"(^|[._])(embed(ding)?s?|[a-z]*_?embeddings?|wte|wpe|tok_embeddings|embed_tokens|lm_head|head|unembed|output_layer)"
@@ -30,8 +31,8 @@ EMBEDDING_LIKE = re.compile(
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that are synced, by name; shared ones appear once."""
-    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    """The parameters that are synced, by plain name; shared ones appear once."""
+    found = [(name, p) for name, p in named_parameters(model) if p.requires_grad]
     if not found:
         raise LayoutError("the model has no trainable parameters; pass one whose parameters require gradients")
     for name, parameter in found:
@@ -39,6 +40,8 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
             raise LayoutError(f"parameter {name!r} is {parameter.dtype}, which cannot be averaged; freeze it")
         if parameter.is_meta:
             raise LayoutError(f"parameter {name!r} is on the meta device; materialise the model first")
+    if len(dict(found)) < len(found):
+        raise LayoutError("a wrapper around the model has parameters that are named as the model's; rename them")
     return found
 
 
@@ -51,6 +54,7 @@ def describe(model: nn.Module, merge_modes: Mapping[str, str]) -> tuple[TensorSp
     devices = sorted({str(parameter.device) for parameter in known.values()})
     if len(devices) > 1:
         raise LayoutError(f"the model is spread over {', '.join(devices)}; put all of it on one device")
+    merge_modes = {plain_name(model, name): mode for name, mode in merge_modes.items()}
     for name in merge_modes:
         if name not in known:
             raise ConfigError(f"merge_modes names {name!r}, which is not a trainable parameter of the model")
@@ -66,7 +70,7 @@ class ParameterSet:
     """The live parameters under a layout. Used by the training thread only."""
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
-        named = dict(model.named_parameters())
+        named = dict(named_parameters(model))
         self._parameters = [named[spec.name] for spec in layout.tensors]
         self.layout = layout
         self.device = self._parameters[0].device
@@ -125,6 +129,17 @@ class ParameterSet:
         for piece in self.layout.fragments[fragment].slices:
             source = self._parameters[piece.tensor].detach().reshape(-1)[piece.start : piece.stop]
             yield source, flat[piece.offset : piece.offset + piece.size]
+
+    def named(self, thetas: Sequence[NDArray[np.float32]]) -> dict[str, torch.Tensor]:
+        """Copies of flat arrays, one per fragment, as the tensors that these parameters are."""
+        shapes = zip(self.layout.tensors, self._parameters, strict=True)
+        tensors = {spec.name: torch.empty(parameter.shape, dtype=torch.float32) for spec, parameter in shapes}
+        flats = [tensor.view(-1) for tensor in tensors.values()]
+        for fragment, theta in zip(self.layout.fragments, thetas, strict=True):
+            for piece in fragment.slices:
+                values = torch.from_numpy(theta[piece.offset : piece.offset + piece.size])
+                flats[piece.tensor][piece.start : piece.stop] = values
+        return tensors
 
     def clone(self) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters]

@@ -20,13 +20,15 @@ WRAPPERS_MAX = 4
 
 def torch_optimizers(optimizer: object, depth: int = WRAPPERS_MAX) -> Iterator[torch.optim.Optimizer]:
     """The torch optimizers that do the work: this one, or those inside a wrapper that keeps them as `optimizers` (the
-    zoo's CombinedOptimizer) or `optimizer` (what most libraries do)."""
-    if isinstance(optimizer, torch.optim.Optimizer):
+    zoo's CombinedOptimizer) or `optimizer` (what most libraries do). Some wrappers, such as accelerate's, are torch
+    optimizers by their class only: the hooks and the state are those of the one inside."""
+    within = getattr(optimizer, "optimizer", None)
+    if isinstance(optimizer, torch.optim.Optimizer) and not (isinstance(within, torch.optim.Optimizer) and depth):
         yield optimizer
     elif depth:
         inside = getattr(optimizer, "optimizers", None)
         if not isinstance(inside, list | tuple):
-            inside = [getattr(optimizer, "optimizer", None)]
+            inside = [within]
         for part in inside:
             yield from torch_optimizers(part, depth - 1)
 

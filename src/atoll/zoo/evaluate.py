@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError, CorpusError
+from atoll.learner.load import load_model
 from atoll.zoo.corpus import Corpus
 from atoll.zoo.gpt import GPT, next_byte_loss
 from atoll.zoo.presets import model_config
@@ -80,14 +81,11 @@ def save_model(model: nn.Module, path: str | Path) -> None:
 
 def load_saved(path: str | Path, model: str) -> GPT:
     """The preset `model` with the parameters in `path`, as `save_model` or the syncer wrote them."""
-    from safetensors.torch import load_file
-
     gpt = GPT(model_config(model))
-    own = dict(gpt.named_parameters())
-    saved = load_file(Path(path))
-    if own.keys() != saved.keys() or any(own[name].shape != saved[name].shape for name in own):
-        raise ConfigError(f"{path} does not hold a model of the size {model!r}; name the size that it was trained with")
-    with torch.no_grad():
-        for name, tensor in saved.items():
-            own[name].copy_(tensor)
+    try:
+        load_model(path, gpt)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path} does not hold a model of the size {model!r}; name the size that it was trained with"
+        ) from error
     return gpt
