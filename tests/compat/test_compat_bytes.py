@@ -53,7 +53,7 @@ def test_what_came_later_is_left_out_in_a_session_of_protocol_1(old_code: OldCod
     given = encoded()
     hello, progress, welcome = LEARNER["hello again"], LEARNER["progress"], SYNCER["welcome"]
     assert isinstance(hello, m.Hello) and isinstance(progress, m.Progress) and isinstance(welcome, m.Welcome)
-    rich = replace(hello, protocol=2, epoch=9, checksums=(1, 2, 3), wants_inner=True)
+    rich = replace(hello, protocol=2, epoch=9, checksums=(1, 2, 3), wants_inner=True, frozen=7)
     given["hello again"] = encode_learner_message(hello_in(rich, 1)).hex()
     told = learner_message_in(replace(progress, pending=(5, 6)), 1)
     given["progress"] = encode_learner_message(told).hex()

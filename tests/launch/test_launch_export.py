@@ -17,6 +17,9 @@ from atoll.errors import AtollError, ConfigError, LaunchError, StoreError
 from atoll.launch.config import resolved, train_config
 from atoll.launch.export import export_run
 from atoll.launch.folder import RunFolder
+from atoll.learner.buffers import BUFFERS, KeptBuffers
+from atoll.learner.checkpoint import CheckpointFile
+from atoll.learner.inner import InnerAbout, capture
 from atoll.store import SnapshotTarget, open_store
 
 FRAGMENTS = 3
@@ -67,6 +70,16 @@ def equal(path: Path, source: nn.Module) -> bool:
     other = model(99)
     other.load_state_dict(load_file(path))
     return all(torch.equal(a, b) for a, b in zip(other.parameters(), source.parameters(), strict=True))
+
+
+def write_buffers(folder: Path, learner: str, value: float, run: str = "r") -> None:
+    """A learner's checkpoint with statistics in it, as InnerCare writes them."""
+    norm = nn.BatchNorm1d(4)
+    norm.running_mean.fill_(value)  # type: ignore[union-attr]
+    norm.num_batches_tracked.fill_(int(value))  # type: ignore[union-attr]
+    kept = KeptBuffers(nn.ModuleDict({"norm": norm}))
+    about = InnerAbout(learner, run, 1, 50, (1, 2, 3), 100)
+    CheckpointFile(folder, learner).write(capture(None, {BUFFERS: kept}, about))
 
 
 def run_folder(path: Path, **settings: Any) -> RunFolder:
@@ -151,3 +164,35 @@ def test_a_target_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LaunchError, match=r"cannot write .*--to"):
         export_run(str(folder.path), tmp_path / "file" / "model.safetensors")
+
+
+def test_buffers_of_a_learner_or_their_mean_are_added_to_the_model(tmp_path: Path) -> None:
+    folder, to = run_folder(tmp_path / "run"), tmp_path / "model.safetensors"
+    write_state(folder.state, model(3))
+    write_buffers(folder.path, "learner-0", 2.0)
+    write_buffers(folder.path, "learner-1", 5.0)
+    write_buffers(folder.path, "other", 500.0, run="another")
+    for whose, mean, seen in (("learner-1", 5.0, 5), ("mean", 3.5, 4)):
+        done = export_run(str(folder.path), to, dtype="bfloat16", buffers=whose)
+        found = load_file(to)
+        assert torch.equal(found["norm.running_mean"], torch.full((4,), mean)), "in their own type"
+        assert found["norm.num_batches_tracked"] == seen and found["norm.num_batches_tracked"].dtype is torch.int64
+        assert found["1.weight"].dtype is torch.bfloat16
+        assert done.buffers == 3 and done.parameters == sum(p.numel() for p in model(3).parameters())
+        assert f"buffers are those of learner-{whose[-1] if whose != 'mean' else 0} at its step 50" in done.problems
+    assert any("another" in problem for problem in done.problems), "who was left out is said"
+    export_run(str(folder.path), to)
+    assert equal(to, model(3)), "none unless asked for"
+
+
+def test_buffers_that_are_nowhere_are_an_error_that_says_where_they_would_be(tmp_path: Path) -> None:
+    folder, to = run_folder(tmp_path / "run"), tmp_path / "model.safetensors"
+    write_state(folder.state, model(3))
+    write_snapshot(str(tmp_path / "snapshots"), model(3), 1)
+    for source in (str(folder.path), str(folder.state), str(tmp_path / "snapshots"), f"file://{tmp_path}/snapshots"):
+        with pytest.raises(LaunchError, match="give the folder of the run itself, or leave --buffers out"):
+            export_run(source, to, buffers="mean")
+    write_buffers(folder.path, "learner-0", 2.0)
+    with pytest.raises(StoreError, match=r"no checkpoint of learner-7 .*those of: learner-0\)"):
+        export_run(str(folder.path), to, buffers="learner-7")
+    assert not to.exists()

@@ -120,6 +120,7 @@ def hellos(draw: st.DrawFn) -> m.Hello:
         epoch=counts,
         checksums=proofs,
         wants_inner=st.booleans(),
+        frozen=checksums,
     )
     return draw(hello)
 

@@ -39,7 +39,7 @@ from atoll.wire.transport import SESSION_METHOD, control_channel_arguments
 from atoll.wire.versions import SETTINGS_1, SINCE, hello_in, learner_message_in, settings_in
 
 REPORT = DataReport("train", 1, 100, 2)
-HELLO = dataclasses.replace(hello(), bases=(4, 5), epoch=3, checksums=(6, 7), wants_inner=True)
+HELLO = dataclasses.replace(hello(), bases=(4, 5), epoch=3, checksums=(6, 7), wants_inner=True, frozen=8)
 
 
 class Learner:
@@ -75,7 +75,8 @@ def test_a_learner_speaks_the_older_protocol_to_an_older_syncer_and_the_newer_on
             sessions = asyncio.create_task(run_sessions(ClientOptions(address), learner, stop))
             await until(lambda: len(learner.ups) == 1)
             assert [h.protocol for h in older.hellos] == [2, 1] and learner.ups[0].protocol == 1
-            assert older.hellos[1] == dataclasses.replace(HELLO, protocol=1, epoch=0, checksums=(), wants_inner=False)
+            bare = dataclasses.replace(HELLO, protocol=1, epoch=0, checksums=(), wants_inner=False, frozen=0)
+            assert older.hellos[1] == bare
             assert not learner.downs  # the learner is not told of the first attempt
         async with serving(newer, listen=address):
             await until(lambda: len(learner.ups) == 2)

@@ -111,6 +111,13 @@ def export(
     dtype: Annotated[
         str, typer.Option(help="float32, bfloat16, float16, or own: as in the training script (default float32).")
     ] = "float32",
+    buffers: Annotated[
+        str,
+        typer.Option(
+            help="Also what learners keep of their own (BatchNorm statistics): a learner's id, or mean.",
+            metavar="ID|mean",
+        ),
+    ] = "",
     snapshot_options: o.SnapshotOptions = None,
     json: o.Json = False,
 ) -> None:
@@ -124,14 +131,15 @@ def export(
     from atoll.launch.durability import parse_options
 
     console = human(json_wanted=json)
-    done = export_run(source, to, dtype=dtype, options=parse_options(snapshot_options or ""))
+    done = export_run(source, to, dtype=dtype, options=parse_options(snapshot_options or ""), buffers=buffers)
     for problem in done.problems:
         console.print(f"note: {problem}", style="yellow", markup=False, soft_wrap=True)
     low, high = min(done.versions), max(done.versions)
     versions = f"version {low}" if low == high else f"versions {low} to {high}"
     fragments = f"{len(done.versions)} fragment{'' if len(done.versions) == 1 else 's'}"
     console.print(
-        f"{done.to}: {done.tensors} tensors, {done.parameters:,} parameters as {dtype}, {versions} of {fragments}, "
+        f"{done.to}: {done.tensors} tensors{f' ({done.buffers} buffers)' if buffers else ''}, {done.parameters:,} "
+        f"parameters as {dtype}, {versions} of {fragments}, "
         f"from {done.source}",
         markup=False,
         soft_wrap=True,

@@ -91,10 +91,11 @@ _CAUSES: dict[str, Discard] = {
 
 
 class LearnerMachine:
-    def __init__(self, learner: str, instance: str, tensors: tuple[TensorSpec, ...]) -> None:
+    def __init__(self, learner: str, instance: str, tensors: tuple[TensorSpec, ...], frozen: int = 0) -> None:
         self.learner = learner
         self.instance = instance
         self.tensors = tensors
+        self.frozen = frozen
         self.run = ""
         self.generation = 0
         self.config = SyncConfig()
@@ -171,6 +172,7 @@ class LearnerMachine:
             self.epoch,
             tuple(p.newest_checksum for p in self.fragments) if self.joined else (),
             self.wants_inner and not self.joined,
+            self.frozen,
         )
 
     @property

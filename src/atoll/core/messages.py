@@ -155,6 +155,8 @@ class Hello:
     """Of the bases: what proves a version that a recovering syncer has lost. Empty, or as long as `bases`."""
     wants_inner: bool = False
     """This process has no inner optimizer state of its own; a healthy peer's would spare it a cold start."""
+    frozen: int = 0
+    """Checksum of the parameters that this learner does not train, which are never sent; 0: there are none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from atoll.core.messages import (
     Donate,
     FragmentState,
     Heal,
+    Hello,
     InnerOffer,
     PushHeader,
     PushReply,
@@ -54,6 +55,8 @@ class SyncerCare(SyncerBooks, ABC):
         super().__init__(config, run, epoch)
         self._fenced = ""
         """Why this syncer may say nothing more: a newer one has taken over."""
+        self._frozen = ("", 0)
+        """The first learner that had frozen parameters, and their checksum."""
 
     @abstractmethod
     def _begin_with(self, member: Member, out: list[SyncerEffect]) -> None:
@@ -69,6 +72,20 @@ class SyncerCare(SyncerBooks, ABC):
         detail = f"learner {member.learner!r} (generation {member.generation}) {what}; restart that process"
         out += [ToLearner(member.session, Refused(code, detail)), EndSession(member.session, detail)]
         out.append(Note("Warned", {"source": "syncer", "text": detail}))
+
+    def _compare_frozen(self, hello: Hello, out: list[SyncerEffect]) -> None:
+        """Frozen parameters never travel: learners whose own differ train different models, and nothing else tells.
+        Said once for each process, which has no generation yet when it first comes."""
+        first, checksum = self._frozen
+        if not checksum:
+            self._frozen = (hello.learner, hello.frozen)
+        elif hello.frozen not in (0, checksum) and not hello.generation:
+            text = (
+                f"the frozen parameters of learner {hello.learner!r} differ from those of {first!r}, and they are "
+                "never sent, so these two train different models; load the same frozen weights in every learner "
+                "before it makes its Learner"
+            )
+            out.append(Note("Warned", {"source": "syncer", "text": text}))
 
     # ------------------------------------------------------------ after a restart
 

@@ -51,15 +51,20 @@ class WriteStats:
     """The part of it that waited for the disk."""
 
 
+def folder_name(learner: str) -> str:
+    """Of a learner's checkpoints, in the run's `learners`."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", learner)[:NAME_CHARS_MAX]
+    if name != learner or not name or name.startswith("."):
+        name = f"{name.lstrip('.')}-{xxhash.xxh3_64_hexdigest(learner.encode('utf-8', 'backslashreplace'))[:8]}"
+    return name
+
+
 class CheckpointFile:
     """The checkpoints of one learner in the folder of its run."""
 
     def __init__(self, folder: Path, learner: str) -> None:
         """`folder` is the run's. Ids that are no file names get a folder of their own all the same."""
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", learner)[:NAME_CHARS_MAX]
-        if name != learner or not name or name.startswith("."):
-            name = f"{name.lstrip('.')}-{xxhash.xxh3_64_hexdigest(learner.encode('utf-8', 'backslashreplace'))[:8]}"
-        self.folder = folder / "learners" / name
+        self.folder = folder / "learners" / folder_name(learner)
         self.learner = learner
 
     def write(self, captured: Captured) -> WriteStats:
@@ -98,7 +103,7 @@ class CheckpointFile:
                 problems.append(f"{file.name}: {error}")
                 continue
             about = captured.about
-            if about.learner != self.learner:
+            if folder_name(about.learner) != self.folder.name:
                 problems.append(f"{file.name}: it is of learner {about.learner!r}, not {self.learner!r}; not loaded")
             elif run is not None and about.run != run:
                 problems.append(f"{file.name}: it is of run {about.run!r}, this is run {run!r}; not loaded")

@@ -14,6 +14,7 @@ import atexit
 import os
 import secrets
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import ASKED_TO_LEAVE, Refusal
 from atoll.errors import FencedError, LocalProtocolError, RefusedError, UnreachableError
+from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
 from atoll.learner.care import CHECKPOINT_EVERY_S, InnerCare
 from atoll.learner.checks import check_optimizer, count_tokens, heal_optimizer, refuse_ranks, refuse_sharded
 from atoll.learner.doctor import Doctor
@@ -40,6 +42,7 @@ from atoll.learner.meter import LossReader, StepMeter
 from atoll.learner.patience import Patience
 from atoll.learner.preempt import Preemption
 from atoll.learner.tensors import describe
+from atoll.learner.watch import ModelWatch, frozen_checksum
 from atoll.observe import Writer, events
 from atoll.wire import ClientOptions
 
@@ -106,8 +109,9 @@ class Learner:
         kernels.set_threads(kernel_threads)
         self._place = place
         self._optimizer = inner
+        self._model = model
         self._join_timeout_s = join_timeout_s
-        self._machine = LearnerMachine(place.learner, secrets.token_hex(16), tensors)
+        self._machine = LearnerMachine(place.learner, secrets.token_hex(16), tensors, frozen_checksum(model))
         self.events: Writer = place.writer()
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
         self._engine = Engine(model, self._machine, options, self.events)
@@ -155,7 +159,10 @@ class Learner:
         )
         place = (self._machine.learner, self._machine.generation, self._machine.step)
         self.events.emit(events.LearnerRecovered(*place, rung, self._care.detail, wait_ns))
+        self._care.keep(BUFFERS, KeptBuffers(self._model))
         self._care.begin()
+        self._watch = ModelWatch(self._model, (spec.name for spec in self._machine.tensors))
+        self._warn(local_statistics(self._model))
         if self._preemption is not None:
             self._preemption.arm()
         self._meter.resume()
@@ -240,6 +247,7 @@ class Learner:
                 heal_optimizer(self._optimizer)
         for source in engine.data_sources():
             source.stepped()
+        self._warn(self._watch.stepped())
         capture_ns = self._care.stepped()
         self._meter.leave(
             tokens=tokens,
@@ -289,6 +297,12 @@ class Learner:
     def _run_closed(self) -> bool:
         failure = self._engine.failure
         return isinstance(failure, RefusedError) and failure.code == Refusal.CLOSED
+
+    def _warn(self, text: str) -> None:
+        """Tell whoever watches the run, and whoever watches this script. Nothing to say: nothing said."""
+        if text:
+            self.events.emit(events.Warned(self._machine.learner, text))
+            warnings.warn(f"atoll: {text}", stacklevel=3)
 
     # ------------------------------------------------------------ what the loop may ask
 

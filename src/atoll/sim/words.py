@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-HIDDEN = frozenset({"payload", "update", "tensors", "config", "loss", "detail", "step_ns", "merge_ns", "size"})
+HIDDEN = frozenset(
+    {"payload", "update", "tensors", "config", "loss", "detail", "step_ns", "merge_ns", "size", "frozen"}
+)
 """Fields that are large, or say nothing to a reader of a trace."""
 
 

@@ -14,7 +14,7 @@ from atoll.core.messages import TensorSpec
 from atoll.errors import ConfigError, StoreError
 from atoll.store.files import Replacement
 from atoll.store.loaded import LoadedFragment
-from atoll.store.tensorfile import encode_header
+from atoll.store.tensorfile import DTYPE_CODES, encode_header
 
 EXPORT_DTYPES = ("float32", "bfloat16", "float16", "own")
 """What parameters may be written as; "own" is each parameter's type in the training script."""
@@ -22,17 +22,30 @@ _FLOATS = ("float32", "float64", "bfloat16", "float16")
 
 
 def export_model(
-    rows: Mapping[str, Any], fragments: Mapping[int, LoadedFragment], to: Path, *, dtype: str = "float32"
+    rows: Mapping[str, Any],
+    fragments: Mapping[int, LoadedFragment],
+    to: Path,
+    *,
+    dtype: str = "float32",
+    buffers: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
-    """Write the published parameters of a loaded state or snapshot. One tensor at a time is held besides the state."""
+    """Write the published parameters of a loaded state or snapshot, then the buffers, which keep their own types. One
+    tensor at a time is held besides the state."""
     if dtype not in EXPORT_DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not one of {', '.join(EXPORT_DTYPES)}; use one of these")
     layout = _layout(rows)
     thetas = {fragment.index: _theta(layout, fragment.index, fragments) for fragment in layout.fragments}
     kinds = [_kind(spec, dtype) for spec in layout.tensors]
     versions = ",".join(str(fragments[index].version) for index in sorted(thetas))
+    buffers = buffers or {}
+    for name, buffer in buffers.items():
+        if str(buffer.dtype) not in DTYPE_CODES:
+            raise StoreError(f"buffer {name!r} is {buffer.dtype}, which cannot be written; export without buffers")
     header = encode_header(
-        [(spec.name, kind, spec.shape) for spec, kind in zip(layout.tensors, kinds, strict=True)],
+        [
+            *((spec.name, kind, spec.shape) for spec, kind in zip(layout.tensors, kinds, strict=True)),
+            *((name, str(buffer.dtype), buffer.shape) for name, buffer in buffers.items()),
+        ],
         {"format": "pt", "atoll_versions": versions},
     )
     pieces = _pieces(layout)
@@ -43,6 +56,8 @@ def export_model(
             for fragment, start, stop, offset in pieces[index]:
                 flat[start:stop] = thetas[fragment][offset : offset + stop - start]
             file.write(_cast(flat, kind).view(np.uint8).data)
+        for buffer in buffers.values():
+            file.write(np.ascontiguousarray(buffer).reshape(-1).view(np.uint8).data)
 
 
 def _layout(rows: Mapping[str, Any]) -> Layout:

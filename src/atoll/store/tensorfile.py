@@ -31,6 +31,9 @@ DTYPE_CODES = {
     "uint32": "U32",
     "uint16": "U16",
     "uint8": "U8",
+    "int16": "I16",
+    "int8": "I8",
+    "bool": "BOOL",
 }
 _ITEM_BYTES = {"bfloat16": 2}
 HEADER_BYTES_MAX = 100 << 20

@@ -94,6 +94,7 @@ def _hello(hello: m.Hello) -> Any:
         epoch=hello.epoch,
         checksums=hello.checksums,
         wants_inner=hello.wants_inner,
+        frozen=hello.frozen,
     )
 
 
@@ -133,6 +134,7 @@ def _parse_hello(hello: Any) -> m.Hello:
         epoch=checks.count("Hello.epoch", hello.epoch),
         checksums=tuple(int(checksum) for checksum in hello.checksums),
         wants_inner=bool(hello.wants_inner),
+        frozen=int(hello.frozen),
     )
 
 

@@ -64,7 +64,7 @@ def since(message: LearnerMessage | SyncerMessage) -> int:
 def hello_in(hello: Hello, protocol: int) -> Hello:
     """The same greeting in an older protocol: what that one does not know is left out."""
     if protocol < 2:
-        hello = replace(hello, epoch=0, checksums=(), wants_inner=False)
+        hello = replace(hello, epoch=0, checksums=(), wants_inner=False, frozen=0)
     return replace(hello, protocol=protocol)
 
 

@@ -50,7 +50,7 @@ class LearnerMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., nothing: _Optional[_Union[Nothing, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ..., data_report: _Optional[_Union[DataReport, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("learner", "instance", "protocol", "tensors", "generation", "run", "bases", "outstanding", "epoch", "checksums", "wants_inner")
+    __slots__ = ("learner", "instance", "protocol", "tensors", "generation", "run", "bases", "outstanding", "epoch", "checksums", "wants_inner", "frozen")
     LEARNER_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Hello(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     WANTS_INNER_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
     learner: str
     instance: str
     protocol: int
@@ -73,7 +74,8 @@ class Hello(_message.Message):
     epoch: int
     checksums: _containers.RepeatedScalarFieldContainer[int]
     wants_inner: bool
-    def __init__(self, learner: _Optional[str] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ..., bases: _Optional[_Iterable[int]] = ..., outstanding: _Optional[_Iterable[_Union[Outstanding, _Mapping]]] = ..., epoch: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., wants_inner: _Optional[bool] = ...) -> None: ...
+    frozen: int
+    def __init__(self, learner: _Optional[str] = ..., instance: _Optional[str] = ..., protocol: _Optional[int] = ..., tensors: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., generation: _Optional[int] = ..., run: _Optional[str] = ..., bases: _Optional[_Iterable[int]] = ..., outstanding: _Optional[_Iterable[_Union[Outstanding, _Mapping]]] = ..., epoch: _Optional[int] = ..., checksums: _Optional[_Iterable[int]] = ..., wants_inner: _Optional[bool] = ..., frozen: _Optional[int] = ...) -> None: ...
 
 class TensorSpec(_message.Message):
     __slots__ = ("name", "shape", "dtype", "merge")
