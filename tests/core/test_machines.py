@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from world import STEP_NS, TENSORS, World
+from world import STEP_NS, TENSORS, FakeLearner, World
 
 from atoll.core.config import SyncConfig
 from atoll.core.effects import FetchBroken, FromLearner, FromSyncer, LeaveAsked, SessionOpened, Tick, ToLearner
@@ -235,6 +235,38 @@ def test_another_model_is_refused_with_the_difference(tensors: tuple[TensorSpec,
     stranger = world.add("stranger", tensors=tensors)
     assert stranger.code == "wrong_layout"
     assert words in stranger.stopped and "same model" in stranger.stopped
+
+
+def test_a_run_of_an_older_builds_names_is_told_from_another_model() -> None:
+    world = World(config())
+    world.add("old", tensors=tuple(TensorSpec(f"module._orig_mod.{t.name}", t.shape, t.dtype) for t in TENSORS))
+    refused = world.add("new")
+    assert refused.code == "wrong_layout"
+    assert "'w0' for 'module._orig_mod.w0'" in refused.stopped and "atoll.load_model" in refused.stopped
+
+
+def test_frozen_parameters_that_differ_are_told_once_for_each_process() -> None:
+    def told() -> list[str]:
+        return [n.fields["text"] for n in world.notes if n.kind == "Warned" and "frozen" in n.fields["text"]]
+
+    def join(name: str, frozen: int) -> FakeLearner:
+        learner = world.add_later(name)
+        learner.machine.frozen = frozen
+        world.connect(learner)
+        return learner
+
+    world = World(config())
+    for name, frozen in (("a", 0), ("b", 5), ("c", 5), ("d", 0)):
+        join(name, frozen)
+    assert told() == []
+    odd = join("e", 6)
+    assert len(told()) == 1 and "'e' differ from those of 'b'" in told()[0]
+    world.join_all()
+    world.everyone_steps(12)
+    assert world.syncer.book.commits > 0, "it is told, not refused"
+    world.disconnect(odd)
+    world.connect(odd)
+    assert len(told()) == 1
 
 
 def test_the_next_learner_seeds_when_the_first_dies_before_it_did() -> None:

@@ -67,12 +67,21 @@ def check_settings(hello: Hello, config: SyncConfig) -> Refused | None:
     )
 
 
+def _bare(name: str) -> str:
+    return ".".join(segment for segment in name.split(".") if segment not in ("_orig_mod", "module"))
+
+
 def describe_difference(layout: Layout, hello: Hello) -> str:
     """The first tensor in which two models differ, in words."""
     ours: dict[str, TensorSpec] = {t.name: t for t in layout.tensors}
     theirs: dict[str, TensorSpec] = {t.name: t for t in hello.tensors}
     for name, spec in ours.items():
         other = theirs.get(name)
+        if other is None and _bare(name) in theirs:
+            return (
+                f"it has {_bare(name)!r} for {name!r}, as builds up to 0.4 named the tensors of a compiled or wrapped "
+                "model; go on with that build, or export the run's model and begin a new run with atoll.load_model"
+            )
         if other is None:
             return f"it lacks tensor {name!r}"
         if other != spec:

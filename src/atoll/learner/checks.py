@@ -39,15 +39,14 @@ def refuse_sharded(model: nn.Module) -> None:
 
 
 def refuse_ranks() -> None:
-    """A Learner in each rank of a process group: what one of them adopts, the others would not have. One in rank 0
-    alone would be as wrong."""
+    """A Learner in each rank of a process group: what one of them adopts, the others do not have yet. One in rank 0
+    alone would be as wrong: the others would never have it."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ConfigError(
             f"torch.distributed runs {distributed.get_world_size()} ranks here, and a learner of several processes is "
-            "not supported yet: gradients would be averaged over ranks whose parameters differ, because updates reach "
-            f"only the rank that has the Learner, and each rank at another step; leave out init_process_group and "
-            f"DistributedDataParallel: {ONE_PROCESS}"
+            "not supported yet: updates would reach the ranks at different steps, and their parameters would drift "
+            f"apart; leave out init_process_group and DistributedDataParallel: {ONE_PROCESS}"
         )
 
 
