@@ -145,6 +145,7 @@ class Learner:
             atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
             self._join()
             rung = self._recover()
+            self._care.keep(BUFFERS, KeptBuffers(self._model))
         except BaseException:
             self._state = "closed"
             self._engine.stop(1.0)
@@ -159,7 +160,6 @@ class Learner:
         )
         place = (self._machine.learner, self._machine.generation, self._machine.step)
         self.events.emit(events.LearnerRecovered(*place, rung, self._care.detail, wait_ns))
-        self._care.keep(BUFFERS, KeptBuffers(self._model))
         self._care.begin()
         self._watch = ModelWatch(self._model, (spec.name for spec in self._machine.tensors))
         self._warn(local_statistics(self._model))
