@@ -168,6 +168,15 @@ def test_handing_back_what_is_no_longer_yours_changes_only_the_start_in_the_pool
     assert book.status()["train"]["reissued"] == 1, "the second one was handed back after all"
 
 
+def test_chunks_that_were_handed_back_are_told_from_those_that_were_lost() -> None:
+    book = LeaseBook()
+    say(book, "a", 1, want=3)
+    say(book, "a", 2, holding=(0, 1), returned=(Lease(2),))
+    assert (book.status()["train"]["pool"], book.lost("train")) == (1, 0)
+    book.release("a")
+    assert (book.status()["train"]["pool"], book.lost("train")) == (3, 2)
+
+
 def test_a_new_generation_takes_nothing_over_and_an_old_one_is_ignored() -> None:
     book = LeaseBook()
     say(book, "a", 5, want=3)

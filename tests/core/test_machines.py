@@ -492,3 +492,28 @@ def test_one_that_is_away_is_told_to_leave_when_it_is_back_and_its_successor_is_
     world.join_all()
     world.everyone_steps(5)
     assert successor.machine.joined and not successor.machine.stopped
+
+
+def test_whoever_goes_away_is_told_with_how_long_nothing_was_heard_of_it() -> None:
+    """A view needs it to say how long a learner was cut off: the silence began long before anybody noticed."""
+    world = World(config(quorum="1"), 2)
+    world.join_all()
+    world.everyone_steps(4)
+    silent, other = world.learners["l0@l0-1"], world.learners["l1@l1-1"]
+    world.advance(world.config.lease_ns)
+    world.step(other)
+    world.disconnect(other)
+    told = {
+        note.fields["learner"]: note.fields["silent_ns"]
+        for note in world.notes
+        if note.kind == "MemberChanged" and note.fields["state"] == "away"
+    }
+    assert world.config.lease_ns <= told["l0"] < world.config.lease_ns + STEP_NS
+    assert told["l1"] == 0
+    world.advance(world.config.lease_ns)
+    world.step(silent)
+    world.notes.clear()
+    world.advance(7 * STEP_NS)
+    world.connect(silent)  # over the old session, which nobody has missed yet
+    back = next(n.fields for n in world.notes if n.kind == "MemberChanged" and n.fields["learner"] == "l0")
+    assert (back["state"], back["silent_ns"]) == ("joining", 7 * STEP_NS)

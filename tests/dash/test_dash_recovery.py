@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,9 +111,17 @@ def test_the_data_ledger_has_a_line() -> None:
     assert line.plain == "data train: 249 of 5,000 chunks done, 10 in hand, 6 re-issued, 1 done twice"
     state = RunState()
     state.apply(1, DataLedger("x", 0, 9, 5, 3, 1, 0, 0))
-    state.apply(2, DataLedger("y", 100, 9, 5, 3, 1, 0, 0))
+    state.apply(2, DataLedger("y", 100, 10, 5, 3, 2, 0, 0, lost=1))
     line = data_line(state)
-    assert line is not None and line.plain == "data 2 streams: 10 chunks done, 6 in hand, 2 to be issued again"
+    assert line is not None
+    assert line.plain == "data 2 streams: 10 chunks done, 6 in hand, 2 handed back, 1 to be issued again"
+
+
+def test_chunks_that_were_leased_ahead_are_not_called_lost() -> None:
+    back = DataLedger("train", 0, 389, 63, 0, 326, 45, 0)
+    assert "63 done + 0 in hand + 326 leased ahead and handed back; 45 issued again" in recovery.data_sentence(back)
+    lost = recovery.data_sentence(replace(back, lost=6))
+    assert "+ 320 leased ahead and handed back + 6 lost with a learner, to be issued again" in lost
 
 
 def test_a_run_without_a_syncer_or_leased_data_has_neither_line() -> None:
@@ -148,7 +157,7 @@ def test_the_report_says_what_was_lost_and_what_was_not(folder: Path) -> None:
         "5 written to memory://runs/demo",
         "1 failed",
         "25.7 MB each; copying one out held training up for 2.4 ms",
-        "721 of 5,000 chunks issued = 711 done + 10 in hand + 0 to be issued again; 6 issued again",
+        "721 of 5,000 chunks issued = 711 done + 10 in hand; 6 issued again",
         "its own checkpoint (of step 96, generation 1)",
         "the optimizer state of a peer (of learner learner-0 at its step 180)",
         "the published parameters alone (no checkpoint",

@@ -69,6 +69,17 @@ def test_theta_is_bit_identical_everywhere_with_every_codec(codec: str, parts: l
     assert refetched == []
 
 
+def test_what_encoding_took_is_told_for_small_contributions_too(parts: list[Any], tmp_path: Path) -> None:
+    syncer = SyncerThread(config(learners_expected=1))
+    parts.append(syncer)
+    learner = TrainingThread(syncer.address, "l0", run_folder=tmp_path)
+    parts.append(learner)
+    syncer.wait_for(reaches(1), "a version of every fragment")
+    learner.stop()
+    pushed = [event for _, _, event in read_events(tmp_path) if isinstance(event, events.LearnerPushed)]
+    assert pushed and all(event.encode_ns > 0 for event in pushed)
+
+
 @pytest.mark.parametrize("adopt", ["rebase", "overwrite", "mix:0.5"])
 def test_everything_processed_is_accounted_for_at_the_end(adopt: str, parts: list[Any]) -> None:
     syncer = SyncerThread(config(adopt=adopt))

@@ -67,8 +67,9 @@ def test_states_through_a_life() -> None:
     assert state_of(*events).states() == {"a": "joining"}
     events += [(1, LearnerJoined("a", 1, 0, 0)), (3, step("a", 1))]
     assert state_of(*events).states() == {"a": "active"}
-    assert state_of(*events, (4, MemberChanged("a", 1, "away", "silent"))).states() == {"a": "away"}
-    assert state_of(*events, (4, LearnerLink("a", False))).states() == {"a": "away"}
+    away = state_of(*events, (4, MemberChanged("a", 1, "away", "silent")))
+    assert away.states() == {"a": "cut off"} and away.states(now_ns=90 * S) == {"a": "away"}
+    assert state_of(*events, (4, LearnerLink("a", False))).states() == {"a": "cut off"}
     events += [(4, ProcessExited("learner", "a", 1, -9))]
     assert state_of(*events).states() == {"a": "down"}
     events += [(5, ProcessStarted("learner", "a", 2))]
@@ -88,7 +89,7 @@ def test_only_links_that_are_lost_in_the_middle_are_news() -> None:
         (3, MemberChanged("a", 1, "left", "finished")),
         (3, LearnerLink("a", False, "asked to stop")),
     )
-    assert [line.text for line in state.log] == ["a link down (reset)", "a link up again"]
+    assert [line.text for line in state.log] == ["a link down (reset)", "a link up again after 1.0 s"]
 
 
 def test_one_at_less_than_half_the_usual_speed_is_slow() -> None:

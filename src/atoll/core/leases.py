@@ -123,6 +123,10 @@ class LeaseBook:
         """Per stream: chunks, issued, done, in_hand, pool, reissued, repeated; issued = done + in_hand + pool."""
         return {name: table.status() for name, table in sorted(self._streams.items())}
 
+    def lost(self, stream: str) -> int:
+        """Chunks of the pool whose learner was lost with them; the others were leased ahead and handed back."""
+        return sum(pooled.lost for pooled in self._streams[stream].pool.values())
+
     def fate(self, stream: str, chunk: int) -> tuple[str, int]:
         """Where a chunk is ("not issued", "done", "pool", or "in hand of <learner>") and how often it was re-issued, as
         far as it is among the last REISSUED_KEPT."""

@@ -238,7 +238,9 @@ class SyncerMachine(SyncerBegin):
             return
         assert self.layout is not None
         known = self.membership.members.get(hello.learner)
+        silent_ns = 0
         if known is not None and known.connected:
+            silent_ns = now_ns - known.heard_ns
             self._replace_session(known, hello, out)
             self.book.learner_gone(known.learner, now_ns, out)
         claimed = hello.generation if hello.run == self.run and hello.generation <= CLAIMED_MAX else 0
@@ -261,7 +263,7 @@ class SyncerMachine(SyncerBegin):
         if seed:
             self._seed_with(member)
         out.append(ToLearner(session, self._welcome(member, seed)))
-        self._note_member(member, "joined" if fenced is None else "a newer process took over", out)
+        self._note_member(member, "joined" if fenced is None else "a newer process took over", out, silent_ns)
         self._compare_frozen(hello, out)
         if self.healing is not None:
             self.healing.hear(member.learner, hello.bases if claimed else (), hello.checksums, now_ns)
@@ -363,7 +365,7 @@ class SyncerMachine(SyncerBegin):
         if member is None:
             return
         if member.state is MemberState.AWAY:
-            self._note_member(member, event.reason, out)
+            self._note_member(member, event.reason, out, now_ns - member.heard_ns)
             self._gone(member, now_ns, out)
 
     def _gone(self, member: Member, now_ns: int, out: list[SyncerEffect]) -> None:
@@ -646,7 +648,7 @@ class SyncerMachine(SyncerBegin):
             if self._on_lease(member) and now_ns - member.heard_ns >= lease_ns:
                 self.membership.mark(member, MemberState.AWAY)
                 member.away_ns = now_ns
-                self._note_member(member, f"silent for {lease_ns / 1e9:g} s", out)
+                self._note_member(member, f"silent for {lease_ns / 1e9:g} s", out, now_ns - member.heard_ns)
                 self._gone(member, now_ns, out)
             elif self._may_be_quiet(member) and now_ns - member.heard_ns >= QUIET_NS:
                 self.book.set_aside(member, f"silent for {QUIET_NS / 1e9:g} s", now_ns, out, quiet=True)
@@ -695,8 +697,8 @@ class SyncerMachine(SyncerBegin):
         """The next length of its silence that matters."""
         return QUIET_NS if self._may_be_quiet(member) else self._lease_ns(member)
 
-    def _note_member(self, member: Member, reason: str, out: list[SyncerEffect]) -> None:
-        fields = {"learner": member.learner, "generation": member.generation}
+    def _note_member(self, member: Member, reason: str, out: list[SyncerEffect], silent_ns: int = 0) -> None:
+        fields = {"learner": member.learner, "generation": member.generation, "silent_ns": silent_ns}
         out.append(Note("MemberChanged", {**fields, "state": str(member.state), "reason": reason}))
 
     # ------------------------------------------------------------ looking in

@@ -36,6 +36,7 @@ def print_summary(run_folder: str | Path, console: Console | None = None) -> Non
     console.print(grid)
     _print_faults(state, console)
     _print_recovery(state, console)
+    _print_notices(state, console)
     sample = read_text(folder / "sample.txt")
     if sample:
         lines = sample[:SAMPLE_CHARS_MAX].splitlines()[:SAMPLE_LINES_MAX]
@@ -75,7 +76,7 @@ def _print_faults(state: RunState, console: Console) -> None:
     console.print(Text("\nwhat the failures cost", style="dim"))
     for cost in costs[:FAULTS_PRINTED_MAX]:
         console.print(Text.assemble(("  ✗ ", "red"), (words.fault_headline(state, cost), "bold")))
-        console.print(Padding(Text(words.fault_own_cost(cost)), (0, 0, 0, 4)))
+        console.print(Padding(Text(words.fault_own_cost(state, cost)), (0, 0, 0, 4)))
         console.print(Padding(Text(words.fault_others_cost(cost), style="green"), (0, 0, 0, 4)))
     if len(costs) > FAULTS_PRINTED_MAX:
         console.print(Text(f"  and {len(costs) - FAULTS_PRINTED_MAX} more, in the report", style="dim"))
@@ -107,3 +108,24 @@ def _print_recovery(state: RunState, console: Console) -> None:
     for text in recovery.problems(state)[:ROWS_PRINTED_MAX]:
         grid.add_row(Text("problem", style="red"), Text(text, style="red"))
     console.print(Padding(grid, (0, 2)))
+
+
+def _print_notices(state: RunState, console: Console) -> None:
+    """Learners that rounds did not wait for, and warnings."""
+    rows = recovery.asides(state)
+    lines = [
+        f"{who}: from {at} for {lasts} ({why}); {merged} of its contributions were merged all the same"
+        for at, who, lasts, why, merged in rows
+    ]
+    _print_list(console, "learners that rounds did not wait for", [*lines, *recovery.thin_links(state)], "yellow")
+    _print_list(console, "warnings", recovery.warnings(state), "red")
+
+
+def _print_list(console: Console, title: str, lines: list[str], style: str) -> None:
+    if not lines:
+        return
+    console.print(Text(f"\n{title}", style="dim"))
+    for line in lines[:ROWS_PRINTED_MAX]:
+        console.print(Padding(Text.assemble(("! ", style), line), (0, 2)))
+    if len(lines) > ROWS_PRINTED_MAX:
+        console.print(Text(f"  and {len(lines) - ROWS_PRINTED_MAX} more, in the report", style="dim"))

@@ -10,24 +10,34 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from atoll.dash.syncer_line import data_line, syncer_line, syncer_state
+from atoll.dash.syncer_line import data_line, syncer_line, syncer_state, waiting_line
 from atoll.dash.text import bytes_text, clock_text, count_text, loss_text, percent_text, ratio_text
+from atoll.observe.events import LinkThin
 from atoll.observe.goodput import Goodput
+from atoll.observe.log import bits_text, span_text, thin_text
 from atoll.observe.rounds import Round
-from atoll.observe.summary import RunState
+from atoll.observe.summary import AWAY, RunState
 
 STATE_STYLE = {
     "active": "green",
     "slow": "yellow",
     "joining": "cyan",
+    "set aside": "bold yellow",
+    "cut off": "bold magenta",
     "away": "magenta",
+    "lost": "bold red",
     "down": "bold red",
     "left": "dim",
 }
-STATE_SIGN = {"active": "●", "slow": "◐", "joining": "◌", "away": "◌", "down": "✗", "left": "○"}
+STATE_SIGN = dict.fromkeys(STATE_STYLE, "◌") | {"active": "●", "slow": "◐", "set aside": "◐", "left": "○"}
+STATE_SIGN |= dict.fromkeys(("lost", "down"), "✗")
+STATE_WORD = {"aside": "set aside"}
+TRAINING = ("active", "slow", "aside", "cut off")
 TONE_STYLE = {"bad": "red", "good": "green", "plain": "default"}
 NARROW_COLUMNS = 96
 LEARNER_ROWS_MAX = 16
+NAMED_MAX = 4
+"""Learners that a line names; it stays a line."""
 DOT_LEARNERS_MAX = 16
 """With more learners the contributors of a commit are shown as a number."""
 BAR_PARTS = (
@@ -57,13 +67,14 @@ def frame(state: RunState, *, width: int, height: int, now_ns: int) -> Renderabl
 def status_line(state: RunState, now_ns: int) -> str:
     """The same in one plain line, for a log file."""
     states, rates = state.states(now_ns), state.rates(now_ns)
-    # One that is away trains on without a link, if it still reports.
-    running = sum(1 for name, one in states.items() if one in ("active", "slow") or (one == "away" and rates[name] > 0))
+    running = sum(one in TRAINING for one in states.values())
+    # Guests that have left are no longer missed.
+    present = max(sum(one != "left" for one in states.values()), state.run.learners if state.run else 0)
     losses = [one.loss for one in state.learners.values() if math.isfinite(one.loss)]
     parts = [
         _clock(state, now_ns),
-        f"{running}/{max(len(states), state.run.learners if state.run else 0)} learners",
-        f"{count_text(state.tokens)} tokens{_budget_text(state)}",
+        f"{running}/{present} learners",
+        f"{count_text(_tokens(state))} tokens{_budget_text(state)}",
         f"{count_text(sum(rates.values()))} tok/s",
         f"loss {loss_text(sum(losses) / len(losses) if losses else math.nan)}",
         f"eval {loss_text(state.eval_loss)}",
@@ -73,6 +84,10 @@ def status_line(state: RunState, now_ns: int) -> str:
         parts.append(f"{state.rounds.commits} commits")
     if syncer_state(state, now_ns) in ("down", "silent"):
         parts.append("SYNCER GONE, learners train on")
+    if (waiting := waiting_line(state)) is not None:
+        parts.append(waiting.plain)
+    parts += [f"{name} {STATE_WORD[one]}" for name, one in states.items() if one in STATE_WORD][:NAMED_MAX]
+    parts += [f"{name} {one}" for name, one in states.items() if one in ("cut off", *AWAY)][:NAMED_MAX]
     if state.durability.lapse is not None:
         parts.append(f"DURABILITY {state.durability.level.upper()}: {state.durability.lapse.reason}")
     if state.bytes_up or state.bytes_down:
@@ -82,10 +97,15 @@ def status_line(state: RunState, now_ns: int) -> str:
 
 def _clock(state: RunState, now_ns: int) -> str:
     """Time since the first step, which is also what the log and the report count from."""
-    if not state.learner_steps:
+    if not state.learner_steps and not state.rounds.commits:
         return "starting"
     end_ns = state.end_ns if state.finished else max(now_ns, state.last_ns)
     return clock_text(state.elapsed_s(end_ns))
+
+
+def _tokens(state: RunState) -> int:
+    """As the learners report, or as the syncer counts where no learner writes to this folder."""
+    return state.tokens or state.ledger.processed
 
 
 def _budget_text(state: RunState) -> str:
@@ -97,7 +117,8 @@ def _header(state: RunState, now_ns: int) -> tuple[RenderableType, int]:
     """The panel on top, and how many lines it takes."""
     run = state.run
     title = Text("atoll ", style="bold cyan")
-    title.append((run.title or run.method) if run else "waiting for the first events", style="bold default")
+    alone = "syncer" if state.syncer.up else "waiting for the first events"  # learners elsewhere keep their own events
+    title.append((run.title or run.method) if run else alone, style="bold default")
     right = Text(f"  eval loss {loss_text(state.eval_loss)}", style="bold")
     top = Table.grid(expand=True)
     top.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -108,7 +129,7 @@ def _header(state: RunState, now_ns: int) -> tuple[RenderableType, int]:
     line.add_column(no_wrap=True)
     line.add_column(ratio=1)
     line.add_column(no_wrap=True, justify="right")
-    tokens = f"{count_text(state.tokens)}{f' of {count_text(budget)}' if budget else ''} tokens"
+    tokens = f"{count_text(_tokens(state))}{f' of {count_text(budget)}' if budget else ''} tokens"
     if not state.finished:
         tokens += f", {count_text(sum(state.rates(now_ns).values()))}/s"
     bar: RenderableType = Text("")
@@ -118,6 +139,8 @@ def _header(state: RunState, now_ns: int) -> tuple[RenderableType, int]:
     lines: list[RenderableType] = [top, line]
     if (syncer := syncer_line(state, now_ns)) is not None:
         lines.append(syncer)
+    if (waiting := waiting_line(state)) is not None:
+        lines.append(waiting)
     if (data := data_line(state)) is not None:
         lines.append(data)
     return Panel(Group(*lines), border_style="cyan", padding=(0, 1)), len(lines) + 2
@@ -129,24 +152,26 @@ def _learners(state: RunState, rows: int, width: int, now_ns: int) -> Renderable
         rows += 1  # it takes no more room than the line that would count it
     table = Table(expand=True, box=None, padding=(0, 1), header_style="dim")
     table.add_column("learner", no_wrap=True, overflow="ellipsis")
-    table.add_column("state", no_wrap=True, width=9)
+    states, rates = state.states(now_ns), state.rates(now_ns)
+    state_width = max([9, *(2 + len(STATE_WORD[one]) for one in states.values() if one in STATE_WORD)])
+    table.add_column("state", no_wrap=True, width=state_width)
     for name in ("step", "tok/s", "loss", "behind"):
         table.add_column(name, justify="right", no_wrap=True)
     if wide:
         table.add_column("restarts", justify="right", no_wrap=True)
     table.add_column(_bar_legend(), no_wrap=True, ratio=1, min_width=16)
-    states, rates = state.states(now_ns), state.rates(now_ns)
     rung_width = max((len(one.rung) + 4 for one in state.learners.values() if one.rung), default=0)
-    bar_width = max(10, width - (64 + max(0, rung_width - 8) if wide else 54))
+    bar_width = max(10, width - (64 + max(0, rung_width - 8) if wide else 54) - (state_width - 9))
     whole = state.goodput().learners if state.finished else {}
     for learner, one in list(state.learners.items())[:rows]:
-        sign = Text(f"{STATE_SIGN[states[learner]]} {states[learner]}", style=STATE_STYLE[states[learner]])
-        quiet = states[learner] in ("down", "left")
+        word = STATE_WORD.get(states[learner], states[learner])
+        sign = Text(f"{STATE_SIGN[word]} {word}", style=STATE_STYLE[word])
+        quiet = word in ("down", "lost", "left")
         cells: list[RenderableType] = [
             Text(learner, style="dim" if quiet else "bold"),
             sign,
-            f"{one.step:,}",
-            count_text(rates[learner]) if states[learner] in ("active", "slow", "away") else Text("-", style="dim"),
+            f"{one.step:,}" if one.step or one.last_ns else Text("-", style="dim"),
+            count_text(rates[learner]) if rates[learner] and word not in AWAY and not quiet else Text("-", style="dim"),
             loss_text(one.loss),
             str(one.behind) if one.behind else Text("0", style="dim"),
         ]
@@ -155,11 +180,41 @@ def _learners(state: RunState, rows: int, width: int, now_ns: int) -> Renderable
             cells.append(Text(f"{one.restarts}{rung}", style="red" if one.restarts else "dim"))
         # Once it is all over the bar shows the whole run.
         shares = whole[learner].shares if learner in whole else state.recent_shares(learner, now_ns)
-        cells.append(_bar(shares, bar_width))
+        notes = [] if state.finished else _note(state, learner, states[learner], now_ns)
+        bar = _bar({} if word == "left" and not state.finished else shares, bar_width)
+        cells.append(Text(_fitting(notes, bar_width), style=STATE_STYLE[word], overflow="ellipsis") if notes else bar)
         table.add_row(*cells)
     if len(state.learners) > rows:
         table.add_row(Text(f"+ {len(state.learners) - rows} more", style="dim"))
     return Panel(table, title="learners", title_align="left", border_style="bright_black", padding=0)
+
+
+def _note(state: RunState, learner: str, word: str, now_ns: int) -> list[str]:
+    """What is to be said of a learner instead of how it spends its time, the longest words first; nothing for one that
+    is well."""
+    since_ns = state.comebacks.cut_off_since(learner)
+    lasts = span_text(max(0, now_ns - since_ns)) if since_ns is not None else ""
+    if word == "cut off":
+        alone = [f"for {lasts}, trains on alone", f"{lasts}, trains on alone"]
+        return [*(alone if state.rates(now_ns)[learner] else ()), f"for {lasts}"]
+    if word in AWAY:
+        return [f"for {lasts}, nothing is heard of it", f"nothing heard for {lasts}"] if lasts else ["not heard of"]
+    links = [event for (name, _), event in state.notices.thin.items() if name == learner]
+    whole, short = "; ".join(map(thin_text, links)), "; ".join(map(_thin_sign, links))
+    spell = state.notices.spell(learner)
+    if spell is None or word != "aside":
+        return [whole, short] if links else []
+    return [f"{spell.reason}; {whole}", f"{spell.reason}; {short}", short] if links else [spell.reason]
+
+
+def _thin_sign(event: LinkThin) -> str:
+    sign = {"up": "↑", "down": "↓"}.get(event.direction, event.direction)
+    return f"{sign} needs {bits_text(event.needs_bytes_s)}, gets {bits_text(event.gets_bytes_s)}"
+
+
+def _fitting(texts: list[str], width: int) -> str:
+    """The first that fits; else the last, which is the shortest."""
+    return next((text for text in texts if len(text) <= width), texts[-1])
 
 
 def _bar_legend() -> Text:

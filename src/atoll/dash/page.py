@@ -99,10 +99,11 @@ def settings_wide(values: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{rows}</dl>" if rows else ""
 
 
-def problems(entries: Iterable[str]) -> str:
+def listed(caption: str, entries: Iterable[str]) -> str:
     """What a person should look at."""
     items = "".join(f"<li>{escape(text)}</li>" for text in entries)
-    return f'<p class="caption">Problems found</p><ul class="problems">{items}</ul>'
+    named = f'<p class="caption">{escape(caption)}</p>' if caption else ""
+    return f'{named}<ul class="problems">{items}</ul>'
 
 
 def faults(entries: Iterable[tuple[str, str, str]]) -> str:

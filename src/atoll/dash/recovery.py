@@ -14,7 +14,7 @@ from atoll.observe.comebacks import LearnerRecovery, Return
 from atoll.observe.durability import Lapse
 from atoll.observe.events import DataLedger
 from atoll.observe.faults import exit_text
-from atoll.observe.log import rung_text, source_text
+from atoll.observe.log import rung_text, source_text, thin_text
 from atoll.observe.summary import RunState
 from atoll.observe.syncers import SyncerRestart
 
@@ -30,6 +30,7 @@ RUNGS_OF_MANY = {
     "parameters": "the published parameters alone",
 }
 RESTART_HEAD = ("at", "who", "what happened", "state from", "away for")
+ASIDE_HEAD = ("since", "who", "for", "why", "contributions merged all the same")
 RETURN_HEAD = (
     "merged at",
     "who",
@@ -131,16 +132,17 @@ def _syncer_row(state: RunState, one: SyncerRestart) -> tuple[str, ...]:
 
 
 def _learner_row(state: RunState, one: LearnerRecovery) -> tuple[str, ...]:
-    joined = "joined" if one.generation <= 1 else "started again"
+    number = state.nth(one.learner, one.generation)
+    joined = "joined" if number <= 1 else "started again"
     what = joined if one.exit_code is None else exit_text(one.exit_code) if one.exit_code else "left in order"
     away = duration_text(one.away_ns / SECOND_NS) if one.away_ns else "-"
-    who = f"{one.learner}, generation {one.generation}"
-    return _at(state, one.t_ns - one.away_ns), who, what, rung_text(one.rung, one.detail), away
+    who, detail = f"{one.learner}, generation {number}", state.in_words(one.learner, one.detail)
+    return _at(state, one.t_ns - one.away_ns), who, what, rung_text(one.rung, detail), away
 
 
 def _resumed_row(state: RunState, group: list[LearnerRecovery]) -> tuple[str, ...]:
     who = group[0].learner if len(group) == 1 else f"{len(group)} learners"
-    text = rung_text(group[0].rung, group[0].detail)
+    text = rung_text(group[0].rung, state.in_words(group[0].learner, group[0].detail))
     if len(group) > 1:
         text = RUNGS_OF_MANY.get(group[0].rung, group[0].rung)
     return _at(state, group[0].t_ns), who, "run resumed", text, "-"
@@ -258,10 +260,13 @@ def _checkpoints(state: RunState) -> str:
 
 
 def data_sentence(ledger: DataLedger) -> str:
-    """ "train: 729 of 5,000 chunks issued = 713 done + 10 in hand + 6 to be issued again; ..."."""
+    """ "train: 729 of 5,000 chunks issued = 713 done + 10 in hand + 6 leased ahead and handed back; ..."."""
     of = f" of {ledger.chunks:,}" if ledger.chunks else ""
     text = f"{ledger.stream}: {ledger.issued:,}{of} chunks issued = {ledger.done:,} done + {ledger.in_hand:,} in hand"
-    text += f" + {ledger.pool:,} to be issued again"
+    if ledger.pool > ledger.lost:
+        text += f" + {ledger.pool - ledger.lost:,} leased ahead and handed back"
+    if ledger.lost:
+        text += f" + {ledger.lost:,} lost with a learner, to be issued again"
     if ledger.reissued:
         text += f"; {ledger.reissued:,} issued again after a loss"
     if ledger.repeated:
@@ -272,6 +277,33 @@ def data_sentence(ledger: DataLedger) -> str:
 def shown_url(url: str) -> str:
     """Without a password, should somebody have put one in."""
     return re.sub(r"//[^/@]*@", "//", url)
+
+
+# ---------------------------------------------------------------- learners that rounds did not wait for
+
+
+def asides(state: RunState) -> list[tuple[str, ...]]:
+    """A row for each time that rounds went on without an active learner; as in ASIDE_HEAD."""
+    rows: list[tuple[str, ...]] = []
+    for one in state.notices.spells:
+        end_ns = one.end_ns if one.end_ns is not None else max(state.end_ns, one.start_ns)
+        for_s = max(0.0, state.elapsed_s(end_ns) - state.elapsed_s(one.start_ns))
+        lasts = duration_text(for_s) + ("" if one.end_ns is not None else ", to the end")
+        rows.append((_at(state, one.start_ns), one.learner, lasts, one.reason, f"{one.merged:,}"))
+    return rows
+
+
+def thin_links(state: RunState) -> list[str]:
+    """What each link that was too thin needed and got, by the last word on it."""
+    return [f"{learner}: {thin_text(event)}" for (learner, _), event in sorted(state.notices.thin_ever.items())]
+
+
+def warnings(state: RunState) -> list[str]:
+    """Every warning once, with when it was first given and how often."""
+    return [
+        f"{_at(state, one.t_ns)} {one.source}: {one.text}{f' ({one.count} times)' if one.count > 1 else ''}"
+        for one in state.notices.warnings
+    ]
 
 
 # ---------------------------------------------------------------- learners that were cut off

@@ -55,6 +55,7 @@ def _body(state: RunState, folder: Path, title: str) -> Iterator[str]:
         yield _failures(state)
     if recovery.happened(state):
         yield _recovery(state)
+    yield from _notices(state)
     if not state.learner_steps:
         yield page.section("No step yet", "No learner had reported a step when this was made.")
     else:
@@ -110,7 +111,7 @@ def _tiles(state: RunState) -> list[tuple[str, str]]:
 def _failures(state: RunState) -> str:
     costs = state.fault_costs()
     entries = [
-        (words.fault_headline(state, cost), words.fault_own_cost(cost), words.fault_others_cost(cost))
+        (words.fault_headline(state, cost), words.fault_own_cost(state, cost), words.fault_others_cost(cost))
         for cost in costs[:FAULTS_SHOWN_MAX]
     ]
     lead = (
@@ -131,12 +132,24 @@ def _recovery(state: RunState) -> str:
         )
         parts.append(_left_out(len(rows)))
     if returns:
-        title = "Learners that trained without a link, and what they weighed when they came back"
+        title = "Learners that were cut off, and what they weighed when they came back"
         parts.append(page.table(recovery.RETURN_HEAD, returns[:ROWS_SHOWN_MAX], (2, 3, 4, 5), whole=2, title=title))
         parts.append(_left_out(len(returns)))
     if found:
-        parts.append(page.problems(found[:ROWS_SHOWN_MAX]))
+        parts.append(page.listed("Problems found", found[:ROWS_SHOWN_MAX]))
     return page.section("What was lost, and what was not", recovery.lead(state), *parts)
+
+
+def _notices(state: RunState) -> Iterator[str]:
+    """Learners that rounds did not wait for, and warnings: nothing where there were none."""
+    rows, thin, warned = recovery.asides(state), recovery.thin_links(state), recovery.warnings(state)
+    if rows or thin:
+        lead = "Rounds closed without these, so that nobody had to wait. What they sent was merged whenever it came."
+        table = page.table(recovery.ASIDE_HEAD, rows[:ROWS_SHOWN_MAX], (2, 4), whole=3) if rows else ""
+        links = page.listed("Links that were too thin", thin[:ROWS_SHOWN_MAX]) if thin else ""
+        yield page.section("Learners that rounds did not wait for", lead, table, _left_out(len(rows)), links)
+    if warned:
+        yield page.section("Warnings", "", page.listed("", warned[:ROWS_SHOWN_MAX]), _left_out(len(warned)))
 
 
 def _left_out(count: int) -> str:

@@ -57,6 +57,14 @@ def _append_kept(line: Text, state: RunState) -> None:
         line.append(f", {book.snapshots_failed} failed", style="bold yellow")
 
 
+def waiting_line(state: RunState) -> Text | None:
+    """Said while the first round waits for learners that have not joined."""
+    if not state.waits_for or state.finished is not None:
+        return None
+    text = f"waits for learners: {state.joined} of {state.waits_for} joined"
+    return Text(text, style="bold yellow", no_wrap=True, overflow="ellipsis")
+
+
 def data_line(state: RunState) -> Text | None:
     """The chunks of the data streams, added up; None where data is not leased."""
     ledgers = list(state.durability.data.values())
@@ -68,9 +76,12 @@ def data_line(state: RunState) -> Text | None:
     line.append(f"data {names}: {sum(ledger.done for ledger in ledgers):,}")
     line.append(f" of {chunks:,} chunks done" if chunks else " chunks done")
     line.append(f", {sum(ledger.in_hand for ledger in ledgers):,} in hand")
-    again = sum(ledger.pool for ledger in ledgers)
-    if again:
-        line.append(f", {again:,} to be issued again", style="yellow")
+    lost = sum(ledger.lost for ledger in ledgers)
+    back = sum(ledger.pool for ledger in ledgers) - lost
+    if back:
+        line.append(f", {back:,} handed back")
+    if lost:
+        line.append(f", {lost:,} to be issued again", style="yellow")
     reissued, repeated = sum(e.reissued for e in ledgers), sum(e.repeated for e in ledgers)
     if reissued:
         line.append(f", {reissued:,} re-issued")

@@ -26,7 +26,7 @@ def fault_headline(state: RunState, cost: FaultCost) -> str:
     return f"{cost.fault.target} {cost.fault.text}, at {clock_text(state.elapsed_s(cost.fault.start_ns))}"
 
 
-def fault_own_cost(cost: FaultCost) -> str:
+def fault_own_cost(state: RunState, cost: FaultCost) -> str:
     """What it cost the learner that it hit."""
     fault = cost.fault
     if cost.duration_s <= 0:
@@ -40,7 +40,8 @@ def fault_own_cost(cost: FaultCost) -> str:
         if fault.end_ns is None:
             until = " before the run was stopped" if fault.cut_ns is not None else ""
             return f"it did not come back{until}; {parts}"
-        joined = f" at step {fault.joined_step:,} (generation {fault.joined_generation})" if fault.joined_ns else ""
+        nth = state.nth(fault.target, fault.joined_generation)
+        joined = f" at step {fault.joined_step:,} (generation {nth})" if fault.joined_ns else ""
         rung = f", with {RUNGS.get(fault.rung, fault.rung)}" if fault.rung else ""
         return f"training again after {duration_text(cost.duration_s)}{joined}{rung}; {parts}"
     over = "" if fault.end_ns is not None else " so far"

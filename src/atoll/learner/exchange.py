@@ -148,17 +148,18 @@ class Exchange(ABC):
     def _send_small(self, sending: Sending) -> None:
         """Encode and send a small contribution at once, on the loop: its kernel takes less than a thread switch."""
         assert self.vault is not None
-        header = sending.header
+        header, started_ns = sending.header, time.perf_counter_ns()
         try:
             payload = self._encoded(sending)
         except PayloadError as error:
             self._not_finite(header, error)
             return
         sending.header = replace(header, size=int(payload.nbytes), checksum=xxhash.xxh3_64_intdigest(payload.data))
+        sending.encode_ns = time.perf_counter_ns() - started_ns
         if self._inline:
             self._transmit_small(sending)
         else:
-            self._spawn(lambda: self._push(header.fragment, header.seq))
+            self._spawn(lambda: self._push(header.fragment, header.seq, sending.encode_ns))
 
     def _transmit_small(self, sending: Sending) -> None:
         key = (sending.header.fragment, sending.header.seq)
@@ -178,7 +179,7 @@ class Exchange(ABC):
         with self.changed:
             sending = self.vault.sending.get(key)
             if sending is not None:
-                self._note_push(sending.header, message.reply, 0, time.perf_counter_ns() - began_ns)
+                self._note_push(sending.header, message.reply, sending.encode_ns, time.perf_counter_ns() - began_ns)
             self.apply(fx.PushDone(message.fragment, message.seq, message.reply))
 
     def _not_finite(self, header: PushHeader, error: PayloadError) -> None:

@@ -76,6 +76,11 @@ class Account:
         """Since when the slot has been given back; None while it is allocated, or before it ever was."""
         return self.left_ns if self.finished_ns is None else self.finished_ns
 
+    def given_back_at(self, t_ns: int) -> bool:
+        """Whether the learner had left at that time."""
+        gone = self.absent_ns is not None and self.absent_ns <= t_ns
+        return gone or any(start_ns <= t_ns < end_ns for start_ns, end_ns in self.gaps)
+
     def report(self, t_ns: int, event: LearnerSteps) -> None:
         parts = [(name, max(0, getattr(event, f"{name}_ns"))) for name in REPORTED]
         duration_ns = sum(ns for _, ns in parts)

@@ -1,8 +1,13 @@
 """Learners that came back: from a restart (with which state), and from a lost link (with how much in one contribution).
 
-A learner whose link was down trained on. Its first contributions after the link is up carry all of that at once, one
-for each fragment, so they weigh more than those of the others. A return keeps the one with the most steps among the
-first commit of each fragment that the learner is in again.
+A learner that is cut off trains on. Its first contributions after that carry all of it at once, one for each fragment,
+so they weigh more than those of the others. A return keeps the one with the most steps among the first commit of each
+fragment that the learner is in again.
+
+Nobody alone knows how long a learner was cut off. It may notice a dead connection only when packets pass again, and
+then have a new one within a tenth of a second; the syncer may hear nothing for a minute before it says so. So the time
+lasts from the first of these that is true to the end of the last: the learner has no link (LearnerLink), the syncer
+does not hear of it (MemberChanged, and for how long it had not), a partition of the chaos plan is on.
 """
 
 from __future__ import annotations
@@ -10,21 +15,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from atoll.core.config import SECOND_NS
 from atoll.observe.durability import Cost
 from atoll.observe.events import (
     CheckpointWritten,
     Committed,
     Event,
+    FaultEnded,
+    FaultInjected,
     LearnerFinished,
     LearnerLink,
     LearnerRecovered,
     LearnerStarted,
+    MemberChanged,
     ProcessExited,
 )
 
 RECOVERIES_MAX = 2000
 RETURNS_MAX = 2000
 """Lists are cut at these lengths; the counts beside them go on."""
+SILENCE_NS_MIN = 4 * SECOND_NS
+"""Learners say something every 2 s: silence of twice that was more than the pause between two words."""
+CUTTING, STOPPING = "partition", "freeze"
+"""Faults of a chaos plan: the one cuts a learner off; what the other stops is silent and not cut off."""
 FRESH = "fresh"
 """The rung of a learner that is as new as the run: it recovered nothing."""
 
@@ -47,7 +60,7 @@ class LearnerRecovery:
 
 @dataclass(slots=True)
 class Return:
-    """A learner that trained on without a link. `steps` is 0 until it is in a commit again."""
+    """A learner that was cut off. `steps` is 0 until it is in a commit again."""
 
     learner: str
     down_ns: int
@@ -65,6 +78,9 @@ class Return:
 class _Link:
     down_ns: int | None = None
     detail: str = ""
+    doubts: set[str] = field(default_factory=set)  # who says that it is cut off
+    generation: int = 0
+    frozen: bool = False
     back: Return | None = None
     fragments: set[int] = field(default_factory=set)  # those whose commit since the return has been seen
 
@@ -92,7 +108,14 @@ class ComebackBook:
         if isinstance(event, Committed):
             return self._committed(t_ns, event)
         if isinstance(event, LearnerLink):
-            self._linked(t_ns, event)
+            if event.up:
+                self._trust(t_ns, event.learner, "learner")
+            else:
+                self._doubt(t_ns, event.learner, "learner", event.detail)
+        elif isinstance(event, MemberChanged):
+            self._member(t_ns, event)
+        elif isinstance(event, FaultInjected | FaultEnded):
+            self._fault(t_ns, event)
         elif isinstance(event, CheckpointWritten):
             self.checkpoints.setdefault(event.learner, Cost()).add(event.capture_ns, event.bytes)
         elif isinstance(event, LearnerRecovered):
@@ -142,17 +165,55 @@ class ComebackBook:
             )
             self.recoveries.append(entry)
 
-    def _linked(self, t_ns: int, event: LearnerLink) -> None:
-        link = self._links.setdefault(event.learner, _Link())
-        if not event.up:
-            if link.down_ns is None:
-                link.down_ns, link.detail = t_ns, event.detail
-        elif link.down_ns is not None:
-            link.back = Return(event.learner, link.down_ns, t_ns, link.detail)
-            link.down_ns, link.fragments = None, set()
-            self.returns_count += 1
-            if len(self.returns) < RETURNS_MAX:
-                self.returns.append(link.back)
+    def cut_off_since(self, learner: str) -> int | None:
+        """Since when a learner has been cut off; None while it is not."""
+        link = self._links.get(learner)
+        return link.down_ns if link is not None else None
+
+    def _member(self, t_ns: int, event: MemberChanged) -> None:
+        link = self._links.get(event.learner)
+        if event.state == "left" or (link is not None and event.generation > link.generation > 0):
+            self._links.pop(event.learner, None)  # it is gone, or another process came in its place
+            link = None
+        elif event.state == "away":
+            if event.learner not in self._exits and not (link is not None and link.frozen):
+                silent_ns = event.silent_ns if event.silent_ns >= SILENCE_NS_MIN else 0
+                self._doubt(t_ns - silent_ns, event.learner, "syncer", event.reason)
+        elif event.state in ("joining", "active"):
+            if link is not None and event.silent_ns >= SILENCE_NS_MIN:
+                # It is back before the syncer had missed it: nobody else may have noticed for how long.
+                self._doubt(t_ns - event.silent_ns, event.learner, "syncer", event.reason)
+            self._trust(t_ns, event.learner, "syncer")
+        self._links.setdefault(event.learner, _Link()).generation = event.generation
+
+    def _fault(self, t_ns: int, event: FaultInjected | FaultEnded) -> None:
+        begins = isinstance(event, FaultInjected)
+        if event.fault == STOPPING:
+            self._links.setdefault(event.target, _Link()).frozen = begins
+        elif event.fault == CUTTING and begins:
+            self._doubt(t_ns, event.target, "plan", event.fault)
+        elif event.fault == CUTTING:
+            self._trust(t_ns, event.target, "plan")
+
+    def _doubt(self, since_ns: int, learner: str, source: str, detail: str) -> None:
+        link = self._links.setdefault(learner, _Link())
+        link.doubts.add(source)
+        if link.down_ns is None:
+            link.detail = detail
+        link.down_ns = since_ns if link.down_ns is None else min(link.down_ns, since_ns)
+
+    def _trust(self, t_ns: int, learner: str, source: str) -> None:
+        link = self._links.get(learner)
+        if link is None or link.down_ns is None:
+            return
+        link.doubts.discard(source)
+        if link.doubts:
+            return
+        link.back = Return(learner, link.down_ns, max(t_ns, link.down_ns), link.detail)
+        link.down_ns, link.fragments = None, set()
+        self.returns_count += 1
+        if len(self.returns) < RETURNS_MAX:
+            self.returns.append(link.back)
 
     def _committed(self, t_ns: int, event: Committed) -> list[Return]:
         first = []

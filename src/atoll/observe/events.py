@@ -291,6 +291,8 @@ class DataLedger:
     pool: int
     reissued: int
     repeated: int
+    lost: int = 0
+    """Of the pool: chunks whose learner was lost with them. The rest was leased ahead and handed back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,8 @@ class MemberChanged:
     generation: int
     state: str
     reason: str
+    silent_ns: int = 0
+    """How long nothing had been heard of it, where that is over now or why it is away."""
 
 
 @dataclass(frozen=True, slots=True)

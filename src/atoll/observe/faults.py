@@ -285,6 +285,8 @@ def _cost(fault: Fault, data: Reckoning) -> FaultCost:
         began_ns, until_ns = account.track.start_ns, account.track.end_ns
         if learner in troubled or began_ns is None or until_ns is None or began_ns >= start_ns:
             continue
+        if account.given_back_at(start_ns):
+            continue  # a guest that had left by then
         during = account.track.between(start_ns, end_ns)
         others.append(
             OtherCost(

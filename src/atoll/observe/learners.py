@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from atoll.observe.events import LearnerSteps
 from atoll.observe.launches import REPORTED
 from atoll.observe.series import Curve
+
+GENERATIONS_MAX = 10_000
+"""Processes of one learner that are told apart; nobody counts further."""
 
 
 @dataclass(slots=True)
@@ -16,6 +20,8 @@ class LearnerState:
 
     learner: str
     generation: int = 0
+    generations: list[int] = field(default_factory=list)
+    """Those of its processes, in order. A syncer that comes back leaves some numbers out."""
     step: int = 0
     restarts: int = 0
     """Processes of it that ended before they were through."""
@@ -34,6 +40,17 @@ class LearnerState:
     """When it last reported steps."""
     loss_by_tokens: Curve = field(default_factory=Curve)
     loss_by_time: Curve = field(default_factory=Curve)
+
+    def joined(self, generation: int) -> None:
+        """A process of this generation is in the run."""
+        place = bisect_left(self.generations, generation)
+        known = place < len(self.generations) and self.generations[place] == generation
+        if not known and len(self.generations) < GENERATIONS_MAX:
+            self.generations.insert(place, generation)
+
+    def nth(self, generation: int) -> int:
+        """The same as people count: 1 for its first process, 2 for the next."""
+        return bisect_left(self.generations, generation) + 1
 
     def stepped(self, t_ns: int, event: LearnerSteps, tokens_run: int) -> None:
         """Take a report; `tokens_run` is what the whole run has processed by now."""

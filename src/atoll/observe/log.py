@@ -16,6 +16,8 @@ from atoll.observe.events import (
     FaultSkipped,
     FragmentHealed,
     LearnerRecovered,
+    LinkThin,
+    MemberAside,
     RoundAborted,
     SnapshotFailed,
     SnapshotWritten,
@@ -73,6 +75,12 @@ class RunLog:
         elif isinstance(event, LearnerRecovered):
             if event.rung != FRESH:
                 self.say(t_ns, f"{event.learner} goes on with {rung_text(event.rung, event.detail)}", "good")
+        elif isinstance(event, MemberAside):
+            text = f"set aside: {event.reason}" if event.aside else f"counts again: {event.reason}"
+            self.say(t_ns, f"{event.learner} {text}", "bad" if event.aside else "good")
+        elif isinstance(event, LinkThin):
+            thin = event.gets_bytes_s < event.needs_bytes_s
+            self.say(t_ns, f"{event.learner} {thin_text(event)}", "bad" if thin else "good")
         else:
             self._notice_of_store(t_ns, event)
 
@@ -111,6 +119,23 @@ def rung_text(rung: str, detail: str = "") -> str:
 def source_text(source: str) -> str:
     """The rung of the syncer's ladder, in words."""
     return "its disk" if source == "slots" else f"snapshot {source}"
+
+
+def thin_text(event: LinkThin) -> str:
+    """ "link up too thin: needs 1.2 Mbit/s, gets 50 kbit/s"."""
+    thin = "too thin" if event.gets_bytes_s < event.needs_bytes_s else "wide enough"
+    needs, gets = bits_text(event.needs_bytes_s), bits_text(event.gets_bytes_s)
+    return f"link {event.direction} {thin}: needs {needs}, gets {gets}"
+
+
+def bits_text(bytes_s: float) -> str:
+    """6250 bytes/s -> "50 kbit/s"."""
+    bits_s, unit = 8.0 * bytes_s, "bit/s"
+    for unit in ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"):
+        if bits_s < 999.5 or unit == "Gbit/s":
+            break
+        bits_s /= 1000.0
+    return f"{bits_s:.3g} {unit}"
 
 
 def span_text(ns: float) -> str:

@@ -70,6 +70,8 @@ class RoundBook:
         self.sample: Sample[Round] = Sample()
         self.marks: dict[str, Sample[Mark]] = {}
         self.rho = Curve()  # against time in ns
+        self.launched = False
+        """Whether there has been a round at all."""
         self.commits = 0
         self.aborted = 0
         self.merged = 0
@@ -101,6 +103,7 @@ class RoundBook:
         return self.open[key]
 
     def _launched(self, t_ns: int, event: RoundLaunched) -> None:
+        self.launched = True
         entry = self._round(event.fragment, event.round)
         entry.attempts = max(entry.attempts, event.attempt)
         entry.asked, entry.quorum = event.asked, event.quorum

@@ -6,8 +6,9 @@ Pure: `apply(t_ns, event)` in time order, then read. Times are those of the even
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
@@ -40,6 +41,7 @@ from atoll.observe.goodput import Goodput, GoodputReducer
 from atoll.observe.launches import STOP_CODES, Pause
 from atoll.observe.learners import LearnerState, natural_key
 from atoll.observe.log import LogLine, RunLog, span_text
+from atoll.observe.notices import NoticeBook
 from atoll.observe.reader import read_events
 from atoll.observe.rounds import RoundBook
 from atoll.observe.series import Sample
@@ -47,6 +49,8 @@ from atoll.observe.speeds import recent_shares, recent_tokens_s
 from atoll.observe.syncers import SyncerBook
 from atoll.observe.traffic import SyncerTotals, data_parallel_bytes
 
+AWAY = ("away", "lost")
+"""States of a member that the syncer does not hear of."""
 SLOW_SHARE = 0.5
 """A learner below this share of the median speed is shown as slow."""
 LINK_LEAD_NS = 2 * SECOND_NS
@@ -88,6 +92,7 @@ class RunState:
         self.syncer = SyncerBook()
         self.durability = DurabilityBook()
         self.comebacks = ComebackBook()
+        self.notices = NoticeBook()
         self.evaluations: Sample[Evaluation] = Sample()
         self.last_evaluation: Evaluation | None = None
         self._log = RunLog()
@@ -112,7 +117,7 @@ class RunState:
             self._new_launch(t_ns)
         if isinstance(event, LearnerSteps):
             self._on_steps(t_ns, event)
-        for book in (self._faults, self.rounds, self.durability):
+        for book in (self._faults, self.rounds, self.durability, self.notices):
             book.apply(t_ns, event)
         self.syncer.apply(t_ns, event, source)
         for one in self.comebacks.apply(t_ns, event):
@@ -149,6 +154,7 @@ class RunState:
         self.syncer.new_launch(end_ns)
         self.durability.new_launch(end_ns)
         self.comebacks.new_launch()
+        self.notices.new_launch(end_ns)
         self.finished = None
         if self.learner_steps:
             self._log.say(t_ns, f"run resumed {span_text(t_ns - end_ns)} after its last step", "good")
@@ -184,17 +190,34 @@ class RunState:
         elif isinstance(event, LearnerFinished):
             self._learner(event.learner).finished = True
         elif isinstance(event, MemberChanged):
-            self._learner(event.learner).member = event.state
-            if event.state in ("away", "lost"):
-                self._log.say(t_ns, f"{event.learner} is {event.state} ({event.reason})", "bad")
+            self._on_member(t_ns, event)
         elif isinstance(event, LearnerLink):
             self._on_link(t_ns, event)
         elif isinstance(event, SyncerStarted):
             self._on_syncer(t_ns)
         else:
-            if isinstance(event, LearnerRecovered) and event.rung != FRESH:
-                self._learner(event.learner).rung = event.rung
+            if isinstance(event, LearnerRecovered):
+                if event.rung != FRESH:
+                    self._learner(event.learner).rung = event.rung
+                event = replace(event, detail=self.in_words(event.learner, event.detail))
             self._log.notice(t_ns, event)
+
+    def _on_member(self, t_ns: int, event: MemberChanged) -> None:
+        one = self._learner(event.learner)
+        same = one.generations[-1:] == [event.generation]
+        one.joined(event.generation)
+        if event.state in AWAY:
+            self._log.say(t_ns, f"{event.learner} is {event.state} ({event.reason})", "bad")
+        elif event.state != "left" and one.member in AWAY and same and one.link_up:
+            self._log.say(t_ns, f"{event.learner} is heard again{self._after(event.learner, t_ns)}", "good")
+        one.member = event.state
+
+    def _after(self, learner: str, t_ns: int) -> str:
+        """ " after 25 s" for one that was cut off until now."""
+        last = self.comebacks.returns[-1] if self.comebacks.returns else None
+        if last is None or last.learner != learner or last.up_ns != t_ns:
+            return ""
+        return f" after {span_text(last.up_ns - last.down_ns)}"
 
     def _on_started(self, learner: str) -> None:
         one = self._learner(learner)
@@ -207,12 +230,13 @@ class RunState:
 
     def _on_joined(self, t_ns: int, event: LearnerJoined) -> None:
         one = self._learner(event.learner)
+        one.joined(event.generation)
         again = one.last_ns > 0
         one.generation, one.member, one.link_up = event.generation, "active", True
         if not again:
             one.step = event.step
         verb = "rejoined" if again else "joined"
-        tail = f" (generation {event.generation})" if again else ""
+        tail = f" (generation {one.nth(event.generation)})" if again else ""
         self._log.say(t_ns, f"{event.learner} {verb} at step {event.step:,}{tail}", "good" if again else "plain")
 
     def _on_link(self, t_ns: int, event: LearnerLink) -> None:
@@ -222,7 +246,8 @@ class RunState:
         said = self.syncer.up is not False if not event.up else one.link_loss_said
         if event.up != one.link_up and one.member != "left" and said:
             detail = f" ({event.detail[:LINK_DETAIL_CHARS_MAX]})" if event.detail else ""
-            text = f"{event.learner} link {'up again' if event.up else 'down'}{detail}"
+            after = self._after(event.learner, t_ns) if event.up else ""
+            text = f"{event.learner} link {'up again' if event.up else 'down'}{after}{detail}"
             self._log.say(t_ns, text, "good" if event.up else "bad")
         one.link_up, one.link_loss_said = event.up, said and not event.up
 
@@ -370,8 +395,30 @@ class RunState:
         """The recent share of each category in the learner's time; empty before its first report."""
         return recent_shares(self.account(learner), self.learners[learner].report_ns, now_ns)
 
+    def nth(self, learner: str, generation: int) -> int:
+        """A generation as people count: 1 for the first process of a learner, 2 for the next."""
+        return self._learner(learner).nth(generation)
+
+    def in_words(self, learner: str, text: str) -> str:
+        """What a learner has said of its generations, as people count them."""
+        return re.sub(r"generation (\d+)", lambda found: f"generation {self.nth(learner, int(found[1]))}", text)
+
+    @property
+    def joined(self) -> int:
+        """Learners that have been in the run."""
+        return sum(bool(one.generations) for one in self.learners.values())
+
+    @property
+    def waits_for(self) -> int:
+        """How many learners the run was started for, while it waits for some of them with its first round; else 0."""
+        began = self.rounds.launched or self.rounds.commits or (self.stats is not None and self.stats.commits)
+        if self.run is None or not self.syncer.up or began or self.joined >= self.run.learners:
+            return 0
+        return self.run.learners
+
     def states(self, now_ns: int | None = None) -> dict[str, str]:
-        """joining, active, slow, away, down or left, for every learner."""
+        """joining, active, slow, aside (rounds do not wait for it), cut off (it trains on alone), away (nothing is
+        heard of it), lost (for so long that it is not expected back), down or left, for every learner."""
         rates = self.rates(now_ns)
         usual = median([rate for rate in rates.values() if rate > 0] or [0.0])
         return {learner: self._state(one, rates[learner], usual) for learner, one in self.learners.items()}
@@ -384,12 +431,23 @@ class RunState:
             return "down"
         if account is not None and account.sign_ns is None:
             return "left"  # it has not been seen since the run was resumed
-        if account is None or not account.stepping or account.mood == "recovery":
+        if self.syncer.up is not False and (apart := self._apart(one, rate)):
+            return apart  # while there is no syncer nobody is away from it
+        told = account is not None and account.stepping
+        if (not told and one.member != "active") or (account is not None and account.mood == "recovery"):
             return "joining"
-        if self.syncer.up is not False and (one.member in ("away", "lost") or not one.link_up):
-            return "away"  # while there is no syncer nobody is away from it
-        slowed = any(f.target == one.learner and f.end_ns is None and f.until_ns for f in self.faults)
-        return "slow" if slowed or rate < SLOW_SHARE * usual else "active"
+        if self.notices.spell(one.learner) is not None:
+            return "aside"
+        slowed = any(f.target == one.learner and f.name == "slow" and f.end_ns is None for f in self.faults)
+        return "slow" if told and (slowed or rate < SLOW_SHARE * usual) else "active"
+
+    def _apart(self, one: LearnerState, rate: float) -> str:
+        """How a learner is apart from the run, if it is. One that reports steps to this folder is not gone."""
+        if one.member in AWAY and not rate:
+            return one.member
+        if one.generations and self.comebacks.cut_off_since(one.learner) is not None:
+            return "cut off"
+        return ""
 
 
 def summarize(run_folder: str | Path) -> RunState:

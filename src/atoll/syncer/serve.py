@@ -261,7 +261,7 @@ def _tell_data(shell: SyncerShell, writer: Writer) -> None:
     for stream, counts in shell.machine.leases.status().items():
         if shell.told_data.get(stream) != counts:
             shell.told_data[stream] = counts
-            writer.emit(events.DataLedger(stream, **counts))
+            writer.emit(events.DataLedger(stream, **counts, lost=shell.machine.leases.lost(stream)))
 
 
 def _writer(folder: Path | None) -> Writer:
