@@ -302,7 +302,8 @@ FAULT = '[[fault]]\nkind = "cut"\ntarget = "learner-0"\nat = "5s"\n'
     ("text", "message"),
     [
         ("seed = ", "not a TOML file"),
-        ("seed = 1\nspeed = 3", "unknown key 'speed'; use seed, faults, kinds, fault"),
+        ("seed = 1\nspeed = 3", r"unknown key 'speed'; did you mean seed\? use seed, faults, kinds, fault"),
+        ('[[fault]]\nkind = "kill"\ntargt = "syncer"', r"unknown key 'targt'; did you mean target\?"),
         ('seed = "7"', "seed must be a whole number"),
         ("seed = -1", "seed must be a whole number"),
         ("faults = 1.5", "faults must be a whole number from 0 to 10000"),

@@ -183,6 +183,31 @@ def test_errors_have_no_traceback_unless_one_is_debugging() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_the_room_of_the_commands_is_the_command_too() -> None:
+    argv = [sys.executable, "-m", "atoll.cli", "version"]
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout == run_module("version").stdout
+
+
+@pytest.mark.parametrize("words", ["train --steps 1 --out run", "demo --out run", "lab run --tokens 100000"])
+def test_without_pytorch_what_trains_names_the_extra(words: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    argv = [sys.executable, "-m", "atoll", *words.split()]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 2
+    assert "pip install 'atoll[torch]'" in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("words", ["train", "run", "syncer"])
+def test_a_misspelt_setting_is_answered_with_the_one_that_was_meant(atoll: Command, tmp_path: Path, words: str) -> None:
+    (tmp_path / "run.toml").write_text("sync_evry = 4\n")
+    said = atoll(*words.split(), "--config", tmp_path / "run.toml", *(["--", "true"] if words == "run" else []))
+    assert said.code == 2 and "run.toml; did you mean sync_every?" in said.stderr
+
+
 def test_output_that_has_no_room_is_one_message() -> None:
     with Path("/dev/full").open("w") as full:
         argv = [sys.executable, "-m", "atoll", "version"]

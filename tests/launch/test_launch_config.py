@@ -75,7 +75,7 @@ def test_single_takes_the_steps_of_all_learners_in_one_process() -> None:
         ({"steps": 1.5}, "setting steps must be int"),
         ({"learners": True}, "setting learners must be int"),
         ({"fragments": "many"}, "setting fragments must be int"),
-        ({"sync_evry": 3}, r"unknown setting 'sync_evry' in the settings; known settings are .*sync_every"),
+        ({"sync_evry": 3}, r"unknown setting 'sync_evry' in the settings; did you mean sync_every\? known .*overlap"),
         ({"tokens_budget": 3}, "unknown setting 'tokens_budget'"),
     ],
 )

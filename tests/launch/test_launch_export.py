@@ -173,7 +173,7 @@ def test_buffers_of_a_learner_or_their_mean_are_added_to_the_model(tmp_path: Pat
     write_buffers(folder.path, "learner-1", 5.0)
     write_buffers(folder.path, "other", 500.0, run="another")
     for whose, mean, seen in (("learner-1", 5.0, 5), ("mean", 3.5, 4)):
-        done = export_run(str(folder.path), to, dtype="bfloat16", buffers=whose)
+        done = export_run(str(folder.path), to, dtype="bfloat16", buffers=whose, force=True)
         found = load_file(to)
         assert torch.equal(found["norm.running_mean"], torch.full((4,), mean)), "in their own type"
         assert found["norm.num_batches_tracked"] == seen and found["norm.num_batches_tracked"].dtype is torch.int64
@@ -181,7 +181,7 @@ def test_buffers_of_a_learner_or_their_mean_are_added_to_the_model(tmp_path: Pat
         assert done.buffers == 3 and done.parameters == sum(p.numel() for p in model(3).parameters())
         assert f"buffers are those of learner-{whose[-1] if whose != 'mean' else 0} at its step 50" in done.problems
     assert any("another" in problem for problem in done.problems), "who was left out is said"
-    export_run(str(folder.path), to)
+    export_run(str(folder.path), to, force=True)
     assert equal(to, model(3)), "none unless asked for"
 
 
@@ -196,3 +196,29 @@ def test_buffers_that_are_nowhere_are_an_error_that_says_where_they_would_be(tmp
     with pytest.raises(StoreError, match=r"no checkpoint of learner-7 .*those of: learner-0\)"):
         export_run(str(folder.path), to, buffers="learner-7")
     assert not to.exists()
+
+
+def test_a_file_that_is_there_is_not_replaced_unless_one_says_so(tmp_path: Path) -> None:
+    folder, to = run_folder(tmp_path / "run"), tmp_path / "model.safetensors"
+    write_state(folder.state, model(8))
+    to.write_bytes(b"somebody's own model")
+    with pytest.raises(LaunchError, match=r"model.safetensors exists .*--force"):
+        export_run(str(folder.path), to)
+    assert to.read_bytes() == b"somebody's own model"
+    export_run(str(folder.path), to, force=True)
+    assert equal(to, model(8))
+
+
+def test_a_location_that_cannot_be_reached_is_one_sentence_with_its_endpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs", reason="pip install 'atoll[s3]'")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    options = {"config_kwargs": {"retries": {"max_attempts": 0}, "connect_timeout": 1}}
+    with pytest.raises(StoreError) as told:
+        export_run("s3://bucket/run", tmp_path / "model.safetensors", options=options)
+    text = str(told.value)
+    assert text.startswith("the snapshot location s3://bucket/run cannot be reached (endpoint http://127.0.0.1:9; ")
+    assert "check the URL" in text and "\n" not in text

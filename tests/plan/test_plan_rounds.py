@@ -346,6 +346,7 @@ def test_every_remedy_fits() -> None:
         ({"precision": "int3"}, "precision must be one of"),
         ({"precision": 16}, "precision must be text"),
         ({"colour": "red"}, "unknown setting 'colour'"),
+        ({"learner": 4}, "unknown setting 'learner' of a job; did you mean learners?"),
         ({"regions": 7}, "regions must be a list"),
         ({"regions": ["a:1"]}, "a region is NAME:LEARNERS"),
         ({"regions": [{"name": "a", "learners": 4, "gbit": 1.0}]}, "links are given twice"),

@@ -140,6 +140,7 @@ HUGE = 10**400
         (("format",), 2, "format 1"),
         (("format",), None, "format 1"),
         (("colour",), "red", "unknown entry 'colour'"),
+        (("fault",), [], "unknown entry 'fault'; did you mean faults?"),
         (("config",), None, "compare it"),
         (("config", "colour"), "red", "unknown setting 'colour'"),
         (("config", "sync_every"), HUGE, "sync_every"),

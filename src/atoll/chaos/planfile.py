@@ -27,6 +27,7 @@ from typing import Any
 from atoll.chaos.draw import FAULTS_MAX, FAULTS_PER_MINUTE, draw_faults, learner_names, storm_down_max
 from atoll.chaos.fault import SECONDS_MAX, Fault
 from atoll.chaos.kinds import KINDS, SYNCER
+from atoll.core.config import meant
 from atoll.errors import ConfigError
 
 PLAN_BYTES_MAX = 4_000_000
@@ -213,7 +214,7 @@ def _whole(key: str, value: Any, most: int) -> int:
 def _no_unknown(values: Mapping[str, Any], known: Sequence[str]) -> None:
     for key in values:
         if key not in known:
-            raise ConfigError(f"unknown key {key!r}; use {', '.join(known)}")
+            raise ConfigError(f"unknown key {key!r}; {meant(key, known)}use {', '.join(known)}")
 
 
 def _some(learners: Sequence[str]) -> str:

@@ -80,6 +80,13 @@ def run() -> None:
 
         print_error(f"{error.strerror}: {error.filename or 'what is printed'}; make room and run it again")
         sys.exit(1)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch" or os.environ.get("ATOLL_DEBUG"):
+            raise
+        from atoll.cli.terminal import EXIT_BAD_INPUT, print_error
+
+        print_error("this command trains with PyTorch, which is not installed: pip install 'atoll[torch]'")
+        sys.exit(EXIT_BAD_INPUT)
     except AtollError as error:
         if os.environ.get("ATOLL_DEBUG"):
             raise

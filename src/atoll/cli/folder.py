@@ -119,6 +119,7 @@ def export(
         ),
     ] = "",
     snapshot_options: o.SnapshotOptions = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there already.")] = False,
     json: o.Json = False,
 ) -> None:
     """Write the published model of a run as safetensors, from its state or a snapshot; nothing of it need be alive.
@@ -131,7 +132,9 @@ def export(
     from atoll.launch.durability import parse_options
 
     console = human(json_wanted=json)
-    done = export_run(source, to, dtype=dtype, options=parse_options(snapshot_options or ""), buffers=buffers)
+    done = export_run(
+        source, to, dtype=dtype, options=parse_options(snapshot_options or ""), buffers=buffers, force=force
+    )
     for problem in done.problems:
         console.print(f"note: {problem}", style="yellow", markup=False, soft_wrap=True)
     low, high = min(done.versions), max(done.versions)

@@ -47,13 +47,22 @@ class Exported:
 
 
 def export_run(
-    source: str, to: Path, *, dtype: str = "float32", options: Mapping[str, Any] | None = None, buffers: str = ""
+    source: str,
+    to: Path,
+    *,
+    dtype: str = "float32",
+    options: Mapping[str, Any] | None = None,
+    buffers: str = "",
+    force: bool = False,
 ) -> Exported:
     """Write the published parameters that `source` holds as safetensors, by parameter name.
 
     `options` are for the file system of a snapshot's URL. `buffers` adds those of the learner of this id, or the mean
-    of all learners' ("mean"). Raises StoreError when there is nothing good, LaunchError when `to` cannot be written."""
+    of all learners' ("mean"). Raises StoreError when there is nothing good, LaunchError when `to` cannot be written,
+    or is there already and may not be replaced (`force`)."""
     one_of("dtype", dtype, DTYPES)
+    if to.is_file() and not force:
+        raise LaunchError(f"{to} exists and would be replaced; add --force to replace it, or give another --to")
 
     def write(loaded: Loaded, found: str, problems: tuple[str, ...] = ()) -> Exported:
         kept, told = _buffers(source, buffers, loaded) if buffers else ({}, [])
@@ -108,14 +117,12 @@ def _from_state(state: Path, write: Write) -> Exported:
 def _from_snapshots(
     url: str, options: Mapping[str, Any] | None, write: Write, problems: tuple[str, ...] = ()
 ) -> Exported:
-    from atoll.store import load_snapshot
+    from atoll.store import load_snapshot, unreachable
 
     try:
         loaded = load_snapshot(url, options)
     except OSError as error:
-        raise StoreError(
-            f"cannot read snapshots at {url} ({error}); check the URL and its --snapshot-options"
-        ) from error
+        raise unreachable(url, options, error) from error
     return write(loaded, loaded.url, problems)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import SyncConfig
+from atoll.core.config import SyncConfig, meant
 from atoll.errors import ConfigError
 
 DERIVED = ("learners_expected", "tokens_budget")
@@ -53,8 +53,10 @@ def split_values(values: Mapping[str, Any], own: Iterable[str], *, where: str) -
     own_names, sync_names = tuple(own), sync_option_names()
     for name in values:
         if name not in own_names and name not in sync_names:
-            known = ", ".join((*own_names, *sync_names))
-            raise ConfigError(f"unknown setting {name!r} in {where}; known settings are {known}")
+            known = (*own_names, *sync_names)
+            raise ConfigError(
+                f"unknown setting {name!r} in {where}; {meant(name, known)}known settings are {', '.join(known)}"
+            )
     mine = {n: v for n, v in values.items() if n in own_names}
     return mine, {n: v for n, v in values.items() if n in sync_names}
 

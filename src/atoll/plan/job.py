@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from atoll.core.config import one_of
+from atoll.core.config import meant, one_of
 from atoll.core.layout import PARAMETERS_MAX
 from atoll.errors import ConfigError
 from atoll.fleet import MTBI_YEARS
@@ -201,7 +201,7 @@ def job_from(values: Mapping[str, Any]) -> Job:
     known = {f.name: str(f.type) for f in fields(Job)}
     for name in values:
         if name not in known:
-            raise ConfigError(f"unknown setting {name!r} of a job; known are {', '.join(known)}")
+            raise ConfigError(f"unknown setting {name!r} of a job; {meant(name, known)}known are {', '.join(known)}")
     said = {name: value for name, value in values.items() if value is not None}  # null in JSON: not given
     found = {name: parse_count(name, value) if name in COUNTS else value for name, value in said.items()}
     _refuse_zeros(found, NEVER_ZERO)

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from atoll.chaos import DIRECTIONS, KINDS, Fault
-from atoll.core.config import SECOND_NS, SyncConfig, one_of
+from atoll.core.config import SECOND_NS, SyncConfig, meant, one_of
 from atoll.errors import ConfigError
 from atoll.sim.ranges import flag, real, whole
 
@@ -345,7 +345,8 @@ def from_values(values: Any, where: str) -> Scenario:
     known = {entry.name for entry in fields(Scenario)}
     unknown = sorted(set(values) - known)
     if unknown:
-        raise ConfigError(f"{where}: unknown entry {unknown[0]!r}; a scenario has {', '.join(sorted(known))}")
+        hint = meant(unknown[0], known)
+        raise ConfigError(f"{where}: unknown entry {unknown[0]!r}; {hint}a scenario has {', '.join(sorted(known))}")
     try:
         return Scenario(
             **{

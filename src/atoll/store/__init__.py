@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from atoll.store.export import export_model
     from atoll.store.handover import Handover
     from atoll.store.loaded import Loaded, LoadedFragment, LoadedSnapshot
+    from atoll.store.place import unreachable
     from atoll.store.recording import Place, Recording, segment_files
     from atoll.store.recording_reader import Record, SegmentReader, read_notes
     from atoll.store.recover import read_state
@@ -55,6 +56,7 @@ _HOME = {
     "read_rows": "tape_record",
     "read_state": "recover",
     "segment_files": "recording",
+    "unreachable": "place",
 }
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "read_rows",
     "read_state",
     "segment_files",
+    "unreachable",
 ]
 
 

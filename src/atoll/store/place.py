@@ -19,13 +19,38 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from atoll.errors import ConfigError, PayloadError
+from atoll.errors import ConfigError, PayloadError, StoreError
 from atoll.store import failpoints, files
 
 PART_BYTES = 32 << 20
 """Bytes per uploaded part and per ranged read: S3 takes parts from 5 MiB and at most 10,000, so files up to 320 GB."""
 EXTRAS = {"s3": "'atoll[s3]'", "s3a": "'atoll[s3]'"}
 """What to install for a scheme, where we have an extra for it."""
+
+
+ENDPOINTS = {"s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), "s3a": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")}
+"""Where a scheme's library finds its endpoint, if no option names one."""
+REASON_CHARS_MAX = 200
+"""A sentence of a library; what comes after it is the request in full."""
+
+
+def unreachable(url: str, options: Mapping[str, Any] | None, error: OSError) -> StoreError:
+    """What a place that cannot be read means to whoever named it, in one sentence."""
+    reason = (error.strerror or str(error)).splitlines()[0][:REASON_CHARS_MAX]
+    endpoint = _endpoint(url, options or {})
+    where = f"endpoint {endpoint}; " if endpoint else ""
+    checks = "that it answers, the name of the bucket, the credentials" if "://" in url else "that it is mounted"
+    return StoreError(
+        f"the snapshot location {url} cannot be reached ({where}{reason}): check the URL, {checks}"
+        f"{' and --snapshot-options' if '://' in url else ''}"
+    )
+
+
+def _endpoint(url: str, options: Mapping[str, Any]) -> str:
+    more = options.get("client_kwargs")
+    given = options.get("endpoint_url") or (more.get("endpoint_url") if isinstance(more, Mapping) else "")
+    names = ENDPOINTS.get(url.partition("://")[0], ())
+    return str(given or next((os.environ[name] for name in names if os.environ.get(name)), ""))
 
 
 class Place:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import hmac
 import json
 import logging
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,9 @@ from atoll.wire.transfers import Transfers
 from atoll.wire.transport import EOF, TOKEN_KEY, grpc, keep_heap, server_arguments
 
 log = logging.getLogger(__name__)
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+"""Of one call: its first message, or all of them, and the call itself."""
 
 
 async def serve(service: SyncerService, options: ServerOptions) -> RunningServer:
@@ -112,13 +117,13 @@ class RunningServer:
     async def _start(self, host: str, port: int, credentials: Any) -> None:
         # (De)serialisers are left out: handlers get and give bytes, so that bad ones get a proper answer.
         control = {
-            "Session": grpc.stream_stream_rpc_method_handler(self._session),
+            "Session": grpc.stream_stream_rpc_method_handler(_quiet(self._session)),
             "Status": grpc.unary_unary_rpc_method_handler(self._status),
             "AskToLeave": grpc.unary_unary_rpc_method_handler(self._ask_to_leave),
         }
         bulk = {
-            "Push": grpc.stream_unary_rpc_method_handler(self._push),
-            "Fetch": grpc.unary_stream_rpc_method_handler(self._fetch),
+            "Push": grpc.stream_unary_rpc_method_handler(_quiet(self._push)),
+            "Fetch": grpc.unary_stream_rpc_method_handler(_quiet(self._fetch)),
         }
         self._server.add_generic_rpc_handlers(
             (
@@ -202,10 +207,38 @@ class RunningServer:
             # Parts end at multiples of PART_BYTES wherever the range starts: see FetchPart in atoll.proto.
             end = min(stop, (position // PART_BYTES + 1) * PART_BYTES)
             part = encode_part(position, content[position:end], opening)
-            async with asyncio.timeout(PART_S):
-                await context.write(part)
+            await self._write_part(part, request, context)
             self.bytes_down += end - position
             position, opening = end, b""
+
+    async def _write_part(self, part: bytes, request: FetchRequest, context: Any) -> None:
+        """Wait for a thin link as long as the caller does: its deadline, or the end of its connection, cancels this
+        call. Giving up first would help nobody. No status can follow a part that is stuck: gRPC would fail to send one,
+        with a traceback, and the learner would hear nothing."""
+        told = "learner %s has taken nothing of fragment %d for %g s; its link is very thin, or it stands still"
+        slow = asyncio.get_running_loop().call_later(
+            PART_S, log.warning, told, request.learner, request.fragment, PART_S
+        )
+        try:
+            await context.write(part)
+        finally:
+            slow.cancel()
+
+
+def _quiet(handler: Handler) -> Handler:
+    """A call whose connection breaks, or whose caller has given up, is over. gRPC mostly cancels its handler; but one
+    that was just sending something fails, and gRPC would print where."""
+
+    @functools.wraps(handler)
+    async def handle(first: Any, context: Any) -> Any:
+        peer = context.peer().partition(":")[2]  # once the connection is gone it cannot be asked for
+        try:
+            return await handler(first, context)
+        except grpc.aio.InternalError:
+            log.warning("a %s from %s broke in the middle", handler.__name__.strip("_"), peer)
+            raise asyncio.CancelledError from None
+
+    return handle
 
 
 def _range(request: FetchRequest, header: FetchHeader, content: memoryview) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from atoll.wire.convert import encode_syncer_message, parse_learner_message
 from atoll.wire.limits import FLUSH_S, HELLO_S, SESSION_SILENCE_S
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
-from atoll.wire.transport import EOF
+from atoll.wire.transport import EOF, grpc
 from atoll.wire.versions import since
 
 log = logging.getLogger(__name__)
@@ -213,6 +213,8 @@ def _reason(session: Session, reader: asyncio.Task[str], writer: asyncio.Task[No
         return session.ended.result()
     for task in (reader, writer):
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            if isinstance(error, grpc.aio.BaseError):
+                return f"the connection broke ({type(error).__name__})"
             log.error("session %d ends on an error", session.number, exc_info=error)
             return f"an error inside the syncer: {error}"
     return reader.result() if reader.done() else session.closing_reason
