@@ -19,7 +19,9 @@ from atoll.observe.events import (
     MemberAside,
     MemberChanged,
     ProcessExited,
+    ProcessStarted,
     RoundLaunched,
+    RunFinished,
     RunStarted,
     SyncerStarted,
     Warned,
@@ -133,6 +135,14 @@ def test_a_guest_of_the_plan_is_not_slow_and_one_that_left_does_not_train() -> N
         assert state_of(*JOINED, fault, *steps(2, 9), (9, end)).states(9 * S) == {"a": "left"}
 
 
+def test_a_guest_that_was_sent_away_before_its_first_step_does_not_join_for_ever() -> None:
+    events = [*JOINED, *steps(2, 9), (3, ProcessStarted("learner", "b", 5))]
+    assert state_of(*events).states(9 * S)["b"] == "joining"
+    assert state_of(*events, (7, ProcessExited("learner", "b", 5, -15))).states(9 * S)["b"] == "left"
+    # Killed together with its supervisor: nobody saw it end, but the run is over.
+    assert state_of(*events, (9, RunFinished("finished", 1.0, 9.0))).states(9 * S) == {"a": "left", "b": "left"}
+
+
 def test_a_guest_that_has_left_is_not_among_the_others_that_a_fault_spared() -> None:
     left = (9, LearnerFinished("a", 7, 70, "SIGTERM"))
     fault = (12, FaultInjected("slow", "c", "", 99 * S))
@@ -174,8 +184,10 @@ def test_the_run_says_how_many_learners_it_waits_for() -> None:
     assert (state.joined, state.waits_for) == (1, 4)
     # A quorum of a plain number does not wait for all of them.
     assert state_of(*run, (5, RoundLaunched(0, 1, 0, 4, ["a"], 1))).waits_for == 0
-    everybody: list[Timed] = [(3, MemberChanged(name, 1, "joining", "joined")) for name in "bcd"]
-    assert state_of(*run, *everybody).waits_for == 0
+    coming: list[Timed] = [(3, MemberChanged(name, 1, "joining", "joined")) for name in "bcd"]
+    assert state_of(*run, *coming).joined == 1
+    there: list[Timed] = [(4, MemberChanged(name, 1, "active", "ready")) for name in "bcd"]
+    assert state_of(*run, *coming, *there).waits_for == 0
 
 
 # ---------------------------------------------------------------- learners that rounds do not wait for

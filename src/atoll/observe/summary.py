@@ -406,7 +406,7 @@ class RunState:
     @property
     def joined(self) -> int:
         """Learners that have been in the run."""
-        return sum(bool(one.generations) for one in self.learners.values())
+        return sum(one.member not in ("", "joining") for one in self.learners.values())
 
     @property
     def waits_for(self) -> int:
@@ -425,10 +425,12 @@ class RunState:
 
     def _state(self, one: LearnerState, rate: float, usual: float) -> str:
         account = self.account(one.learner)
-        if one.finished or one.member == "left":
+        if one.finished or one.member == "left" or (account is not None and account.finished_ns is not None):
             return "left"
         if account is not None and account.mood == "down":
             return "down"
+        if self.finished is not None:
+            return "left"  # with the run, even if nobody saw it go
         if account is not None and account.sign_ns is None:
             return "left"  # it has not been seen since the run was resumed
         if self.syncer.up is not False and (apart := self._apart(one, rate)):
