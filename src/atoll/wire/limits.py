@@ -119,8 +119,8 @@ TRANSFERS_PER_LEARNER_MAX = 64
 TRANSFER_IDLE_S = 300.0
 """A transfer for which nothing arrives this long is freed: one part (1 MiB) at 28 kbit/s."""
 PART_S = 300.0
-"""A fetching learner that takes longer for one more part, likewise, is told of in the syncer's log. How long it may take
-is its own deadline; a dead connection is noticed much earlier."""
+"""A fetching learner that takes longer for one more part, likewise, is told of in the syncer's log. How long it may
+take is its own deadline; a dead connection is noticed much earlier."""
 BULK_ATTEMPTS_MAX = 6
 """Attempts of one push or fetch in a row without any progress before the caller hears of it; the learner trains on."""
 BULK_DEADLINE_S_MIN = 30.0
