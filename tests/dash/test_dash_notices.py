@@ -71,7 +71,7 @@ def test_the_row_of_a_learner_that_is_set_aside_says_why() -> None:
 
 
 def test_a_thin_link_is_told_in_bits_per_second() -> None:
-    lines = lines_of(*ASIDE[1:2], width=140)
+    lines = lines_of((59.999, *ASIDE[1][1:]), width=140)  # no push in between that would show it to be wide
     assert "link up too thin: needs 1.2 Mbit/s, gets 50 kbit/s" in row(lines, "learner-3")
     assert "active" in row(lines, "learner-3")
 

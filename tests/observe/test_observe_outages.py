@@ -13,6 +13,7 @@ from atoll.observe.events import (
     LearnerFinished,
     LearnerJoined,
     LearnerLink,
+    LearnerPushed,
     LearnerStarted,
     LearnerSteps,
     LinkThin,
@@ -228,13 +229,17 @@ def test_nobody_is_set_aside_who_is_not_there(end: Event) -> None:
     assert state.notices.spell("a") is None and state.notices.spells[0].end_ns == 20 * S
 
 
-def test_a_thin_link_is_thin_until_it_is_said_to_be_wide_enough() -> None:
+def test_a_thin_link_is_thin_until_it_is_seen_or_said_to_be_wide_enough() -> None:
     thin = (5, LinkThin("a", "up", 150_000, 6_250))
     state = state_of(*JOINED, thin)
     assert state.log[-1].text == "a link up too thin: needs 1.2 Mbit/s, gets 50 kbit/s"
     assert list(state.notices.thin) == [("a", "up")]
     state = state_of(*JOINED, thin, (9, LinkThin("a", "up", 150_000, 150_000)))
     assert not state.notices.thin and list(state.notices.thin_ever) == [("a", "up")]
+    slow = (8, LearnerPushed("a", 0, 1, 1, 6_250, 8, 80, 1, S, "accepted"))
+    assert list(state_of(*JOINED, thin, slow).notices.thin) == [("a", "up")]
+    quick = (9, LearnerPushed("a", 0, 2, 2, 6_250, 8, 80, 1, S // 100, "accepted"))
+    assert not state_of(*JOINED, thin, slow, quick).notices.thin
     assert [bits_text(value) for value in (0, 100, 125_000, 12.5e9)] == [
         "0 bit/s",
         "800 bit/s",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.core.config import SECOND_NS
 from atoll.observe.events import (
     Committed,
     Event,
+    LearnerFetched,
     LearnerFinished,
+    LearnerPushed,
     LearnerStarted,
     LinkThin,
     MemberAside,
@@ -64,6 +67,10 @@ class NoticeBook:
             self._set_aside(t_ns, event)
         elif isinstance(event, LinkThin):
             self._link(event)
+        elif isinstance(event, LearnerPushed):
+            self._moved((event.learner, "up"), event.bytes, event.push_ns)
+        elif isinstance(event, LearnerFetched):
+            self._moved((event.learner, "down"), event.bytes, event.fetch_ns)
         elif isinstance(event, Warned):
             self._warn(t_ns, event)
         elif isinstance(event, ProcessExited):
@@ -99,6 +106,12 @@ class NoticeBook:
             self.thin.pop(key, None)
         elif key in self.thin_ever or len(self.thin_ever) < THIN_MAX:
             self.thin[key] = self.thin_ever[key] = event
+
+    def _moved(self, key: tuple[str, str], size: int, took_ns: int) -> None:
+        """A transfer as fast as the run needs: nobody says that a link is wide enough again, but this shows it."""
+        thin = self.thin.get(key)
+        if thin is not None and took_ns > 0 and size * SECOND_NS / took_ns >= thin.needs_bytes_s:
+            del self.thin[key]
 
     def _gone(self, t_ns: int, learner: str) -> None:
         """Rounds do not wait for whoever is not there, for that reason alone."""
