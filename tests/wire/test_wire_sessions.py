@@ -27,8 +27,8 @@ from atoll.core.messages import (
     Upcoming,
     Welcome,
 )
-from atoll.errors import FencedError, RefusedError, UnreachableError
-from atoll.wire import ClientOptions, ControlClient, SendToSyncer, ask_to_leave, fetch_status, run_sessions
+from atoll.errors import ConfigError, FencedError, RefusedError, UnreachableError
+from atoll.wire import BulkClient, ClientOptions, ControlClient, SendToSyncer, ask_to_leave, fetch_status, run_sessions
 from atoll.wire.channel import Backoff, open_channel
 from atoll.wire.convert import encode_learner_message, parse_syncer_message
 from atoll.wire.seal import unseal
@@ -347,3 +347,67 @@ def test_learner_and_syncer_may_have_event_loops_of_their_own_in_one_process() -
         done.set()
         thread.join(10.0)
     assert len(service.pushed) == 20
+
+
+def test_of_several_addresses_each_is_tried_and_transfers_follow_the_session() -> None:
+    async def main() -> None:
+        learner, stop = Learner(), asyncio.Event()
+        first, second = FakeSyncer(), FakeSyncer(content=payload_of(10))
+        async with serving(FakeSyncer()) as nobody, serving(second) as server:
+            elsewhere, there = nobody.address, server.address
+        async with serving(first, listen=elsewhere):
+            bulk = BulkClient(ClientOptions(f"{there},{elsewhere}"))
+            sessions = asyncio.create_task(
+                run_sessions(ClientOptions(f"{there}, {elsewhere}"), learner, stop, bulk.move)
+            )
+            await until(lambda: len(learner.ups) == 1)
+            assert len(first.hellos) == 1 and len(learner.downs) == 1
+            await bulk.push(push_header(payload_of(10)), payload_of(10))
+            assert len(first.pushed) == 1
+            assert await fetch_status(ClientOptions(f"{there},{elsewhere}")) == {"learners": 1}
+        async with serving(second, listen=there):  # the syncer was moved
+            await until(lambda: len(learner.ups) == 2)
+            _, content = await bulk.fetch(fetch_request())
+            assert bytes(content) == payload_of(10).tobytes()
+            stop.set()
+            await sessions
+            await bulk.close()
+
+    run(main())
+
+
+def test_transfers_between_two_attempts_end_quietly_with_their_session() -> None:
+    async def main() -> None:
+        async with serving(FakeSyncer()) as server:
+            address = server.address
+        bulk = BulkClient(ClientOptions(address))  # nobody is there any more
+        transfers = [
+            asyncio.create_task(bulk.fetch(fetch_request())),
+            asyncio.create_task(bulk.push(push_header(payload_of(10)), payload_of(10))),
+        ]
+        await asyncio.sleep(0.3)
+        async with serving(FakeSyncer(content=payload_of(10)), listen=address):
+            await bulk.start_again()
+            done = await asyncio.gather(*transfers, return_exceptions=True)
+            assert isinstance(done[0], asyncio.CancelledError)
+            assert isinstance(done[1], asyncio.CancelledError | PushReply)  # it may begin anew, in the next session
+            _, content = await bulk.fetch(fetch_request())
+            assert bytes(content) == payload_of(10).tobytes()
+        await bulk.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:7077,127.0.0.1", "is not host:port"),
+        ("127.0.0.1:7077,,127.0.0.1:7078", "is not host:port"),
+        ("127.0.0.1:7077,127.0.0.1:0", "has port 0"),
+        (",".join(["127.0.0.1:7077"] * 9), "give at most 8"),
+        ("127.0.0.1:7077,example.org:7077", "would be sent in clear"),
+    ],
+)
+def test_every_one_of_several_addresses_is_checked(address: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ClientOptions(address, token="secret")

@@ -112,7 +112,7 @@ class Engine(Exchange):
         self._bulk = BulkClient(self._options)
         beat = self._loop.create_task(self._heartbeat())
         try:
-            await run_sessions(self._options, self, self._stop)
+            await run_sessions(self._options, self, self._stop, self._bulk.move)
         except AtollError as error:
             self._fail(error)
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 from atoll.errors import ConfigError
+from atoll.wire.limits import ADDRESSES_MAX
 
 TEST_NETWORK = ipaddress.ip_network("198.18.0.0/15")
 """Set aside for tests of networks (RFC 2544): no route of the internet leads there."""
@@ -19,6 +20,17 @@ def split_address(address: str) -> tuple[str, int]:
     if int(port) > 65535:
         raise ConfigError(f"port {port} of address {address!r} is above 65535; choose one from 1 to 65535")
     return host, int(port)
+
+
+def split_addresses(addresses: str) -> tuple[str, ...]:
+    """ "a:7077,b:7077" -> ("a:7077", "b:7077"): where a syncer may be, in the order in which they are tried."""
+    places = tuple(place.strip() for place in addresses.split(","))
+    if len(places) > ADDRESSES_MAX:
+        raise ConfigError(f"{len(places)} addresses of one syncer; give at most {ADDRESSES_MAX}")
+    for place in places:
+        if split_address(place)[1] == 0:
+            raise ConfigError(f"address {place!r} has port 0; give the port that the syncer printed")
+    return places
 
 
 def join_address(host: str, port: int) -> str:

@@ -73,7 +73,7 @@ class BulkClient:
 
     def __init__(self, options: ClientOptions) -> None:
         keep_heap()
-        self._options = options
+        self._options = options.places()[0]
         self._channels: list[Any] = self._open_channels()
         self._up_channels: list[Any] = self._open_channels()
         """Pushes have connections of their own: on a thin link their answers would wait behind what is fetched."""
@@ -96,6 +96,12 @@ class BulkClient:
         old = (*self._channels, *self._up_channels)
         self._channels, self._up_channels = self._open_channels(), self._open_channels()
         await asyncio.gather(*(channel.close() for channel in old))
+
+    async def move(self, place: ClientOptions) -> None:
+        """Use this place from here on: the syncer was found there."""
+        if place.address != self._options.address:
+            self._options = place
+            await self.start_again()
 
     def _open_channels(self) -> list[Any]:
         return [open_channel(self._options, bulk_channel_arguments()) for _ in range(self._options.stripes)]
@@ -158,9 +164,8 @@ class BulkClient:
     async def _push_stripe(self, channel: Any, opened: PushOpen, view: memoryview, offsets: Iterator[int]) -> PushReply:
         inner = opened.header.kind is PushKind.INNER
         waits = (PUSH_WAIT_S, INNER_RATE_MIN) if inner else ()
-        call = channel.stream_unary(PUSH_METHOD)(
-            metadata=self._options.metadata, timeout=deadline_s(view.nbytes, *waits), wait_for_ready=False
-        )
+        timeout = deadline_s(view.nbytes, *waits)
+        call = _begin(channel.stream_unary(PUSH_METHOD), metadata=self._options.metadata, timeout=timeout)
         opening = encode_push_open(opened)
         try:
             for offset in offsets:
@@ -265,9 +270,8 @@ class _Fetch:
         # Before the first header the size is not known, only its bound.
         size = length or (self.header.size - position if self.header else self._size_max)
         timeout = deadline_s(size, *self._waits)
-        call = channel.unary_stream(FETCH_METHOD)(
-            seal(encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
-        )
+        asked = seal(encode_fetch_request(request))
+        call = _begin(channel.unary_stream(FETCH_METHOD), asked, metadata=self._options.metadata, timeout=timeout)
         first = True
         try:
             async for message in call:
@@ -313,6 +317,14 @@ class _Fetch:
         except RefusedError as error:
             # Not what was asked for: the stream is dropped and resumed here.
             raise RemoteProtocolError(error.detail) from None
+
+
+def _begin(method: Any, *request: bytes, **options: Any) -> Any:
+    """Begin a call, unless its connection was given up since the last attempt: then it is over, as those under way."""
+    try:
+        return method(*request, **options)
+    except grpc.aio.UsageError:
+        raise asyncio.CancelledError("the session that it belonged to is over") from None
 
 
 def _chain(first: int, rest: Iterator[int]) -> Iterator[int]:

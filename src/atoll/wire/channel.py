@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from atoll.core.messages import Refusal
 from atoll.errors import AtollError, ConfigError, FencedError, RefusedError, UnreachableError
-from atoll.wire.address import TEST_NETWORK, is_in_test_network, is_loopback, split_address
+from atoll.wire.address import TEST_NETWORK, is_in_test_network, is_loopback, split_address, split_addresses
 from atoll.wire.limits import (
     BACKOFF_FACTOR,
     BACKOFF_JITTER,
@@ -30,7 +30,7 @@ class ClientOptions:
     """How a learner (or `atoll status`) reaches the syncer."""
 
     address: str
-    """host:port of the syncer."""
+    """host:port of the syncer, or several with commas between: places where it may be, or may be moved to."""
     token: str = ""
     """The run token, sent with every call."""
     tls_ca: str = ""
@@ -45,9 +45,7 @@ class ClientOptions:
     namespaces of one machine (`atoll chaos storm --namespaces`). Only an address of the test network is taken."""
 
     def __post_init__(self) -> None:
-        host, port = split_address(self.address)
-        if port == 0:
-            raise ConfigError(f"address {self.address!r} has port 0; give the port that the syncer printed")
+        hosts = [split_address(place)[0] for place in split_addresses(self.address)]
         check_token(self.token)
         if not 1 <= self.stripes <= STRIPES_MAX:
             raise ConfigError(f"stripes must be from 1 to {STRIPES_MAX}; not {self.stripes}")
@@ -56,13 +54,17 @@ class ClientOptions:
                 f"{self.clear_host!r} cannot get the run token in clear: only addresses in {TEST_NETWORK} can, which "
                 f"`atoll chaos storm --namespaces` gives to links inside one machine; unset ATOLL_CLEAR_HOST"
             )
-        if self.token and not self.tls_ca and not is_loopback(host) and host != self.clear_host:
+        if self.token and not self.tls_ca and not all(is_loopback(h) or h == self.clear_host for h in hosts):
             raise ConfigError(
                 f"the run token would be sent in clear to {self.address}; give the syncer's certificate (or the one "
                 f"that signed it) with --tls-ca, or reach the syncer through a tunnel on 127.0.0.1"
             )
         if self.tls_ca and self.tls_ca != SYSTEM_ROOTS:
             _check_roots(self.tls_ca)
+
+    def places(self) -> list[ClientOptions]:
+        """The same for each address alone, in order."""
+        return [replace(self, address=place) for place in split_addresses(self.address)]
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
 from atoll.core.messages import (
@@ -56,6 +56,7 @@ from atoll.wire.versions import hello_in, learner_message_in, may_speak_older, s
 log = logging.getLogger(__name__)
 
 SendToSyncer = Callable[[LearnerMessage], None]
+Found = Callable[[ClientOptions], Awaitable[None]]
 
 
 class SessionHandler(Protocol):
@@ -141,8 +142,8 @@ class ControlClient:
         return welcome
 
     @property
-    def address(self) -> str:
-        return self._options.address
+    def place(self) -> ClientOptions:
+        return self._options
 
     @property
     def opened(self) -> bool:
@@ -254,21 +255,29 @@ REFUSED_FOR_NOW = frozenset({Refusal.BUSY, Refusal.STALE_EPOCH})
 """Refusals after which trying again may help: the syncer is full, or is about to end in favour of a newer one."""
 
 
-async def run_sessions(options: ClientOptions, handler: SessionHandler, stop: asyncio.Event) -> None:
+async def run_sessions(
+    options: ClientOptions, handler: SessionHandler, stop: asyncio.Event, found: Found | None = None
+) -> None:
     """Keep a session open until `stop` is set, reconnecting for ever with growing, jittered waits. What was sent before
     `stop` (a Leave) still goes out, within FLUSH_S.
+
+    Of several addresses each is tried in turn; `found` hears where the syncer answered, before the handler does. A
+    session that breaks is first sought again where it was: a syncer is restarted more often than it is moved.
 
     Each session speaks the newest protocol that both sides know. Raises RefusedError or FencedError when the syncer
     says no (to all protocols, if that is why): trying again would not help.
     """
     backoff = Backoff()
     token_right, refusals = False, 0
+    places = deque(options.places())
     stopped = asyncio.create_task(stop.wait())
     try:
         while not stop.is_set():
             began = time.monotonic()
-            opened, refused = await _one_session(options, handler, stopped)
+            opened, refused = await _one_session(places[0], handler, stopped, found)
             token_right = token_right or opened
+            if not opened:
+                places.rotate(-1)
             refusals = refusals + 1 if refused is not None else 0
             if refused is not None and not (refused.code == Refusal.TOKEN and token_right and refusals < TOKEN_TRIES):
                 raise refused
@@ -281,13 +290,13 @@ async def run_sessions(options: ClientOptions, handler: SessionHandler, stop: as
 
 
 async def _one_session(
-    options: ClientOptions, handler: SessionHandler, stopped: asyncio.Task[bool]
+    options: ClientOptions, handler: SessionHandler, stopped: asyncio.Task[bool], found: Found | None
 ) -> tuple[bool, RefusedError | None]:
     """One attempt to connect and, if it succeeds, the session until it ends or we are asked to stop. Gives whether it
     succeeded, and a refusal that trying again would not help."""
     reason, refused = "asked to stop", None
     async with ControlClient(options) as client:
-        listening = asyncio.create_task(_listen(client, handler))
+        listening = asyncio.create_task(_listen(client, handler, found))
         try:
             await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not listening.done() and client.is_open:
@@ -316,12 +325,14 @@ async def _greet(client: ControlClient, hello: Hello) -> Welcome:
         except RefusedError as error:
             if not may_speak_older(error, hello.protocol):
                 raise
-            log.info("%s does not speak protocol %d; trying an older one", client.address, hello.protocol)
+            log.info("%s does not speak protocol %d; trying an older one", client.place.address, hello.protocol)
             hello = hello_in(hello, hello.protocol - 1)
 
 
-async def _listen(client: ControlClient, handler: SessionHandler) -> None:
+async def _listen(client: ControlClient, handler: SessionHandler, found: Found | None) -> None:
     welcome = await _greet(client, handler.hello())
+    if found is not None:
+        await found(client.place)
     handler.on_up(client.send, welcome)
     async for message in client:
         handler.on_message(message)
@@ -344,6 +355,17 @@ async def ask_to_leave(options: ClientOptions, learner: str) -> str:
 
 
 async def _ask(options: ClientOptions, method: str, request: Any) -> bytes:
+    """One question to the first of the syncer's addresses that answers."""
+    *others, last = options.places()
+    for place in others:
+        try:
+            return await _ask_at(place, method, request)
+        except UnreachableError:
+            continue
+    return await _ask_at(last, method, request)
+
+
+async def _ask_at(options: ClientOptions, method: str, request: Any) -> bytes:
     """One question, one answer, on a connection of its own."""
     channel = open_channel(options, control_channel_arguments())
     try:

@@ -83,6 +83,9 @@ RPCS_MAX = 32_768
 
 # ---------------------------------------------------------------- reconnecting
 
+ADDRESSES_MAX = 8
+"""Places where a learner looks for its syncer. One that swallows packets costs CONNECT_S, so a round stays below the
+2 minutes that joining has."""
 BACKOFF_S_MIN = 0.1
 """A restarted syncer on the same machine is back within a few of these."""
 BACKOFF_S_MAX = 5.0
