@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from atoll.chaos import PERFECT, NamespaceNet, Way, Weather
+from atoll.chaos import PERFECT, HostNet, NamespaceNet, Way, Weather
 from atoll.chaos.namespaces import _NAMESPACE, _made_by, available, clean_leftovers
 from atoll.errors import ConfigError, LaunchError
 
@@ -127,6 +127,52 @@ def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
     assert names(process.pid) == [] and f"ah{process.pid}-" not in links
     assert not set(mine) & set(clean_leftovers())
+
+
+ANSWERING = """
+import socket
+with socket.create_server(("0.0.0.0", 7077)) as listener:
+    print("up", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        connection.sendall(socket.gethostbyname("me").encode())
+        connection.close()
+"""
+ASKING = """
+import socket
+with socket.create_connection(("syncer.example", 7077), timeout=5) as connection:
+    print(connection.recv(100).decode())
+"""
+
+
+@needs_root
+def test_hosts_on_a_switch_find_each_other_by_name_and_a_name_can_move() -> None:
+    with HostNet() as net:
+        address = {host: net.add(host) for host in ("a", "b", "c")}
+        assert net.add("a") == address["a"] and len(set(address.values())) == 3
+        net.set("c", Weather(up=Way(bits_per_s=1e6), down=Way(bits_per_s=1e6)))
+        servers = []
+        try:
+            for host in ("a", "b"):
+                net.point("me", host)
+                command = net.wrap(host, [sys.executable, "-c", ANSWERING])
+                servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+                assert servers[-1].stdout is not None and servers[-1].stdout.readline() == "up\n"
+            ask = net.wrap("c", [sys.executable, "-c", ASKING])
+            for host in ("a", "b"):
+                net.point("syncer.example", host)
+                net.point("me", host)
+                assert subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() == address[host]
+            net.set("b", Weather(down=Way(blocked=True)))
+            assert subprocess.run(ask, capture_output=True, check=False).returncode != 0
+        finally:
+            for server in servers:
+                server.kill()
+                server.communicate()
+    net.close()
+    assert names() == []
+    with pytest.raises(ConfigError, match="no host a; add it first"):
+        net.wrap("a", ["true"])
 
 
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Faults: a plan is data (`plan`), and an executor carries it out on real processes (`real`) or in the simulator."""
 
+from atoll.chaos.hosts import HostNet
 from atoll.chaos.namespaces import NamespaceNet
 from atoll.chaos.namespaces import available as namespaces_available
 from atoll.chaos.plan import (
@@ -29,6 +30,7 @@ __all__ = [
     "ChaosExecutor",
     "ChaosProxy",
     "Fault",
+    "HostNet",
     "InjectedFault",
     "Kind",
     "NamespaceNet",
