@@ -43,6 +43,7 @@ from atoll.wire.convert import (
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import (
     BACKOFF_S_MAX,
+    BACKOFF_S_MIN,
     CONTROL_MESSAGE_BYTES_MAX,
     FLUSH_S,
     HELLO_S,
@@ -268,7 +269,7 @@ async def run_sessions(
     says no (to all protocols, if that is why): trying again would not help.
     """
     backoff = Backoff()
-    token_right, refusals = False, 0
+    token_right, refusals, failures = False, 0, 0
     places = deque(options.places())
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -276,6 +277,7 @@ async def run_sessions(
             began = time.monotonic()
             opened, refused = await _one_session(places[0], handler, stopped, found)
             token_right = token_right or opened
+            failures = 0 if opened else failures + 1
             if not opened:
                 places.rotate(-1)
             refusals = refusals + 1 if refused is not None else 0
@@ -284,7 +286,9 @@ async def run_sessions(
             # A session that lived for a while was a good one; one that ended at once must not be retried in a hurry.
             if time.monotonic() - began > BACKOFF_S_MAX:
                 backoff.reset()
-            await asyncio.wait({stopped}, timeout=backoff.next_s())
+            # Waits grow from one round over all places to the next: a moved syncer is found as soon as a restarted one.
+            wait_s = BACKOFF_S_MIN if failures % len(places) else backoff.next_s()
+            await asyncio.wait({stopped}, timeout=wait_s)
     finally:
         stopped.cancel()
 
