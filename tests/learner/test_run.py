@@ -221,6 +221,24 @@ def test_training_goes_on_while_the_syncer_is_away_for_ten_seconds(parts: list[A
     assert stats["tokens_discarded"] == {}
 
 
+def test_a_syncer_that_is_at_another_address_now_is_found_there_with_its_payloads(parts: list[Any]) -> None:
+    syncer = SyncerThread(config(fragments=1, codec_up="fp32", codec_down="fp32", learners_expected=1))
+    here, there = Proxy(syncer.address), Proxy(syncer.address)
+    parts += [syncer, here, there]
+    model = small_model(1024)  # too large for the control connection
+    learner = TrainingThread(f"{here.address},{there.address}", "l0", step_s=0.02, model=model)
+    parts.append(learner)
+    syncer.wait_for(reaches(2), "two versions")
+    assert there.moved == {"up": 0, "down": 0}
+    here.cut()
+    before = max(versions(syncer))
+    syncer.wait_for(reaches(before + 3), "new versions by way of the other address")
+    assert min(there.moved.values()) > 250_000
+    learner.stop()
+    assert learner.error is None
+    syncer.check_ledger()
+
+
 def test_a_late_joiner_starts_at_the_runs_step_with_its_parameters(parts: list[Any]) -> None:
     syncer = SyncerThread(config())
     parts.append(syncer)
