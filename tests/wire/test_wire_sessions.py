@@ -376,7 +376,7 @@ def test_of_several_addresses_each_is_tried_and_transfers_follow_the_session() -
     run(main())
 
 
-def test_a_fetch_between_two_attempts_ends_quietly_with_its_session() -> None:
+def test_a_fetch_between_two_attempts_ends_with_its_session() -> None:
     async def main() -> None:
         async with serving(FakeSyncer()) as server:
             address = server.address
@@ -384,7 +384,7 @@ def test_a_fetch_between_two_attempts_ends_quietly_with_its_session() -> None:
         fetching = asyncio.create_task(bulk.fetch(fetch_request()))
         await asyncio.sleep(0.05)  # it has tried, and waits to try again
         await bulk.start_again()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(UnreachableError, match="the session ended"):
             await fetching
         async with serving(FakeSyncer(content=payload_of(10)), listen=address):
             _, content = await bulk.fetch(fetch_request())

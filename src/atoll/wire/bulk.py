@@ -164,8 +164,9 @@ class BulkClient:
     async def _push_stripe(self, channel: Any, opened: PushOpen, view: memoryview, offsets: Iterator[int]) -> PushReply:
         inner = opened.header.kind is PushKind.INNER
         waits = (PUSH_WAIT_S, INNER_RATE_MIN) if inner else ()
-        timeout = deadline_s(view.nbytes, *waits)
-        call = _begin(channel.stream_unary(PUSH_METHOD), metadata=self._options.metadata, timeout=timeout)
+        call = channel.stream_unary(PUSH_METHOD)(
+            metadata=self._options.metadata, timeout=deadline_s(view.nbytes, *waits), wait_for_ready=False
+        )
         opening = encode_push_open(opened)
         try:
             for offset in offsets:
@@ -270,8 +271,9 @@ class _Fetch:
         # Before the first header the size is not known, only its bound.
         size = length or (self.header.size - position if self.header else self._size_max)
         timeout = deadline_s(size, *self._waits)
-        asked = seal(encode_fetch_request(request))
-        call = _begin(channel.unary_stream(FETCH_METHOD), asked, metadata=self._options.metadata, timeout=timeout)
+        call = channel.unary_stream(FETCH_METHOD)(
+            seal(encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
+        )
         first = True
         try:
             async for message in call:
@@ -317,14 +319,6 @@ class _Fetch:
         except RefusedError as error:
             # Not what was asked for: the stream is dropped and resumed here.
             raise RemoteProtocolError(error.detail) from None
-
-
-def _begin(method: Any, *request: bytes, **options: Any) -> Any:
-    """Begin a call, unless its connection was given up since the last attempt: then it is over, as those under way."""
-    try:
-        return method(*request, **options)
-    except grpc.aio.UsageError:
-        raise asyncio.CancelledError("the session that it belonged to is over") from None
 
 
 def _chain(first: int, rest: Iterator[int]) -> Iterator[int]:
