@@ -307,9 +307,10 @@ class Tally:
     steps: int = 0
     tokens: int = 0
     merged: int = 0
+    steps_merged: float = 0.0
+    """Inner steps behind what was merged, over all fragments' shares."""
     longest_gap_s: float = 0.0
     join_s: float = 0.0
-    links_down: int = 0
     reason: str = "did not end"
     last_ns: int = 0
 
@@ -318,23 +319,24 @@ def reduce(trial: Trial) -> dict[str, Any]:
     tallies = {host: Tally() for host in LEARNERS}
     notes: list[str] = []
     last: ev.SyncerStats | None = None
-    began_ns = 0
+    began_ns, fragments = 0, 1
     for t_ns, _, event in read_events(trial.folder):
         began_ns = began_ns or t_ns
         at = f"{int((t_ns - began_ns) / 60e9)}:{int((t_ns - began_ns) / 1e9) % 60:02d}"
         if isinstance(event, ev.Committed):
-            for learner in event.contributors:
+            for learner, steps in zip(event.contributors, event.steps, strict=True):
                 tally = tallies[learner]
                 tally.merged += 1
+                tally.steps_merged += steps / fragments
                 tally.longest_gap_s = max(tally.longest_gap_s, (t_ns - (tally.last_ns or began_ns)) / 1e9)
                 tally.last_ns = t_ns
+        elif isinstance(event, ev.LayoutFixed):
+            fragments = event.fragments
         elif isinstance(event, ev.LearnerFinished):
             tally = tallies[event.learner]
             tally.steps, tally.tokens, tally.reason = event.steps, event.tokens, event.reason
         elif isinstance(event, ev.LearnerJoined):
             tallies[event.learner].join_s = event.wait_ns / 1e9
-        elif isinstance(event, ev.LearnerLink) and not event.up:
-            tallies[event.learner].links_down += 1
         elif isinstance(event, ev.SyncerStats):
             last = event
         elif isinstance(event, ev.SyncerStarted):
@@ -429,15 +431,15 @@ def report(options: argparse.Namespace, trial: dict[str, Any], twin: dict[str, A
     walls = [f"{side['wall_s'] / 60:.1f}" for side in (trial, twin)]
     lines += [f"| minutes, with starting and leaving | {walls[0]} | {walls[1]} |", ""]
     lines += [
-        "| learner | its link | joined in | steps | merged contributions (twin) | longest without | sessions lost |",
-        "|---|---|---|---|---|---|---|",
+        "| learner | its link | joined in | contributions merged (twin) | longest without | steps, merged |",
+        "|---|---|---|---|---|---|",
     ]
     for host, rate in LEARNERS.items():
         own, other = trial["learners"][host], twin["learners"][host]
         link = f"{rate / 1e6:g} Mbit/s" if rate >= 1e6 else f"{rate / 1e3:g} kbit/s"
         lines.append(
-            f"| {host} | {link} | {own.join_s:.1f} s | {own.steps:,} | {own.merged:,} ({other.merged:,}) | "
-            f"{own.longest_gap_s:.0f} s | {own.links_down} |"
+            f"| {host} | {link} | {own.join_s:.1f} s | {own.merged:,} ({other.merged:,}) | {own.longest_gap_s:.0f} s | "
+            f"{own.steps:,}, {own.steps_merged / max(1, own.steps):.0%} |"
         )
     lines += ["", "What was done to it:", "", *(f"- {text}" for text in trial["said"]), ""]
     lines += ["What its processes said (members, links, recoveries, warnings):", ""]
