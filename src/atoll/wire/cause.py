@@ -40,7 +40,15 @@ class _Found(Exception):
 
 
 def find_cause(options: ClientOptions, timeout_s: float = PROBE_S) -> Cause | None:
-    """What keeps us from the syncer, or None if the connection itself is fine. Blocks for at most `timeout_s`."""
+    """What keeps us from the syncer, or None if the connection itself is fine. Blocks for at most `timeout_s`. Of
+    several addresses each has its own cause, and one that is fine is enough."""
+    several = options.places()
+    if len(several) > 1:
+        causes = [find_cause(place, timeout_s / len(several)) for place in several]
+        told = [cause for cause in causes if cause is not None]
+        if len(told) < len(causes):
+            return None
+        return Cause("; ".join(cause.text for cause in told), all(cause.final for cause in told))
     deadline_s = time.monotonic() + timeout_s
     host, port = split_address(options.address)
     try:
