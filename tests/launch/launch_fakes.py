@@ -29,9 +29,10 @@ def event(kind, **values):
 def joined():
     event("learner_joined", learner=me, generation=1, step=0, wait_ns=0)
 
-def stepped(tokens):
-    event("learner_steps", learner=me, generation=1, step=1, steps=1, tokens=tokens, tokens_total=tokens, loss=1.0,
-          compute_ns=1, stall_ns=0, adopt_ns=0, snapshot_ns=0, overhead_ns=0, fragments_behind=0)
+def stepped(tokens, steps=1, step=1):
+    event("learner_steps", learner=me, generation=1, step=step, steps=steps, tokens=tokens,
+          tokens_total=tokens, loss=1.0, compute_ns=1, stall_ns=0, adopt_ns=0, snapshot_ns=0, overhead_ns=0,
+          fragments_behind=0)
 
 def first_time():
     mark = run / f"was-here-{me}"
@@ -39,8 +40,14 @@ def first_time():
     mark.touch()
     return first
 
-def finished(reason):
-    event("learner_finished", learner=me, steps=1, tokens=10, reason=reason)
+def finished(reason, unhanded=0):
+    event("learner_finished", learner=me, steps=1, tokens=10, reason=reason, unhanded=unhanded)
+
+def count(name):
+    # ... how often this was called, over all processes of the run
+    with open(run / name, "a") as file:
+        file.write("x")
+    return (run / name).stat().st_size
 
 def leaves_politely():
     def leave(*_):

@@ -53,8 +53,7 @@ def test_a_learner_that_trained_well_for_a_while_begins_anew(tmp_path: Path) -> 
 @pytest.mark.parametrize(("calm_s", "given_up"), [(0.0, ()), (60.0, ("learner-1",))])
 def test_deaths_far_apart_do_not_add_up(tmp_path: Path, calm_s: float, given_up: tuple[str, ...]) -> None:
     folder = folder_in(tmp_path)
-    dies = "joined(); open(run / 'deaths', 'a').write('x')\n"
-    dies += "if (run / 'deaths').stat().st_size < 4: os._exit(1)\n"
+    dies = "joined(); n = count('deaths'); stepped(10, steps=n, step=n)\nif n < 4: os._exit(1)\n"
     waits = "joined()\nuntil(lambda: exists('deaths') and (run / 'deaths').stat().st_size >= int(sys.argv[1]))"
     needed = "4" if calm_s == 0.0 else "2"
     learners = [command(folder, "learner-0", waits + "\ntime.sleep(0.5)", needed), command(folder, "learner-1", dies)]

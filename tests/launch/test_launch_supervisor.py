@@ -16,6 +16,7 @@ from launch_fakes import WAIT_S_MAX, alive, command, folder_in, supervisor, wait
 
 from atoll.chaos import Fault
 from atoll.errors import LaunchError
+from atoll.launch import local
 from atoll.launch.folder import RunFolder
 from atoll.launch.plan import LaunchPlan, RestartPolicy
 from atoll.launch.running import main_processes
@@ -102,13 +103,95 @@ def test_a_learner_that_keeps_dying_after_it_joined_is_given_up_and_the_others_f
                 (folder.path / "heard").touch()
 
     said = Heard()
-    dies = "joined(); os._exit(1)"
+    dies = "joined(); print('the file is not there'); os._exit(1)"
     waits = "joined(); until(lambda: exists('heard'))"
     plan = LaunchPlan([command(folder, "learner-0", waits), command(folder, "learner-1", dies)], restarts=QUICK)
     outcome = supervisor(folder, plan, said).run()
     assert outcome.given_up == ("learner-1",)
-    assert outcome.restarts == QUICK.restarts_max
-    assert any("given up" in line for line in said)
+    assert outcome.restarts == QUICK.fruitless_max - 1
+    [text] = [line for line in said if "given up" in line]
+    assert "without getting further (3 failures in a row)" in text and "the file is not there" in text
+
+
+FAILURES = {
+    "before its first step": ("", QUICK.fruitless_max),
+    "at the same place of each process": ("stepped(10, steps=50, step=50 * n)", 1 + QUICK.fruitless_max),
+    "at the same step of the run": ("stepped(10, steps=100 - n, step=500)", 1 + QUICK.fruitless_max),
+}
+
+
+@pytest.mark.parametrize(("program", "deaths"), FAILURES.values(), ids=FAILURES)
+def test_a_script_that_fails_again_and_again_ends_the_run_with_its_last_lines(
+    tmp_path: Path, program: str, deaths: int
+) -> None:
+    """However long it lives each time, and whatever it trains before: restarting it forever helps nobody."""
+    folder = folder_in(tmp_path)
+    fails = f"joined(); n = count('deaths')\n{program}\nraise ValueError('cannot save the model')"
+    policy = RestartPolicy(delay_s=0.05, calm_s=0.0)
+    plan = LaunchPlan([command(folder, "learner-0", fails)], restarts=policy)
+    with pytest.raises(LaunchError, match=r"(?s)every learner has died.*cannot save the model"):
+        supervisor(folder, plan).run()
+    assert (folder.path / "deaths").stat().st_size == deaths
+
+
+def test_failures_that_get_further_each_time_are_borne(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    dies = "joined(); n = count('deaths'); stepped(10, steps=n, step=n)\nif n < 7: os._exit(1)"
+    plan = LaunchPlan([command(folder, "learner-0", dies)], restarts=RestartPolicy(delay_s=0.02, delay_s_max=0.02))
+    outcome = supervisor(folder, plan).run()
+    assert (outcome.reason, outcome.restarts, outcome.given_up) == ("finished", 6, ())
+
+
+def test_kills_of_a_chaos_plan_are_not_failures_of_the_script(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    steps = "joined(); stepped(10, steps=5, step=5)\nif count('lives') <= 4: time.sleep(600)\n"
+    faults = [Fault("kill", "learner-0", at_progress=n / 10) for n in (1, 2, 3, 4)]
+    policy = RestartPolicy(delay_s=0.02, delay_s_max=0.02)
+    plan = LaunchPlan([command(folder, "learner-0", steps)], restarts=policy, faults=faults, tokens_budget=100)
+    outcome = supervisor(folder, plan).run()
+    assert (len(outcome.faults), outcome.restarts, outcome.given_up) == (4, 4, ())
+
+
+def test_a_learner_that_left_without_handing_over_is_named_and_not_restarted(tmp_path: Path) -> None:
+    folder, said = folder_in(tmp_path), list[str]()
+    syncer = command(folder, "syncer", "serve()")
+    leaves = "joined(); stepped(10); finished('SIGTERM', unhanded=1234); (run / 'gone').touch(); sys.exit(4)"
+    stays = "joined(); stepped(10); until(lambda: exists('gone'))"
+    learners = [command(folder, "learner-0", stays), command(folder, "learner-1", leaves)]
+    outcome = supervisor(folder, LaunchPlan(learners, syncer=syncer, restarts=QUICK), said).run()
+    assert (outcome.reason, outcome.restarts, outcome.left) == ("finished", 0, ("learner-1",))
+    assert outcome.unhanded == {"learner-1": 1234}
+    assert any("without handing over 1,234 tokens (exit status 4)" in line for line in said)
+
+
+def test_a_run_in_which_nobody_stepped_is_known_to_have_trained_nothing(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    assert not supervisor(folder, LaunchPlan([command(folder, "learner-0", "joined()")])).run().trained
+    other = folder_in(tmp_path / "other")
+    assert supervisor(other, LaunchPlan([command(other, "learner-0", "joined(); stepped(1)")])).run().trained
+
+
+def test_a_run_is_stopped_in_order_after_its_minutes(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    learner = command(folder, "learner-0", "leaves_politely(); joined(); stepped(10); time.sleep(600)")
+    plan = LaunchPlan([learner], syncer=command(folder, "syncer", "serve()"), minutes=1.5 / 60)
+    outcome = supervisor(folder, plan).run()
+    assert (outcome.reason, outcome.interrupted) == ("the time is up", False)
+    assert folder.model_file.read_text() == "the model"
+
+
+def test_a_script_that_steps_on_after_the_budget_is_told_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "DONE_S_MAX", 0.2)
+    folder, said = folder_in(tmp_path), list[str]()
+    spent = "event('syncer_stats', **{k: 0 for k in 'clock_step active commits rounds_open contributions_merged "
+    spent += "contributions_late bytes_up bytes_down tokens_merged tokens_pending'.split()}, tokens_processed=100)\n"
+    deaf = "leaves_politely(); joined()\nwhile True: stepped(10); time.sleep(0.02)"
+    syncer = command(folder, "syncer", spent + "serve()")
+    plan = LaunchPlan([command(folder, "learner-0", deaf)], syncer=syncer, tokens_budget=100)
+    outcome = supervisor(folder, plan, said).run()
+    assert outcome.reason == "finished" and any("use learner.done" in line for line in said)
 
 
 def test_the_death_of_a_data_parallel_worker_ends_the_run(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ the loop looks at.
 
 A learner that dies is restarted after a pause that doubles each time, until it has trained well for a while. Two
 deaths in a row before it ever joined mean that its program is broken, and the run ends with the last lines of its log.
-A learner that did join and then keeps dying is given up, and the others go on without it. One that was asked to leave
-(`atoll leave`, SIGTERM) is gone for good, and the others go on. What happens to a dead syncer is in `keeper`.
+A learner that did join and then keeps failing without getting further is given up, with the last lines of its log, and
+the others go on without it. One that was asked to leave (`atoll leave`, SIGTERM) is gone for good, whether it could
+hand over everything or not, and the others go on. What happens to a dead syncer is in `keeper`.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from pathlib import Path
 
 from atoll.chaos import ChaosExecutor
 from atoll.errors import LaunchError
-from atoll.launch.chaos_control import ChaosControl, asked_to_leave, exposed
+from atoll.launch.chaos_control import ChaosControl, ask_to_leave, asked_to_leave, exposed
 from atoll.launch.folder import RunFolder
 from atoll.launch.keeper import SyncerKeeper
 from atoll.launch.namespace_links import links_for
-from atoll.launch.plan import LEFT, LaunchPlan, Outcome, View
-from atoll.launch.process import Child, Command, describe_exit, note
+from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, Outcome, View
+from atoll.launch.process import Child, Command, describe_exit, note, tail_of
 from atoll.launch.running import joined_processes, listed, training_pid
 from atoll.launch.slot import Slot
 from atoll.launch.watch import RunWatch
@@ -39,6 +40,8 @@ TICK_S = 0.1
 """Fine against the second that anything here takes, coarse against the cost of looking."""
 TOO_LATE_S_MAX = 5.0
 """For a learner that was still starting when the run ended: time to notice it and to leave by itself."""
+DONE_S_MAX = 10.0
+"""After the token budget is spent a learner hears of it within a second or a step; who then takes two more is deaf."""
 LEARNER_STOP_S_MAX = 25.0
 """A learner that is told to end hands over what it has within 20 s of its own."""
 SYNCER_STOP_S_MAX = 60.0
@@ -89,6 +92,10 @@ class Supervisor:
         self._signals: list[int] = []
         self._followed_bytes = _size(self._follow_file) if plan.follow else 0
         self._first_finish_s: float | None = None
+        self._began_s = time.monotonic()
+        self._budget_spent_s: float | None = None
+        self._steps_when_done: dict[str, int] = {}
+        self._time_up = False
 
     # -- the run
 
@@ -119,9 +126,11 @@ class Supervisor:
 
     def _outcome(self) -> Outcome:
         slots = self._slots
-        reason = "finished"
+        reason = FINISHED
         if self._signals:
             reason = signal.Signals(self._signals[0]).name
+        elif self._time_up:
+            reason = TIME_UP
         elif not any(slot.finished for slot in slots.values()) and not self._watch.budget_spent:
             reason = LEFT
         return Outcome(
@@ -135,12 +144,19 @@ class Supervisor:
             left=tuple(id for id, slot in slots.items() if slot.left and not slot.guest),
             learners=len(slots),
             skipped=tuple(self._chaos.skipped),
+            trained=self._watch.trained,
+            unhanded={id: tokens for id, tokens in self._watch.unhanded.items() if id in slots and tokens},
         )
 
     def _tick(self) -> bool:
         """Look at everything once; True when there is nobody left to wait for."""
         self._watch.poll()
         now_s = time.monotonic()
+        self._pass_warnings_on()
+        if 0.0 < self._plan.minutes * 60.0 <= now_s - self._began_s:
+            self._say(f"{self._plan.minutes:g} minutes are over; the learners hand over and leave")
+            self._time_up = True
+            return True
         if self._keeper is not None:
             self._keeper.look(now_s)
             if self._keeper.stopped:
@@ -159,6 +175,7 @@ class Supervisor:
             self._view.refresh()
         self._follow()
         self._give_up_stragglers(now_s)
+        self._end_the_deaf(now_s)
         return self._over()
 
     def _over(self) -> bool:
@@ -171,8 +188,21 @@ class Supervisor:
         if not self._plan.guest and self._others_train():
             return False
         if all(slot.given_up for slot in slots):
-            raise LaunchError(f"every learner has died; their logs are in {self._folder.logs}")
+            last = self._folder.log_file("learner", next(reversed(self._slots)))
+            raise LaunchError(
+                f"every learner has died and was given up; mend what their logs in {self._folder.logs} show, such as "
+                f"the end of {last.name}:\n{tail_of(last)}"
+            )
         return True
+
+    def _pass_warnings_on(self) -> None:
+        """Without a live view nobody would see what learners and syncer warn of. Those of the learner whose output is
+        repeated here are in it already."""
+        warnings, self._watch.warnings = self._watch.warnings, []
+        for t_ns, warned in warnings:
+            own = warned.source in ("launcher", self._plan.follow)
+            if self._view is None and not own and t_ns >= self._began_ns:
+                self._say(f"{warned.source} warns: {warned.text}")
 
     def _others_train(self) -> bool:
         """Learners that another launcher or another machine has brought in still need the syncer."""
@@ -237,7 +267,8 @@ class Supervisor:
                 self._say(f"{child.id} {how} ({describe_exit(code)}), and will come back")
                 return
             slot.left = True
-            self._say(f"{child.id} {how} ({describe_exit(code)}); the others go on")
+            lost = f", without handing over {tokens:,} tokens" if (tokens := self._watch.unhanded.get(child.id)) else ""
+            self._say(f"{child.id} {how}{lost} ({describe_exit(code)}); the others go on")
             return
         if code == 0:
             slot.finished = True
@@ -245,6 +276,8 @@ class Supervisor:
             return
         policy = self._plan.restarts
         slot.died(policy, joined=joined, lived_s=(time.time_ns() - child.started_ns) / 1e9)
+        if joined and not self._killed_by_plan(slot):
+            slot.failed(self._watch.reached_since(child.id, child.started_ns))
         never = slot.early_deaths >= policy.early_deaths_max and not slot.ever_joined
         broken = never and not slot.guest and not self._plan.over()
         if broken or policy.restarts_max == 0:
@@ -254,6 +287,12 @@ class Supervisor:
                 f"{child.log_file} shows:\n{child.log_tail()}"
             )
         self._plan_restart(slot, f"{child.id}: {describe_exit(code)}")
+
+    def _killed_by_plan(self, slot: Slot) -> bool:
+        """Whether the chaos plan has killed it since its last death: that says nothing of its program."""
+        kills = sum(one.fault == "kill" and one.target == slot.command.id for one in self._chaos.injected)
+        planned, slot.kills_planned = kills > slot.kills_planned, kills
+        return planned
 
     def _gone_for_good(self, child: Child) -> str:
         """Whether `atoll leave`, which leaves a file, or the learner itself says that it is not to come back, and how
@@ -276,8 +315,10 @@ class Supervisor:
             # The first learner to finish ends the run for all: a newcomer would find nothing to do.
             self._give_up(slot, f"{what}; the run is ending, so it is not restarted")
         elif slot.spent(policy):
-            text = f"{what}; given up after {slot.restarts} restarts, see {self._folder.logs}; the others go on"
-            self._give_up(slot, text)
+            log = self._folder.log_file("learner", slot.command.id)
+            stuck = f" without getting further ({slot.fruitless} failures in a row)" if slot.fruitless > 1 else ""
+            text = f"{what}; given up after {slot.restarts} restarts{stuck}; the others go on; the end of its log {log}"
+            self._give_up(slot, text, tail_of(log))
         else:
             delay_s = slot.pause_s(policy)
             slot.restart_at_s = time.monotonic() + delay_s
@@ -299,11 +340,26 @@ class Supervisor:
             if now_s >= first_s + allowed_s and not slot.given_up:
                 self._give_up(slot, f"{slot.command.id} did not end within {allowed_s:g} s of the first; it is stopped")
 
-    def _give_up(self, slot: Slot, text: str) -> None:
+    def _end_the_deaf(self, now_s: float) -> None:
+        """The budget is spent, and a learner steps on: its script does not look at `learner.done`. One that evaluates
+        or saves its model meanwhile takes no steps, and has all the time it needs."""
+        if not self._watch.budget_spent:
+            return
+        self._budget_spent_s = self._budget_spent_s or now_s
+        for slot in self._slots.values() if now_s - self._budget_spent_s >= DONE_S_MAX else ():
+            child = slot.child
+            if child is None or asked_to_leave(self._folder, child):
+                continue
+            steps = self._watch.reached_since(child.id, child.started_ns).steps
+            if steps > self._steps_when_done.setdefault(child.id, steps) + 1:
+                self._say(f"the token budget is spent and {child.id} steps on: it is told to leave; use learner.done")
+                ask_to_leave(self._folder, child)
+
+    def _give_up(self, slot: Slot, text: str, tail: str = "") -> None:
         slot.given_up = True
         slot.restart_at_s = None
         self._writer.emit(Warned("launcher", text))
-        self._say(text)
+        self._say(f"{text}:\n{tail}" if tail else text)
 
     # -- the end
 
@@ -313,6 +369,7 @@ class Supervisor:
         children = [slot.child for slot in self._slots.values() if slot.child is not None]
         self._end(children, LEARNER_STOP_S_MAX)
         self._watch.poll()
+        self._pass_warnings_on()
         for slot in self._slots.values():
             slot.ever_joined = slot.ever_joined or self._watch.joined_since(slot.command.id, self._began_ns)
         self._follow()

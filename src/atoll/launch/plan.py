@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,10 @@ from atoll.chaos import Fault, InjectedFault
 from atoll.chaos.real import SkippedFault
 from atoll.launch.process import Command
 
+FINISHED = "finished"
+"""The reason of a run that came to its end by itself."""
+TIME_UP = "the time is up"
+"""The reason of a run that was stopped in order after its minutes: that is an end like any other."""
 LEFT = "every learner left"
 """The reason of a run whose learners were all asked to leave before it was done."""
 
@@ -36,6 +40,9 @@ class RestartPolicy:
     """A learner that joined and lived this long was a good one: its pause and its count begin anew."""
     early_deaths_max: int = 2
     """Deaths in a row before joining that mean the program is broken."""
+    fruitless_max: int = 3
+    """Failures in a row of a learner that joined and got no further than before: the second may be bad luck, the third
+    is its program."""
     early_delay_s: float = 0.5
     """Pause after a death before joining: long enough for a hiccup, short enough to fail quickly."""
 
@@ -90,6 +97,8 @@ class LaunchPlan:
     """Tokens that make the whole run, for the moments of the faults; 0: unknown."""
     chaos: ChaosOptions | None = None
     """How faults are carried out; None where there are none."""
+    minutes: float = 0.0
+    """The learners are told to leave this long after the start; 0: the run ends by itself."""
     straggle_s_max: float = 0.0
     """How long the other learners may take to end after the first has finished; 0: as long as they like."""
     follow: str = ""
@@ -106,7 +115,7 @@ class Outcome:
     """How the run ended."""
 
     reason: str
-    """finished, the name of the signal that stopped it, or LEFT."""
+    """FINISHED, TIME_UP, the name of the signal that stopped it, or LEFT."""
     restarts: int
     given_up: tuple[str, ...]
     """Learners that died and were not started again."""
@@ -122,15 +131,19 @@ class Outcome:
     """How many there were."""
     skipped: tuple[SkippedFault, ...] = ()
     """Faults of the chaos plan that could not be put in, and why."""
+    trained: bool = True
+    """Whether any learner has ever called `learner.step` in this run."""
+    unhanded: Mapping[str, int] = field(default_factory=dict)
+    """Tokens that learners could not hand over when they left."""
 
     @property
     def interrupted(self) -> bool:
-        return self.reason != "finished"
+        return self.reason not in (FINISHED, TIME_UP)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A run that has ended. `result` is None when it ended before its time."""
+    """A run that has ended, perhaps before its time. `result` is None where its events do not make one."""
 
     folder: Path
     outcome: Outcome

@@ -28,9 +28,8 @@ CALM_S = 20.0
 on two busy cores."""
 ACCEPTED = ("accepted", "late")
 IN_ORDER = ("finished", "SIGTERM", "SIGINT")
-"""Reasons of a LearnerFinished that has handed everything over; any other is an error that ended it."""
-NOT_HANDED_OVER = "left without handing over everything"
-"""What a learner says that could not, within its bound: the syncer may not know of its last steps."""
+"""Reasons of a LearnerFinished that was no error. It has handed everything over unless it says otherwise: then the
+syncer may not know of its last steps."""
 
 Stamped = tuple[int, str, ev.Event]
 Key = tuple[int, int, int]
@@ -274,8 +273,7 @@ def _of_ledger(stamped: Sequence[Stamped], run: RunFacts) -> Iterator[facts.Fact
     those that left in order. Of those that did not, the syncer may know anything up to what they did: one that was cut
     off and then killed has taken its steps with it."""
     steps: dict[str, int] = defaultdict(int)
-    finished: dict[str, int] = {}
-    unsure: set[str] = set()
+    sure: dict[str, int] = {}
     for _, source, event in stamped:
         if isinstance(event, ev.SyncerStats):
             yield facts.Books(
@@ -283,11 +281,8 @@ def _of_ledger(stamped: Sequence[Stamped], run: RunFacts) -> Iterator[facts.Fact
             )
         elif isinstance(event, ev.LearnerSteps):
             steps[source] += event.tokens
-        elif isinstance(event, ev.LearnerFinished) and event.reason in IN_ORDER:
-            finished[source] = event.tokens
-        elif isinstance(event, ev.Warned) and NOT_HANDED_OVER in event.text:
-            unsure.add(source)
-    sure = {source: tokens for source, tokens in finished.items() if source not in unsure}
+        elif isinstance(event, ev.LearnerFinished) and event.reason in IN_ORDER and not event.unhanded:
+            sure[source] = event.tokens
     killed = [tokens + LOST_STEPS * run.tokens_per_step for source, tokens in steps.items() if source not in sure]
     known = sum(sure.values())
     yield facts.Processed(known, known + sum(killed))

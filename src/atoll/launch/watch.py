@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from atoll.observe import Tail
-from atoll.observe.events import LearnerFinished, LearnerJoined, LearnerSteps, SyncerStats
+from atoll.observe.events import LearnerFinished, LearnerJoined, LearnerSteps, SyncerStats, Warned
 
 GONE_FOR_GOOD = {
     "SIGTERM": "left as it was asked to",
@@ -16,6 +17,19 @@ GONE_FOR_GOOD = {
 """What the reason of a LearnerFinished may name, other than the end of the run: such a learner is not started again."""
 
 
+WARNINGS_MAX = 20
+"""Warnings that are passed on to whoever watches the terminal: what says more than that is read in the report."""
+
+
+class Reached(NamedTuple):
+    """How far one process of a learner came."""
+
+    steps: int
+    """Steps that it took itself."""
+    step: int
+    """Its place in the run then."""
+
+
 class RunWatch:
     """Progress in tokens, when each learner was last known to be training, and who left because of a signal."""
 
@@ -24,20 +38,34 @@ class RunWatch:
         self._tokens_budget = tokens_budget
         self._seen_ns: dict[str, int] = {}
         self._gone: dict[str, tuple[int, str]] = {}
+        self._reached: dict[str, tuple[int, str, Reached]] = {}
+        """Of the newest process of each learner: when it was last heard, its event file, and how far it came."""
         self._tokens_counted = 0
+        self._warnings_count = 0
+        self.warnings: list[tuple[int, Warned]] = []
+        """What processes of the run have warned of, for whoever takes it from here."""
+        self.unhanded: dict[str, int] = {}
+        """Tokens that each learner's newest process could not hand over when it left."""
         self.tokens = 0
         self.active = 0
         """Learners in the run wherever they are, by the syncer's last word."""
 
     def poll(self) -> None:
         """Take in what was written since the last call."""
-        for t_ns, _, event in self._tail.poll():
+        for t_ns, source, event in self._tail.poll():
             if isinstance(event, LearnerSteps):
                 self.tokens += event.tokens
+                _, before, reached = self._reached.get(event.learner, (0, "", Reached(0, 0)))
+                steps = event.steps + (reached.steps if before == source else 0)
+                self._reached[event.learner] = (t_ns, source, Reached(steps, event.step))
             if isinstance(event, LearnerSteps | LearnerJoined):
                 self._seen_ns[event.learner] = max(t_ns, self._seen_ns.get(event.learner, 0))
             elif isinstance(event, LearnerFinished):
                 self._gone[event.learner] = (t_ns, event.reason)
+                self.unhanded[event.learner] = event.unhanded
+            elif isinstance(event, Warned) and self._warnings_count < WARNINGS_MAX:
+                self._warnings_count += 1
+                self.warnings.append((t_ns, event))
             elif isinstance(event, SyncerStats):
                 self.active, self._tokens_counted = event.active, event.tokens_processed
 
@@ -50,10 +78,20 @@ class RunWatch:
         """Whether a process of this learner that was started at `since_ns` has joined the run."""
         return self._seen_ns.get(learner, -1) >= since_ns
 
+    def reached_since(self, learner: str, since_ns: int) -> Reached:
+        """How far a process of this learner that was started at `since_ns` has come."""
+        t_ns, _, reached = self._reached.get(learner, (-1, "", Reached(0, 0)))
+        return reached if t_ns >= since_ns else Reached(0, 0)
+
     def gone_for_good(self, learner: str, since_ns: int) -> str:
         """How a process of this learner that was started at `since_ns` left for a reason of its own; else empty."""
         t_ns, reason = self._gone.get(learner, (-1, ""))
         return next((how for name, how in GONE_FOR_GOOD.items() if name in reason and t_ns >= since_ns), "")
+
+    @property
+    def trained(self) -> bool:
+        """Whether any learner has called `learner.step`, by its own word or the syncer's."""
+        return self.tokens > 0 or self._tokens_counted > 0
 
     @property
     def budget_spent(self) -> bool:

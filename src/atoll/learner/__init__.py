@@ -8,7 +8,10 @@ if TYPE_CHECKING:
     from atoll.learner.learner import Learner
     from atoll.learner.load import load_model
 
-__all__ = ["Learner", "load_model"]
+__all__ = ["EXIT_NOT_HANDED_OVER", "Learner", "load_model"]
+
+EXIT_NOT_HANDED_OVER = 4
+"""Exit status of a learner that was told to leave (SIGTERM) and could not hand over its last progress in time."""
 
 
 def __getattr__(name: str) -> Any:

@@ -66,6 +66,8 @@ class InnerCare:
         self._warmup: InnerWarmup | None = None
         self._next_s = 0.0
         self._capture_ns = 0
+        self.trained_before = False
+        """An earlier process of this id trained, and this one continues from its checkpoint."""
         self.detail = ""
         """Why not a better rung."""
 
@@ -98,6 +100,7 @@ class InnerCare:
             if not text.endswith("no such extra was given"):  # it may be kept later
                 self._warn(f"not restored from the checkpoint: {text}")
         self._found = _extras_of(found)
+        self.trained_before = found.about.tokens > 0
         self.detail = f"of step {found.about.step}, generation {found.about.generation}"
         return True
 
@@ -171,8 +174,8 @@ class InnerCare:
 
     # ------------------------------------------------------------ leaving
 
-    def close(self, last: bool) -> None:
-        """Write a last checkpoint, if the run goes on without this process, and end."""
+    def close(self, last: bool) -> Path | None:
+        """Write a last checkpoint, if the run goes on without this process, and end. Returns where checkpoints are."""
         if self._warmup is not None:
             self._warmup.remove()
         if self._writer is not None:
@@ -180,6 +183,7 @@ class InnerCare:
                 self._take(self._writer)
             if self._writer is not None and not self._writer.close(CLOSE_S):
                 self._warn(f"the last checkpoint was not written within {CLOSE_S:g} s")
+        return self._file.folder if self._file is not None and self._file.folder.exists() else None
 
     def _written(self, about: InnerAbout, stats: WriteStats) -> None:
         took = (self._capture_ns, stats.write_ns)

@@ -72,6 +72,8 @@ class Engine(Exchange):
         self.ever_linked = False
         self.last_down = ""
         """Why the last session ended, or could not be opened."""
+        self.down_at_s = time.monotonic()
+        """Since when there is no session, where there is none."""
         self.snapshot_ns = 0
         self.adopt_ns = 0
         self.reseeded = False
@@ -328,6 +330,8 @@ class Engine(Exchange):
 
     def on_down(self, reason: str) -> None:
         linked, self._send = self.linked, None
+        if linked:
+            self.down_at_s = time.monotonic()
         self.last_down = reason
         if self.left and reason == SYNCER_ENDED:
             self._stop.set()  # the syncer has let this learner go: it must not come back

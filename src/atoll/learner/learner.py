@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import os
 import secrets
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import ASKED_TO_LEAVE, Refusal
 from atoll.errors import FencedError, LocalProtocolError, RefusedError, UnreachableError
+from atoll.learner import EXIT_NOT_HANDED_OVER
 from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
 from atoll.learner.care import CHECKPOINT_EVERY_S, InnerCare
 from atoll.learner.checks import check_optimizer, count_tokens, heal_optimizer, refuse_ranks, refuse_sharded
@@ -38,6 +40,7 @@ from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
 from atoll.learner.inner import Stateful
 from atoll.learner.last_words import end_in_one_sentence
+from atoll.learner.leaving import NEVER_STEPPED, HandOver, sentence
 from atoll.learner.meter import LossReader, StepMeter
 from atoll.learner.patience import Patience
 from atoll.learner.preempt import Preemption
@@ -91,8 +94,9 @@ class Learner:
         random numbers and the `extras`: schedules and whatever else has state_dict and load_state_dict. A process that
         is started again under the same id continues with them. `leave_on_sigterm`: at SIGTERM, and when
         `atoll leave` asks this learner to go, the step under way is finished, everything is handed over, and the
-        process exits with status 0 (unless the script handles SIGTERM itself). Without it `atoll leave` makes `done`
-        true, and the script ends as it likes."""
+        process exits with status 0, or with 4 (EXIT_NOT_HANDED_OVER) and a sentence on standard error where that did
+        not succeed (unless the script handles SIGTERM itself). Without it `atoll leave` makes `done` true, and the
+        script ends as it likes."""
         end_in_one_sentence()
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
         refuse_ranks()
@@ -124,6 +128,8 @@ class Learner:
         self._state = "new"
         self._alone = False
         """A synchronous learner gave up waiting; it waits again after the next merge that it adopts."""
+        self._resumed = False
+        self._unhanded_tokens = 0
 
     # ------------------------------------------------------------ joining
 
@@ -160,6 +166,7 @@ class Learner:
         )
         place = (self._machine.learner, self._machine.generation, self._machine.step)
         self.events.emit(events.LearnerRecovered(*place, rung, self._care.detail, wait_ns))
+        self._resumed = self._care.trained_before or (self._machine.step > 0 and self._machine.generation > 1)
         self._care.begin()
         self._watch = ModelWatch(self._model, (spec.name for spec in self._machine.tensors))
         self._warn(local_statistics(self._model))
@@ -258,7 +265,7 @@ class Learner:
         )
         if self._preemption is not None and (self._preemption.requested or self._machine.dismissed):
             self.close(reason="SIGTERM" if self._preemption.requested else ASKED_TO_LEAVE)
-            raise SystemExit(0)
+            raise SystemExit(0 if self.handed_over else EXIT_NOT_HANDED_OVER)
 
     def _wait_if_synchronous(self) -> int:
         """In a synchronous run, stand at the boundary until the merge that is due here has been adopted."""
@@ -402,22 +409,40 @@ class Learner:
             self.close(flush=False, reason=f"{kind.__name__}: {error}"[:200])
 
     def close(self, *, flush: bool = True, reason: str = "finished") -> None:
-        """Leave the run. With `flush`, progress that was not contributed yet is handed over first, within a bound."""
+        """Leave the run. With `flush`, progress that was not contributed yet is handed over first, within a bound:
+        `handed_over` says whether that succeeded."""
         if self._state != "running":
             return
         self._state = "closed"
         self._meter.tell()
         engine = self._engine
-        if self._preemption is not None:
-            self._preemption.disarm()
-        deadline = time.monotonic() + CLOSE_TIMEOUT_S
         for source in engine.data_sources():
             if engine.failure is None and flush:
                 source.leaving()
                 engine.poke_data(source.stream)
             else:
                 source.dropped()  # progress that is thrown away was not trained: its chunks are issued again
+        why = self._leave(flush, reason)
+        checkpoint = self._care.close(last=engine.failure is None)
+        if why:
+            self._warn(sentence(self._machine.learner, self._unhanded_tokens, why, checkpoint))
+        if flush and reason == "finished" and self._never_stepped:
+            self._warn(NEVER_STEPPED)
+        engine.stop(CLOSE_TIMEOUT_S)
+        atexit.unregister(engine.stop)
+        if self._preemption is not None:
+            self._preemption.disarm()  # not before: a SIGTERM meanwhile would cut short what it asks for
+        done = (self._machine.learner, self._machine.steps, self._machine.tokens, reason)
+        self.events.emit(events.LearnerFinished(*done, unhanded=self._unhanded_tokens))
+        self.events.close()
+
+    def _leave(self, flush: bool, reason: str) -> str:
+        """Hand over, say goodbye, and wait for the syncer's word; returns why that is missing, if it cost anything."""
+        engine, began = self._engine, time.monotonic()
+        deadline = began + CLOSE_TIMEOUT_S
         with engine.changed:
+            assert engine.vault is not None
+            hand_over = HandOver(self._machine, engine.vault)
             if engine.failure is None:
                 engine.apply(fx.Closing(flush, reason))
             while not engine.left and engine.failure is None and time.monotonic() < deadline:
@@ -429,13 +454,30 @@ class Learner:
                 engine.changed.wait(WAIT_SLICE_S)
                 if not engine.left:
                     engine.apply(fx.Boundary())
-            left = engine.left or self._run_closed
-        if flush and not left and engine.failure is None:
-            text = f"left without handing over everything: no answer within {CLOSE_TIMEOUT_S:g} s"
-            self.events.emit(events.Warned(self._machine.learner, text))
-        self._care.close(last=engine.failure is None)
-        engine.stop(CLOSE_TIMEOUT_S)
-        atexit.unregister(engine.stop)
-        finished = events.LearnerFinished(self._machine.learner, self._machine.steps, self._machine.tokens, reason)
-        self.events.emit(finished)
-        self.events.close()
+            if not flush or self._run_closed or (engine.left and not engine.linked):
+                return ""
+            self._unhanded_tokens = hand_over.tokens(linked=engine.linked)
+            if not self._unhanded_tokens:
+                return ""  # only the goodbye was not heard: all that was trained is in published versions
+            if engine.failure is not None:
+                return str(engine.failure)
+            now = time.monotonic()
+            times = {"down_s": now - engine.down_at_s, "waited_s": now - began}
+            return hand_over.why(address=self._place.address, linked=engine.linked, **times)
+
+    @property
+    def handed_over(self) -> bool:
+        """False once `close` has ended without the syncer's word that what this learner trained is safe with it."""
+        return self._unhanded_tokens == 0
+
+    @property
+    def _never_stepped(self) -> bool:
+        """True if this process trained nothing although it could have: the run was not over, nobody told it to leave,
+        and it did not come back to find that its work was done already."""
+        told = bool(self._machine.stopped) or (self._preemption is not None and self._preemption.requested)
+        return not (self._machine.steps or told or self._resumed or self._engine.failure is not None)
+
+    def _warn(self, text: str) -> None:
+        """For whoever watches the run, and for whoever reads what this process printed."""
+        self.events.emit(events.Warned(self._machine.learner, text))
+        print(f"atoll: {text}", file=sys.stderr, flush=True)

@@ -213,6 +213,8 @@ class LearnerFinished:
     steps: int
     tokens: int
     reason: str
+    unhanded: int = 0
+    """Tokens that it could not hand over when it left."""
 
 
 # ---------------------------------------------------------------- the syncer

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import atoll.data
 from atoll.errors import ConfigError
-from atoll.learner import Learner
+from atoll.learner import EXIT_NOT_HANDED_OVER, Learner
 from atoll.observe import EventWriter
 from atoll.observe.events import LearnerEvaluated, LearnerFinished, LearnerJoined, LearnerStarted
 from atoll.zoo.corpus import Batches, Corpus, load_corpus
@@ -175,6 +175,8 @@ def train_with_atoll(bench: Workbench, stop: Stop) -> None:
         if stop.requested():
             # The launcher reads the reason: this learner was told to leave, and the run is not over.
             learner.close(reason=stop.name)
+            if not learner.handed_over:
+                raise SystemExit(EXIT_NOT_HANDED_OVER)
         elif evaluates:
             evaluate()
 

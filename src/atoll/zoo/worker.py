@@ -4,8 +4,8 @@ CONFIG is a WorkerConfig as JSON text, or the path of a file that holds it. The 
 (ATOLL_RANK, ATOLL_LEARNER, ATOLL_RUN_FOLDER, ATOLL_SLOW_FILE), where the syncer is (ATOLL_SYNCER, ATOLL_TOKEN: read by
 atoll.Learner). This is the launcher's other half, which is why it reads the environment.
 
-Exit status: 0 when done or after leaving as it was told to (SIGTERM), 128 + signal if told so before it had joined, 2
-with one line for a wrong setting or corpus, 1 with a traceback otherwise.
+Exit status: 0 when done or after leaving as it was told to (SIGTERM), 4 if it could not hand over what it had then, 128
++ signal if told so before it had joined, 2 with one line for a wrong setting or corpus, 1 with a traceback otherwise.
 """
 
 from __future__ import annotations

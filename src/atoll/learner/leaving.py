@@ -1,0 +1,67 @@
+"""What leaving came to: how much of the last progress the syncer took, and the sentence for what it did not take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from atoll.codec import get_codec
+from atoll.core.learner_machine import LearnerMachine
+from atoll.core.progress import FragmentProgress
+from atoll.learner.vault import Vault
+
+NEVER_STEPPED = "learner.step was never called: nothing was trained; call it once per optimizer step"
+
+
+class HandOver:
+    """One leaving, from its beginning. The caller holds the engine's lock."""
+
+    def __init__(self, machine: LearnerMachine, vault: Vault) -> None:
+        self._machine = machine
+        self._vault = vault
+        self._before = [_pushed(progress) for progress in machine.fragments]
+
+    def tokens(self, *, linked: bool) -> int:
+        """Tokens that the syncer does not have. While it answers, it has what it accepted; one that is gone may not
+        have written that down, so then everything counts that is in no published version."""
+        fragments = self._vault.layout.fragments
+        share = sum(_missing(p, linked) * f.parameters for p, f in zip(self._machine.fragments, fragments, strict=True))
+        return -(-share // sum(f.parameters for f in fragments))
+
+    def bytes(self) -> tuple[int, int]:
+        """(encoded bytes that the syncer took since the beginning, those that there were to give)."""
+        codec = get_codec(self._vault.config.codec_up)
+        taken = waiting = 0
+        for progress, before in zip(self._machine.fragments, self._before, strict=True):
+            size = codec.encoded_size(self._vault.layout.fragments[progress.index].size)
+            taken += size * (_pushed(progress) - before)
+            waiting += size * (progress.next_seq - _pushed(progress) + (progress.local.steps > 0))
+        return taken, taken + waiting
+
+    def why(self, *, address: str, linked: bool, down_s: float, waited_s: float) -> str:
+        """Why the syncer's word is missing that all of it is on its disk."""
+        taken, wanted = self.bytes()
+        if not linked:
+            return f"the syncer at {address} cannot be reached since {down_s:.0f} s"
+        if taken < wanted:
+            return f"the link is too slow, {taken:,} of {wanted:,} bytes went out in {waited_s:.0f} s"
+        return f"the syncer at {address} has not said within {waited_s:.0f} s that they are safe"
+
+
+def sentence(learner: str, tokens: int, why: str, checkpoint: Path | None) -> str:
+    """What a learner says that leaves without its last progress being safe."""
+    kept = f"its checkpoint is kept in {checkpoint}, " if checkpoint is not None else ""
+    return (
+        f"learner {learner!r} could not hand over {tokens:,} tokens, which are lost: {why}; {kept}"
+        f"ATOLL_LEARNER={learner} again continues"
+    )
+
+
+def _pushed(progress: FragmentProgress) -> int:
+    """Contributions of this fragment that the syncer has answered."""
+    return progress.next_seq - sum(not sent.pushed for sent in progress.outstanding)
+
+
+def _missing(progress: FragmentProgress, linked: bool) -> int:
+    if not linked:
+        return progress.pending_tokens
+    return progress.local.tokens + sum(sent.counters.tokens for sent in progress.outstanding if not sent.pushed)
