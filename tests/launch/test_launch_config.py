@@ -9,7 +9,7 @@ import pytest
 
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError
-from atoll.launch.config import describe, resolved, run_config, train_config
+from atoll.launch.config import describe, resolved, run_config, script_config, train_config
 from atoll.launch.folder import RunFolder
 from atoll.launch.options import read_config_file, sync_config, sync_options
 
@@ -145,6 +145,22 @@ def test_the_settings_of_the_outer_step_are_options_like_the_others(tmp_path: Pa
 def test_a_schedule_needs_a_budget() -> None:
     with pytest.raises(ConfigError, match="no budget of them"):
         run_config({"outer_schedule": "linear"})
+
+
+def test_run_takes_a_method_a_budget_and_minutes(tmp_path: Path) -> None:
+    config, notes = script_config({"method": "diloco", "tokens_budget": 5000, "minutes": 2, "grace_cap": 3.0})
+    assert (config.sync.quorum, config.sync.overlap, config.sync.fragments) == ("all", 0, 1)
+    assert (config.sync.tokens_budget, config.minutes) == (5000, 2.0)
+    assert notes == ["method diloco means grace_cap 0.0: 3.0 is not used"]
+    assert any("5,000 tokens or 2 minutes" in line for line in describe(config))
+    RunFolder(tmp_path).write_config(config.options(), resolved(config))
+    assert run_config(read_config_file(tmp_path / "config.toml")) == config
+
+
+@pytest.mark.parametrize(("method", "remedy"), [("dp", "torchrun"), ("single", "alone")])
+def test_methods_that_a_script_does_by_itself_are_refused_with_what_to_do(method: str, remedy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"(?s){remedy}.*atoll train --method {method}"):
+        run_config({"method": method})
 
 
 def test_run_takes_sync_options_and_no_budget() -> None:

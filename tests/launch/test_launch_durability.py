@@ -62,7 +62,7 @@ def test_the_settings_are_kept_in_the_run_folder_and_described(tmp_path: Path) -
         folder = RunFolder(tmp_path)
         folder.write_config(config.options(), resolved(config))
         again = read_config_file(tmp_path / "config.toml")
-        assert (train_config(again)[0] if "method" in again else run_config(again)) == config
+        assert (train_config(again)[0] if "steps" in again else run_config(again)) == config
         [line] = [line for line in describe(config) if line.startswith("durability")]
         assert line == (
             "durability interval: state goes to disk every 90s; snapshot every 1h to s3://bucket/run, 5 kept"

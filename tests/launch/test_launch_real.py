@@ -206,8 +206,11 @@ def test_ctrl_c_and_resume_of_a_training_run(tmp_path: Path, ended: list[subproc
     output = said(launcher)
     assert launcher.returncode == 128 + signal.SIGINT, output
     assert output.rstrip().endswith(f"go on with it: atoll resume {folder}")
-    assert not (folder / "result.json").exists()
     before = events(folder, "syncer_stats")[-1]
+    so_far = json.loads((folder / "result.json").read_text())
+    assert (so_far["finished"], so_far["reason"]) == (False, "SIGINT")
+    assert so_far["ledger"]["merged"] == so_far["ledger"]["processed"] == before["tokens_merged"]
+    assert sum(so_far["steps_by_learner"].values()) * 2 * 32 == tokens_of(folder)
     assert before["tokens_merged"] == tokens_of(folder) < BUDGET  # everybody has handed everything over
 
     resumed_ns = time.time_ns()

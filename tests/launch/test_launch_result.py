@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 
 from atoll.chaos import InjectedFault
 from atoll.errors import LaunchError
-from atoll.launch.config import train_config
-from atoll.launch.folder import RunFolder, create_run_folder
+from atoll.launch.config import run_config, train_config
+from atoll.launch.folder import RunFolder, create_run_folder, is_finished
 from atoll.launch.plan import Outcome
-from atoll.launch.result import build_result, measure
+from atoll.launch.result import build_result, measure, report_numbers, script_result
 from atoll.launch.stored import Attempt
 from atoll.observe import EventWriter
 from atoll.observe.events import LearnerSteps, ProcessStarted, RunFinished, RunStarted, SyncerStats
@@ -106,6 +107,38 @@ def test_without_a_syncer_every_token_is_merged(tmp_path: Path, method: str, lea
     check(result)
     assert (result["learners"], result["tokens"], result["tokens_merged"]) == (learners, 128, 128)
     assert (result["bytes_up"] > 0) == (method == "dp")
+
+
+def test_every_result_has_the_ledger_and_the_steps_of_each_learner(tmp_path: Path) -> None:
+    last = SyncerStats(4, 2, 5, 0, 9, 1, 100, 90, 128, 100, 20, {"learner_lost": 8})
+    folder = folder_with(tmp_path, steps("learner-10", 64), steps("learner-2", 32), steps("learner-2", 32), last)
+    config = run_config({"learners": 2, "minutes": 3})
+    attempt, measured = Attempt(folder, "token"), measure(folder.path)
+    script = script_result(config, ["train.py"], attempt, measured=measured, outcome=OUTCOME)
+    each = measured.steps["learner-10"]
+    for result in (script, result_of("decoupled", folder), report_numbers(folder.path)):
+        ledger = {"processed": 128, "merged": 100, "pending": 20, "discarded": {"learner_lost": 8}}
+        assert result["ledger"] == ledger
+        assert list(result["steps_by_learner"].items()) == [("learner-2", 2 * each), ("learner-10", each)]
+        assert result["steps_total"] == 3 * each
+        assert result["goodput"] <= 1.0 and "compute" in result["goodput_seconds"]
+    assert (script["method"], script["minutes"], script["finished"]) == ("decoupled", 3.0, True)
+
+
+def test_the_numbers_of_a_report_are_those_of_the_result_where_there_is_one(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, steps("learner-0", 64), RunFinished("finished", 2.25, 1.0))
+    assert report_numbers(folder.path)["eval_loss"] == 2.25
+    folder.result_file.write_text(json.dumps({"eval_loss": 2.5, "total_s": 9.0}))
+    numbers = report_numbers(folder.path)
+    assert (numbers["eval_loss"], numbers["total_s"], numbers["tokens"]) == (2.5, 9.0, 64)
+
+
+def test_a_run_that_was_stopped_has_a_result_and_is_not_finished(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, steps("learner-0", 64))
+    assert not is_finished(folder)
+    for written, finished in [("{}", True), ('{"finished": false}', False), ('{"finished": true}', True), ("", True)]:
+        folder.result_file.write_text(written)
+        assert is_finished(folder) is finished
 
 
 def test_a_syncer_that_left_no_word_is_an_error(tmp_path: Path) -> None:

@@ -41,8 +41,9 @@ def fake_syncer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_learner_is_told_who_it_is_and_the_first_is_heard(tmp_path: Path) -> None:
     said, heard = list[str](), list[bytes]()
     config = run_config({"learners": 2, "threads": 3, "out": str(tmp_path / "run")})
-    outcome, folder = run_module.run_command(config, ["python", "-c", SCRIPT], say=said.append, say_raw=heard.append)
-    assert outcome.reason == "finished"
+    finished = run_module.run_command(config, ["python", "-c", SCRIPT], say=said.append, say_raw=heard.append)
+    folder = finished.folder
+    assert finished.outcome.reason == "finished"
     assert b"".join(heard) == b"hello from learner-0\n"
     assert (folder / "logs" / "learner-learner-1.log").read_text() == "hello from learner-1\n"
     told = [json.loads((folder / f"told-learner-{rank}.json").read_text()) for rank in range(2)]
@@ -59,8 +60,8 @@ def test_every_learner_is_told_who_it_is_and_the_first_is_heard(tmp_path: Path) 
 
 @pytest.mark.usefixtures("fake_syncer")
 def test_scripts_that_never_join_are_noticed(tmp_path: Path) -> None:
-    outcome, _ = run_module.run_command(run_config({"learners": 2, "out": str(tmp_path / "run")}), ["true"])
-    assert outcome.silent == ("learner-0", "learner-1")
+    finished = run_module.run_command(run_config({"learners": 2, "out": str(tmp_path / "run")}), ["true"])
+    assert finished.outcome.silent == ("learner-0", "learner-1")
 
 
 def test_a_command_is_needed() -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human, print_json, write_raw
+from atoll.cli.terminal import human, print_json, write_raw, write_raw_aside
 
 RunFolderArgument = Annotated[Path, typer.Argument(help="Folder of the run.", metavar="RUN_FOLDER")]
 EXIT_LEARNERS_FAILED = 1
@@ -33,15 +33,11 @@ def resume(run_folder: RunFolderArgument, *, json: o.Json = False) -> None:
         run_folder,
         view=lambda folder: LiveView(folder, console=console),
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
-        say_raw=write_raw,
+        say_raw=write_raw_aside if json else write_raw,
         tell=tell,
     )
-    if isinstance(stored.config, TrainConfig):
-        finish_train(finished, console=console, json_wanted=json)
-    else:
-        finish_script(finished.outcome, finished.folder, console=console)
-        if json:
-            print_json(finished.result)
+    finish = finish_train if isinstance(stored.config, TrainConfig) else finish_script
+    finish(finished, console=console, json_wanted=json)
 
 
 def join(

@@ -173,7 +173,11 @@ def report(
     *,
     json: o.Json = False,
 ) -> None:
-    """Make report.html of a run again, from its events, and print the summary."""
+    """Make report.html of a run again, from its events, and print the summary.
+
+    With --json the numbers come last, as one object: those of RUN/result.json, and for any run folder what its events
+    say (tokens and their ledger, steps by learner, goodput and where the time went, bytes, commits, restarts).
+    """
     if not run_folder.is_dir():
         raise LaunchError(f"there is no run folder {run_folder}; give the folder that the run named, such as runs/...")
     from atoll.dash import print_summary, write_report
@@ -182,4 +186,6 @@ def report(
     path = write_report(run_folder)
     print_summary(run_folder, console)
     if json:
-        print_json({"run_folder": str(run_folder), "report": str(path)})
+        from atoll.launch import report_numbers
+
+        print_json({**report_numbers(run_folder), "run_folder": str(run_folder), "report": str(path)})

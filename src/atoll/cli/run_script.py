@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human, write_raw
+from atoll.cli.terminal import human, print_json, write_raw, write_raw_aside
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.launch import Outcome
+    from atoll.launch import Finished, Outcome
 
 EXIT_LEARNERS_FAILED = 1
 
@@ -25,6 +24,19 @@ def run_script(
     ] = None,
     *,
     learners: Annotated[int | None, typer.Option(help="How many learners to start (M) (default 2).")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="decoupled, or diloco: synchronous, learners wait (default decoupled).")
+    ] = None,
+    tokens_budget: Annotated[
+        int | None,
+        typer.Option(
+            help="End the run after this many tokens of all learners: learner.done is True then (default 0: none)."
+        ),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="End the run this long after its start: learners hand over and leave (default 0: no limit)."),
+    ] = None,
     sync_every: o.SyncEvery = None,
     fragments: o.Fragments = None,
     overlap: o.Overlap = None,
@@ -34,6 +46,7 @@ def run_script(
     merge: o.Merge = None,
     outer_lr: o.OuterLr = None,
     outer_momentum: o.OuterMomentum = None,
+    outer_schedule: o.OuterSchedule = None,
     momentum_restart: o.MomentumRestart = None,
     correction: o.Correction = None,
     partial: o.Partial = None,
@@ -55,51 +68,71 @@ def run_script(
     threads: o.Threads = None,
     out: o.Out = None,
     config: o.ConfigFile = None,
+    json: o.Json = False,
 ) -> None:
     """Start a syncer and M learners that run your script: atoll run --learners 4 -- python train.py
 
-    The output of learner-0 appears here, that of the others in the run folder's logs.
+    The output of learner-0 appears here (with --json on standard error), that of the others in the run folder's logs.
+    RUN/result.json, which --json prints, holds tokens and their ledger (processed, merged, pending, discarded by
+    cause), steps by learner, goodput, bytes and how the run ended; `atoll report RUN --json` gives it again.
+
+    Exit status: 0 when the script ended or its time was up; 1 when learners failed, never joined, or never called
+    learner.step; 128 + signal after Ctrl-C. A learner that is told to leave ends with 0, or with 4 if it could not hand
+    over its last progress.
     """
-    values, where = o.given(locals(), "command")
-    from atoll.launch import describe, run_command, run_config
+    values, where = o.given(locals(), "command", "json")
+    from atoll.launch import describe, run_command, script_config
 
     console = human(json_wanted=True)
-    resolved = run_config(values, where=where)
-    for line in describe(resolved):
+    resolved, notes = script_config(values, where=where)
+    for line in (*describe(resolved), *notes):
         console.print(line, style="dim", markup=False, soft_wrap=True)
-    outcome, folder = run_command(
+    finished = run_command(
         resolved,
         command or [],
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
-        say_raw=write_raw,
+        say_raw=write_raw_aside if json else write_raw,
     )
-    finish_script(outcome, folder, console=console)
+    finish_script(finished, console=console, json_wanted=json)
 
 
-def finish_script(outcome: Outcome, folder: Path, *, console: Console) -> None:
+def finish_script(finished: Finished, *, console: Console, json_wanted: bool) -> None:
     """Say how a run of the user's own script ended, and leave with the status that goes with it."""
-    from atoll.cli.train import exit_interrupted, print_skipped
+    from atoll.cli.train import exit_interrupted, print_skipped, print_unhanded
 
-    if outcome.faults:
-        counts = Counter(fault.fault for fault in outcome.faults)
-        kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-        console.print(f"the script came through {len(outcome.faults)} faults: {kinds}", markup=False, soft_wrap=True)
-        for fault in outcome.faults:
-            detail = f": {fault.detail}" if fault.detail else ""
-            text = f"  at {fault.t_s:6.1f} s  {fault.fault} on {fault.target}{detail}"
-            console.print(text, style="dim", markup=False, soft_wrap=True)
+    outcome, folder = finished.outcome, finished.folder
+    _print_faults(outcome, console=console)
     print_skipped(outcome, console=console)
+    print_unhanded(outcome, console=console)
+    if json_wanted and finished.result is not None:
+        print_json(finished.result)
     if outcome.interrupted:
         exit_interrupted(outcome, folder=folder, console=console)
+    failed = bool(outcome.given_up) or not outcome.trained
     if outcome.given_up:
         console.print(f"{', '.join(outcome.given_up)} failed; see {folder}/logs", style="red", markup=False)
-        raise typer.Exit(EXIT_LEARNERS_FAILED)
     if outcome.silent:
         console.print(
             f"{', '.join(outcome.silent)} never joined the run: does the script make an atoll.Learner and call step()?",
             style="yellow",
             markup=False,
         )
-        if len(outcome.silent) == outcome.learners:
-            raise typer.Exit(EXIT_LEARNERS_FAILED)
-    console.print(f"published model: {folder}/model.safetensors; report: atoll report {folder}", markup=False)
+    if outcome.trained:
+        text = f"published model: {folder}/model.safetensors; report: atoll report {folder}"
+    else:
+        text = "nothing was trained, so that there is no model: no learner called learner.step, once per optimizer step"
+    console.print(text, style="" if outcome.trained else "red", markup=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(EXIT_LEARNERS_FAILED)
+
+
+def _print_faults(outcome: Outcome, *, console: Console) -> None:
+    if not outcome.faults:
+        return
+    counts = Counter(fault.fault for fault in outcome.faults)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+    console.print(f"the script came through {len(outcome.faults)} faults: {kinds}", markup=False, soft_wrap=True)
+    for fault in outcome.faults:
+        detail = f": {fault.detail}" if fault.detail else ""
+        text = f"  at {fault.t_s:6.1f} s  {fault.fault} on {fault.target}{detail}"
+        console.print(text, style="dim", markup=False, soft_wrap=True)

@@ -42,6 +42,12 @@ def write_raw(data: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
+def write_raw_aside(data: bytes) -> None:
+    """The same on standard error: with --json, standard output belongs to the program."""
+    sys.stderr.buffer.write(data)
+    sys.stderr.buffer.flush()
+
+
 def print_error(text: str) -> None:
     """One clear message on standard error, red on a terminal."""
     from rich.console import Console

@@ -105,11 +105,17 @@ def finish_train(finished: Finished, *, console: Console, json_wanted: bool) -> 
     """The report and the summary of a run that came to its end, or how to go on with one that did not."""
     from atoll.dash import print_summary, write_report
 
-    if finished.result is None:
+    if json_wanted and finished.result is not None and finished.outcome.interrupted:
+        print_json(finished.result)
+    print_unhanded(finished.outcome, console=console)
+    if finished.outcome.interrupted:
         exit_interrupted(finished.outcome, folder=finished.folder, console=console)
     write_report(finished.folder)
     print_summary(finished.folder, console)
     print_skipped(finished.outcome, console=console)
+    if finished.outcome.given_up:
+        text = f"{', '.join(finished.outcome.given_up)} was given up; see {finished.folder}/logs"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
     if json_wanted:
         print_json(finished.result)
 
@@ -118,6 +124,13 @@ def print_skipped(outcome: Outcome, *, console: Console) -> None:
     """Faults of a chaos plan that could not be put in: a run that was spared some has not survived them."""
     for fault in outcome.skipped:
         text = f"left out of the plan: {fault.fault} on {fault.target} ({fault.reason})"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
+
+
+def print_unhanded(outcome: Outcome, *, console: Console) -> None:
+    """Learners that left without their last progress being safe."""
+    for learner, tokens in outcome.unhanded.items():
+        text = f"{learner} left without handing over {tokens:,} tokens; its log says why"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 

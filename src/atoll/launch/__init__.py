@@ -10,11 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.launch.config import RunConfig, TrainConfig, describe, run_config, train_config
+    from atoll.launch.config import RunConfig, TrainConfig, describe, run_config, script_config, train_config
     from atoll.launch.export import export_run
     from atoll.launch.join import join_run, leave_run
     from atoll.launch.local import Supervisor
     from atoll.launch.plan import Finished, LaunchPlan, Outcome, View
+    from atoll.launch.result import report_numbers
     from atoll.launch.resume import can_resume, resume_run
     from atoll.launch.run import run_command
     from atoll.launch.train import run_train
@@ -24,6 +25,7 @@ _HOME = {
     "TrainConfig": "config",
     "describe": "config",
     "run_config": "config",
+    "script_config": "config",
     "train_config": "config",
     "Finished": "plan",
     "LaunchPlan": "plan",
@@ -34,6 +36,7 @@ _HOME = {
     "export_run": "export",
     "join_run": "join",
     "leave_run": "join",
+    "report_numbers": "result",
     "resume_run": "resume",
     "run_command": "run",
     "run_train": "train",
@@ -52,10 +55,12 @@ __all__ = [
     "export_run",
     "join_run",
     "leave_run",
+    "report_numbers",
     "resume_run",
     "run_command",
     "run_config",
     "run_train",
+    "script_config",
     "train_config",
 ]
 

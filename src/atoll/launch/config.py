@@ -32,10 +32,19 @@ from atoll.zoo.presets import OPTIMIZERS
 from atoll.zoo.settings import STEP_MS_MAX
 
 METHODS = ("decoupled", "diloco", "dp", "single")
+SCRIPT_METHODS = {
+    "dp": "start the script with torchrun and DistributedDataParallel",
+    "single": "start the script alone, without atoll run",
+}
+"""Methods that a user's own script does by itself, and how."""
+MINUTES_MAX = 525_600.0
+"""A year."""
 DEVICES = ("auto", "cpu", "cuda")
 LEARNERS_LOCAL_MAX = 1024
 """More processes than this on one machine only measure its scheduler."""
 COUNT_MAX = 1_000_000_000
+TOKENS_MAX = 10**18
+"""As SyncConfig.tokens_budget."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "decoupled": {},
@@ -178,6 +187,12 @@ class RunConfig:
 
     learners: int = 2
     """Processes (M) that run the command."""
+    method: str = "decoupled"
+    """decoupled, or diloco (synchronous)."""
+    tokens_budget: int = 0
+    """The run is over when its learners have processed this many tokens together; 0: the script decides."""
+    minutes: float = 0.0
+    """The learners are told to hand over and leave this long after the start; 0: the script decides."""
     threads: int = 0
     """CPU threads per learner (OMP_NUM_THREADS); 0: the machine's cores divided by the learners, at least 1."""
     chaos: str = "none"
@@ -195,11 +210,19 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _whole("learners", self.learners, 1, LEARNERS_LOCAL_MAX)
+        if one_of("method", self.method, METHODS) in SCRIPT_METHODS:
+            raise ConfigError(
+                f"method {self.method} has no syncer, so that atoll run has nothing to add: "
+                f"{SCRIPT_METHODS[self.method]}, or compare with `atoll train --method {self.method}`"
+            )
+        _whole("tokens_budget", self.tokens_budget, 0, TOKENS_MAX)
+        if not 0.0 <= self.minutes <= MINUTES_MAX:
+            raise ConfigError(f"minutes must be from 0 (no limit) to {MINUTES_MAX:g}; not {self.minutes!r}")
         _whole("threads", self.threads, 0, COUNT_MAX)
         _whole("chaos_seed", self.chaos_seed, 0, COUNT_MAX)
         check_chaos(self.chaos, self.storm_minutes)
         if self.chaos == "demo":
-            raise ConfigError("chaos demo goes by a token budget, which a script does not have; use --chaos storm")
+            raise ConfigError("chaos demo is made for the model of `atoll train`; use --chaos storm")
         _check_durable(self.chaos, self.faults(), self.durability)
 
     def faults(self) -> tuple[Fault, ...]:
@@ -228,12 +251,7 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
     plain = TrainConfig(**own)
     sizes = {"learners": plain.learners, "tokens_budget": plain.tokens_budget}
     if plain.synchronises:
-        # What was asked for is checked before the method's definition replaces any of it: a slip stays an error.
-        sync_config(sync, **sizes)
-        for name, value in FORCED[method].items():
-            if name in sync and str(sync[name]) != str(value):
-                notes.append(f"method {method} means {name} {value}: {sync[name]} is not used")
-        sync = {**PRESETS[method], **sync, **FORCED[method]}
+        sync, notes = _by_method(method, sync, **sizes)
         # The model is known here, so the derived number can be shown and kept.
         every = sync.get("sync_every") or SyncConfig().sync_every
         sync["fragments"] = sync.get("fragments") or fragments_for(count_parameters(model_config(plain.model)), every)
@@ -244,10 +262,29 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
 
 
 def run_config(values: Mapping[str, Any], *, where: str = "the settings") -> RunConfig:
-    """The settings of `atoll run`. The user's script decides how long it trains: there is no token budget."""
+    """The settings of `atoll run`."""
+    return script_config(values, where=where)[0]
+
+
+def script_config(values: Mapping[str, Any], *, where: str = "the settings") -> tuple[RunConfig, list[str]]:
+    """The settings of `atoll run`, and notes on those that the method overrode."""
     own, sync, durability = _split(absolute_plan(values), RunConfig, where=where)
     plain = RunConfig(**own, durability=durability)
-    return RunConfig(**own, sync=sync_config(sync, learners=plain.learners), durability=durability)
+    sizes = {"learners": plain.learners, "tokens_budget": plain.tokens_budget}
+    sync, notes = _by_method(plain.method, sync, **sizes)
+    return RunConfig(**own, sync=sync_config(sync, **sizes), durability=durability), notes
+
+
+def _by_method(
+    method: str, sync: Mapping[str, Any], *, learners: int, tokens_budget: int
+) -> tuple[dict[str, Any], list[str]]:
+    """The method's defaults under, and its definition over what was asked for; and notes on what that replaced."""
+    # What was asked for is checked before the method's definition replaces any of it: a slip stays an error.
+    sync_config(sync, learners=learners, tokens_budget=tokens_budget)
+    forced = FORCED[method]
+    replaced = [name for name, value in forced.items() if name in sync and str(sync[name]) != str(value)]
+    notes = [f"method {method} means {name} {forced[name]}: {sync[name]} is not used" for name in replaced]
+    return {**PRESETS[method], **sync, **forced}, notes
 
 
 def _split(
@@ -279,6 +316,10 @@ def describe(config: TrainConfig | RunConfig) -> list[str]:
             f"tokens = {config.tokens_budget:,} tokens; model {config.model}, "
             f"{count_parameters(model_config(config.model)):,} parameters"
         )
+    elif config.tokens_budget or config.minutes:
+        ends = [f"{config.tokens_budget:,} tokens"] if config.tokens_budget else []
+        ends += [f"{config.minutes:g} minutes"] if config.minutes else []
+        lines.append(f"{config.method}: until {' or '.join(ends)}, or until the script ends")
     if isinstance(config, RunConfig) or config.synchronises:
         lines += [*describe_sync(config.sync), describe_durability(config.durability)]
     threads = config.threads_per_learner

@@ -122,6 +122,17 @@ def _locked(path: Path, *, wait: bool) -> Iterator[int]:
         os.close(descriptor)
 
 
+def is_finished(folder: RunFolder) -> bool:
+    """Whether RUN/result.json says that the run came to its end. One that was stopped has a result as well, as far as
+    it got; one of a version before that was only written at the end."""
+    if not folder.result_file.exists():
+        return False
+    try:
+        return bool(json.loads(folder.result_file.read_text()).get("finished", True))
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return True  # damaged or empty: nobody should train on over a result
+
+
 def still_running(path: Path, who: str, pid: str | int) -> LaunchError:
     """The error of a command that needs a run at rest."""
     return LaunchError(

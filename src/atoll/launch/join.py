@@ -21,7 +21,7 @@ from pathlib import Path
 from atoll.errors import AtollError, ConfigError, LaunchError
 from atoll.launch.commands import learner_command, learner_id, worker_argv
 from atoll.launch.config import LEARNERS_LOCAL_MAX, TrainConfig
-from atoll.launch.folder import RunFolder, checked_id, syncer_of, write_text
+from atoll.launch.folder import RunFolder, checked_id, is_finished, syncer_of, write_text
 from atoll.launch.local import Supervisor
 from atoll.launch.plan import LaunchPlan, Outcome
 from atoll.launch.process import Command, send_signal
@@ -78,7 +78,7 @@ def join_run(
         raise ConfigError(f"learners must be from 1 to {LEARNERS_LOCAL_MAX}, and 1 with --id; not {learners}")
     stored = read_run(path)
     folder = stored.folder
-    if folder.result_file.exists():
+    if is_finished(folder):
         raise LaunchError(
             f"the run in {folder.path} is finished (`atoll report {folder.path}`); start a new one to join"
         )
@@ -112,7 +112,7 @@ def join_run(
 
 def run_is_over(folder: RunFolder) -> bool:
     """It has a result, or nothing of it is alive."""
-    return folder.result_file.exists() or not any(one.alive for one in main_processes(folder))
+    return is_finished(folder) or not any(one.alive for one in main_processes(folder))
 
 
 def _seats(folder: RunFolder, known: Mapping[str, str], *, learners: int, id: str) -> list[Seat]:

@@ -15,7 +15,7 @@ from atoll.chaos import InjectedFault
 from atoll.errors import AtollError, LaunchError
 from atoll.launch.commands import new_token
 from atoll.launch.config import TrainConfig
-from atoll.launch.folder import RunFolder, still_running
+from atoll.launch.folder import RunFolder, is_finished, still_running
 from atoll.launch.plan import Finished, View
 from atoll.launch.run import run_attempt
 from atoll.launch.running import forget_dead, joined_processes, main_processes
@@ -67,7 +67,7 @@ def resume_run(
 
 
 def _check_unfinished(folder: RunFolder) -> None:
-    if folder.result_file.exists():
+    if is_finished(folder):
         raise LaunchError(
             f"the run in {folder.path} is finished; `atoll report {folder.path}` shows it, `atoll export {folder.path} "
             f"--to model.safetensors` writes its model, and a new run trains on"
@@ -124,7 +124,9 @@ def _faults_so_far(folder: RunFolder) -> tuple[InjectedFault, ...]:
 
 
 def _clear(folder: RunFolder) -> None:
-    """Faults and requests of the processes that are gone must not reach their successors."""
+    """Faults and requests of the processes that are gone must not reach their successors, and what the run came to so
+    far is no result any more."""
+    folder.result_file.unlink(missing_ok=True)
     for pattern in ("slow-*", "poison-*", "disk-full", "leave-*"):
         for path in folder.path.glob(pattern):
             path.unlink(missing_ok=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.chaos_plans import plan_text
@@ -11,7 +11,7 @@ from atoll.launch.commands import guest_command, learner_commands, new_token, sy
 from atoll.launch.config import RunConfig, resolved
 from atoll.launch.folder import create_run_folder, write_json, write_text
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import ChaosOptions, Finished, LaunchPlan, Outcome
+from atoll.launch.plan import ChaosOptions, Finished, LaunchPlan
 from atoll.launch.process import Command
 from atoll.launch.result import measure, script_result
 from atoll.launch.stored import Attempt, started_in
@@ -25,8 +25,8 @@ def run_command(
     *,
     say: Callable[[str], None] = lambda text: None,
     say_raw: Callable[[bytes], None] = lambda data: None,
-) -> tuple[Outcome, Path]:
-    """Run `command` as every learner. Returns how it ended and the run folder; `say_raw` gets learner-0's output."""
+) -> Finished:
+    """Run `command` as every learner. `say_raw` gets learner-0's output."""
     if not command:
         raise ConfigError("atoll run needs the learners' command after --, such as: atoll run -- python train.py")
     folder = create_run_folder(config.out, name="run")
@@ -34,7 +34,7 @@ def run_command(
     say(f"run folder: {folder.path} (logs of all learners in its logs/)")
     with folder.hold():
         attempt = Attempt(folder, new_token())
-        return run_attempt(config, command, attempt, say=say, say_raw=say_raw).outcome, folder.path
+        return run_attempt(config, command, attempt, say=say, say_raw=say_raw)
 
 
 def run_attempt(
@@ -45,7 +45,7 @@ def run_attempt(
     say: Callable[[str], None],
     say_raw: Callable[[bytes], None],
 ) -> Finished:
-    """One launch of the run's processes; RUN/result.json says that it came to its end."""
+    """One launch of the run's processes; RUN/result.json says what it came to."""
     folder = attempt.folder
     learners = learner_commands(
         folder,
@@ -59,6 +59,8 @@ def run_attempt(
         syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
         faults=attempt.still_to_come(config.faults()),
         chaos=_chaos_options(config, command, attempt),
+        tokens_budget=config.tokens_budget,
+        minutes=config.minutes,
         follow="learner-0",
     )
     if plan.faults:
@@ -74,10 +76,9 @@ def run_attempt(
         writer.flush()
         measured = measure(folder.path)
         writer.emit(RunFinished(outcome.reason, float("nan"), measured.wall_s))
-    if outcome.interrupted:
-        return Finished(folder.path, outcome, None)
     result = script_result(config, command, attempt, measured=measured, outcome=outcome)
-    write_json(folder.result_file, result)
+    with contextlib.suppress(*((OSError,) if outcome.interrupted else ())):  # a full disk may be why it was stopped
+        write_json(folder.result_file, result)
     return Finished(folder.path, outcome, result)
 
 
@@ -100,13 +101,13 @@ def _chaos_options(config: RunConfig, command: Sequence[str], attempt: Attempt) 
 
 def _run_started(config: RunConfig, command: Sequence[str]) -> RunStarted:
     return RunStarted(
-        method="run",
+        method=config.method,
         learners=config.learners,
         parameters=0,
         sync_every=config.sync.sync_every,
         fragments=config.sync.fragments,
         codec_up=config.sync.codec_up,
         codec_down=config.sync.codec_down,
-        tokens_budget=0,
+        tokens_budget=config.tokens_budget,
         title=" ".join(command),
     )

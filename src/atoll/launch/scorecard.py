@@ -172,4 +172,6 @@ def _result(folder: Path) -> dict[str, Any]:
             f"{folder} holds no finished run ({error}); give the folder of one that came to its end"
         ) from error
     assert isinstance(result, dict)
+    if not result.get("finished", True):
+        raise LaunchError(f"the run in {folder} was stopped ({result.get('reason')}); give one that came to its end")
     return result

@@ -10,7 +10,6 @@ time of a step: learners on one machine share its cores, and would otherwise go 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from atoll.chaos.plan import StormPlan, dump_plan, load_plan, storm_plan
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.chaos_plans import CALM
 from atoll.launch.config import TrainConfig, train_config
-from atoll.launch.folder import create_parent, write_json, write_text
+from atoll.launch.folder import create_parent, is_finished, write_json, write_text
 from atoll.launch.namespace_links import check_namespaces
 from atoll.launch.plan import Finished, View
 from atoll.launch.scorecard import build_scorecard
@@ -170,8 +169,6 @@ def _check_twin(config: StormConfig) -> Path:
             f"the run in {path} is no twin of this storm ({names}); give the same --minutes, --learners, --model, "
             f"--step-ms, --namespaces and --rate-mbit, or leave --twin away"
         )
-    try:
-        json.loads(stored.folder.result_file.read_text())
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"the run in {path} did not come to its end ({error}); leave --twin away") from error
+    if not is_finished(stored.folder):
+        raise LaunchError(f"the run in {path} did not come to its end; leave --twin away")
     return stored.folder.path

@@ -85,22 +85,23 @@ def train_attempt(
         except LaunchError:
             writer.emit(RunFinished("failed", float("nan"), 0.0))
             raise
-        if outcome.interrupted:
-            writer.emit(RunFinished(outcome.reason, float("nan"), 0.0))
-            return Finished(folder.path, outcome, None)
         writer.flush()
         measured = measure(folder.path)
-        eval_loss = _evaluate(config, folder, corpus=corpus, older_ns=model_ns)
-        writer.emit(RunFinished("finished", eval_loss, measured.wall_s))
-    result = build_result(
-        config,
-        attempt,
-        measured=measured,
-        outcome=outcome,
-        eval_loss=eval_loss,
-        total_s=time.monotonic() - began_s,
-    )
-    write_json(folder.result_file, result)
+        eval_loss = measured.eval_loss
+        if not outcome.interrupted:
+            eval_loss = _evaluate(config, folder, corpus=corpus, older_ns=model_ns)
+        # Of a run that was stopped this is no final word, and what learners measured is in their own events.
+        final = float("nan") if outcome.interrupted else eval_loss
+        writer.emit(RunFinished(outcome.reason, final, measured.wall_s))
+    total_s = time.monotonic() - began_s
+    result: dict[str, Any] | None
+    try:
+        result = build_result(config, attempt, measured=measured, outcome=outcome, eval_loss=eval_loss, total_s=total_s)
+        write_json(folder.result_file, result)
+    except (LaunchError, OSError):
+        if not outcome.interrupted:
+            raise
+        result = None  # it was stopped before there was anything to add up, or by a full disk
     return Finished(folder.path, outcome, result)
 
 
