@@ -52,9 +52,9 @@ def main() -> None:
     torch.manual_seed(0)
     model = NextByte()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    generator = torch.Generator().manual_seed(1 + int(os.environ.get("ATOLL_RANK", "0")))
 
     with atoll.Learner(model, optimizer) as learner:  # Atoll, line 2
+        generator = torch.Generator().manual_seed(1 + learner.rank)  # each learner reads data of its own
         for step in range(options.steps):
             context, target = windows(train, options.batch, generator)
             loss = nn.functional.cross_entropy(model(context), target)

@@ -57,5 +57,5 @@ def test_what_came_later_is_left_out_in_a_session_of_protocol_1(old_code: OldCod
     given["hello again"] = encode_learner_message(hello_in(rich, 1)).hex()
     told = learner_message_in(replace(progress, pending=(5, 6)), 1)
     given["progress"] = encode_learner_message(told).hex()
-    given["welcome"] = encode_syncer_message(replace(welcome, protocol=1)).hex()
+    given["welcome"] = encode_syncer_message(replace(welcome, protocol=1, rank=5)).hex()
     assert old_code.report(given)["misread"] == []

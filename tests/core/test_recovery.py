@@ -50,6 +50,22 @@ def test_a_killed_syncer_goes_on_where_it_was() -> None:
     check(world)
 
 
+def test_a_learner_keeps_its_rank_over_restarts_of_the_syncer_and_its_own() -> None:
+    world = World(config(learners_expected=3))
+    for name in ("paris", "learner-0", "oslo"):
+        world.add(name)
+    world.join_all()
+    ranks = {learner.machine.learner: learner.machine.rank for learner in world.learners.values()}
+    assert ranks == {"paris": 0, "learner-0": 1, "oslo": 2}
+    world.everyone_steps(8)
+    world.crash_syncer()
+    world.restart_syncer(reconnect=False)
+    again = world.add("oslo", instance="oslo-2")
+    world.run()
+    assert again.machine.rank == 2
+    assert {one.learner: one.rank for one in world.syncer.membership.members.values()} == ranks
+
+
 def test_a_commit_that_was_not_published_is_not_merged_again() -> None:
     world = running(steps=10)
     world.crash_before_publish = True

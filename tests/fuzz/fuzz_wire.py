@@ -46,6 +46,7 @@ LEARNER: tuple[m.LearnerMessage, ...] = (
 )
 SYNCER: tuple[m.SyncerMessage, ...] = (
     m.Welcome("run", 1, 2, SyncConfig(fragments=4), "ab" * 32, False, 2),
+    m.Welcome("run", 1, 2, SyncConfig(fragments=4), "ab" * 32, False, 2, 7),
     m.Refused(m.Refusal.LAYOUT, "it lacks tensor 'w'; start every learner with the same model"),
     m.Start(96, (m.FragmentState(0, CHECKSUM), m.FragmentState(3, 0)), (97, 99)),
     m.Upcoming((0, 3)),

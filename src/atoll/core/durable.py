@@ -75,7 +75,8 @@ def member_key(learner: str) -> str:
 
 
 def member_row(member: Member) -> dict[str, Any]:
-    return {"generation": member.generation, "instance": member.instance, "state": str(member.state)}
+    row = {"generation": member.generation, "instance": member.instance, "state": str(member.state)}
+    return {**row, "rank": member.rank}
 
 
 def version_key(fragment: int) -> str:
@@ -172,6 +173,7 @@ def restore_members(rows: Mapping[str, Any], columns: Mapping[int, Column], frag
         member = Member(learner, int(row["generation"]), str(row["instance"]), -1, state, now_ns)
         if state not in (MemberState.LEFT, MemberState.LOST):
             member.state, member.away_ns = MemberState.AWAY, now_ns
+        member.rank = int(row.get("rank", -1))
         member.recovered = member.unbalanced = state is not MemberState.LEFT
         member.seq_seen = [-1] * fragments
         member.merged = [[] for _ in range(fragments)]

@@ -110,6 +110,8 @@ class LearnerMachine:
         """The highest epoch of this run that welcomed this process."""
         self.protocol = PROTOCOL_VERSION
         """What the session speaks."""
+        self.rank = -1
+        """What the syncer says: a number that no other learner has; -1 before it has said one."""
         self.wants_inner = False
         """Set by the shell before it joins, if this process has no inner optimizer state of its own."""
         self._started_epoch = 0
@@ -522,6 +524,8 @@ class LearnerMachine:
             self.epoch = 0
         self.epoch, self.protocol = max(self.epoch, message.epoch), message.protocol
         self.run, self.generation, self.config = message.run, message.generation, message.config
+        if self.rank < 0:  # a script has chosen its data by it: it stays what it was
+            self.rank = message.rank
         if not self.fragments:
             self.fragments = [
                 FragmentProgress(p, due_step=first_due_step(self.config, p)) for p in range(self.config.fragments)

@@ -80,6 +80,8 @@ class Member:
     """Why it was asked to leave, alone; said again when it comes back."""
     protocol: int = PROTOCOL_OLDEST
     """What its session speaks."""
+    rank: int = -1
+    """Its number among the learners (see `ranks`); -1 before it has one."""
     wants_inner: bool = False
     """It joined without inner optimizer state and has not been given any yet."""
     recovered: bool = False

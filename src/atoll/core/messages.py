@@ -240,6 +240,8 @@ class Welcome:
     """True for the one learner whose parameters become version 0."""
     protocol: int = 1
     """What this session speaks: the lower of both sides."""
+    rank: int = -1
+    """A number that no other learner has, for those that were not given one; -1: a syncer that gives none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,9 +65,11 @@ from atoll.core.messages import (
     Welcome,
 )
 from atoll.core.policy import NORMS_KEPT, fragments_for, moving_average, norm_limit, upcoming_steps
+from atoll.core.ranks import rank_of
 from atoll.core.relays import INNER_PROTOCOL
 from atoll.core.rounds import Contribution, ContributionId, FragmentTrack
 from atoll.core.syncer_begin import SyncerBegin
+from atoll.core.twins import EQUAL_IN_A_ROW, Twins
 from atoll.errors import LayoutError
 
 SEED_SILENCE_NS = 600 * SECOND_NS
@@ -105,6 +107,7 @@ class SyncerMachine(SyncerBegin):
         self._short_ns = -1
         """Since when there are learners, but too few of those who are expected for a round; -1: there are enough."""
         self._short_said = 0
+        self._twins = Twins()
 
     # ------------------------------------------------------------ the one entrance
 
@@ -251,6 +254,8 @@ class SyncerMachine(SyncerBegin):
         if claimed and (fenced is not None or known is None):
             # It was in the run before, and the record that this syncer continues from is older than that.
             member.recovered = member.unbalanced = True
+        expected = self.config.learners_expected
+        member.rank = rank_of(member, known, self.membership.members.values(), expected)
         member.wants_inner = hello.wants_inner and member.protocol >= INNER_PROTOCOL
         if fenced is not None:
             self._retire(fenced)
@@ -314,9 +319,8 @@ class SyncerMachine(SyncerBegin):
 
     def _welcome(self, member: Member, seed: bool) -> Welcome:
         assert self.layout is not None
-        return Welcome(
-            self.run, self.epoch, member.generation, self.config, self.layout.fingerprint, seed, member.protocol
-        )
+        place = (self.layout.fingerprint, seed, member.protocol, member.rank)
+        return Welcome(self.run, self.epoch, member.generation, self.config, *place)
 
     def _begin_with(self, member: Member, out: list[SyncerEffect]) -> None:
         """The run goes on, or begins, for this learner: what became of its contributions, then where the run is."""
@@ -453,6 +457,8 @@ class SyncerMachine(SyncerBegin):
         if message.bases != member.bases:
             member.behind_ns = 0
         member.loss, member.bases = message.loss, message.bases
+        if (pair := self._twins.report(member.learner, message.step, message.loss)) is not None:
+            self._warn_of_twins(*pair, out)
         step_ns = moving_average(member.step_ns, float(message.step_ns)) if message.step_ns > 0 else member.step_ns
         self.membership.moved(member, message.step, step_ns)
         account = self.ledger.account(member.learner, member.generation)
@@ -462,6 +468,14 @@ class SyncerMachine(SyncerBegin):
         if member.unbalanced and message.pending and current and active:
             self._balance(member, message.pending)
         self._send_upcoming(member, out)
+
+    def _warn_of_twins(self, one: str, other: str, out: list[SyncerEffect]) -> None:
+        text = (
+            f"learners {one!r} and {other!r} report {EQUAL_IN_A_ROW} losses in a row that are equal to the last digit, "
+            "so that they seem to read the same data; choose it by learner.rank (or ATOLL_RANK, which must differ), or "
+            "share it out with atoll.data"
+        )
+        out.append(Note("Warned", {"source": "syncer", "text": text}))
 
     def _send_upcoming(self, member: Member, out: list[SyncerEffect]) -> None:
         upcoming = self.book.upcoming(upcoming_steps(member.step_ns, self.book.step_ns()))

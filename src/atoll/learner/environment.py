@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,10 @@ class Place:
     run_folder: Path | None
     clear_host: str = ""
     """ATOLL_CLEAR_HOST: see ClientOptions. Only a storm between network namespaces sets it."""
+    rank: int | None = None
+    """ATOLL_RANK, where it is given."""
+    world: int | None = None
+    """ATOLL_WORLD, where it is given."""
 
     def writer(self) -> Writer:
         """Events go to a file of this process's own, so that a restarted learner never writes into the old one's."""
@@ -48,7 +53,12 @@ def find_place(
     tls_ca: str | None,
     run_folder: str | Path | None,
 ) -> Place:
-    """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN, ATOLL_TLS_CA and ATOLL_RUN_FOLDER."""
+    """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN, ATOLL_TLS_CA, ATOLL_RUN_FOLDER, ATOLL_RANK
+    and ATOLL_WORLD.
+
+    A learner without a name gets one that nobody else has: machines share host names (images, containers) and even
+    process ids (1 in every container), and two learners of one id would fence each other out. A process that is to
+    continue from its checkpoint must be given its name."""
     where = address or os.environ.get("ATOLL_SYNCER", "")
     if not where:
         raise ConfigError(
@@ -58,9 +68,20 @@ def find_place(
     folder = run_folder or os.environ.get("ATOLL_RUN_FOLDER") or None
     return Place(
         address=where,
-        learner=learner or os.environ.get("ATOLL_LEARNER") or f"{socket.gethostname()}-{os.getpid()}",
+        learner=learner or os.environ.get("ATOLL_LEARNER") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
         token=token if token is not None else os.environ.get("ATOLL_TOKEN", ""),
         tls_ca=tls_ca if tls_ca is not None else os.environ.get("ATOLL_TLS_CA", ""),
         run_folder=Path(folder) if folder else None,
         clear_host=os.environ.get("ATOLL_CLEAR_HOST", ""),
+        rank=_number("ATOLL_RANK", low=0),
+        world=_number("ATOLL_WORLD", low=1),
     )
+
+
+def _number(name: str, *, low: int) -> int | None:
+    text = os.environ.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) >= low):
+        raise ConfigError(f"{name} must be a whole number from {low} on, not {text!r}; mend it or leave it away")
+    return int(text)

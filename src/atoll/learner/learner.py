@@ -30,6 +30,7 @@ from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import ASKED_TO_LEAVE, Refusal
+from atoll.core.ranks import numbers
 from atoll.errors import FencedError, LocalProtocolError, RefusedError, UnreachableError
 from atoll.learner import EXIT_NOT_HANDED_OVER
 from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
@@ -349,6 +350,26 @@ class Learner:
     @property
     def learner_id(self) -> str:
         return self._machine.learner
+
+    @property
+    def rank(self) -> int:
+        """This learner's number, which no other one of the run has: to choose its part of the data, its seed, or the
+        name of a file of its own. ATOLL_RANK if given, else what the syncer says: the number that the id ends with
+        (learner-3), or the next that is free. The same id gets the same one again. Known once the run is joined."""
+        if self._place.rank is not None:
+            return self._place.rank
+        if not self._machine.joined:
+            raise LocalProtocolError("the syncer gives the rank: ask for it after joining, or set ATOLL_RANK")
+        if self._machine.rank >= 0:
+            return self._machine.rank
+        expected = self._machine.config.learners_expected  # an older syncer gives none
+        return next((number for number in numbers(self.learner_id) if number < expected), 0)
+
+    @property
+    def world(self) -> int:
+        """Into how many parts to divide the data: ATOLL_WORLD if given, else the learners that the run expects; never
+        so few that `rank` would be outside."""
+        return max(self._place.world or self._machine.config.learners_expected, self.rank + 1)
 
     @property
     def generation(self) -> int:

@@ -208,7 +208,8 @@ def _syncer_message(message: m.SyncerMessage) -> Any:
                 config_json=json.dumps(settings_in(message.config.to_dict(), message.protocol)),
                 fingerprint=message.fingerprint,
                 seed=message.seed,
-                protocol=message.protocol if message.protocol > 1 else 0,  # protocol 1 has no such field
+                protocol=message.protocol if message.protocol > 1 else 0,  # protocol 1 has neither field
+                rank_plus_one=message.rank + 1 if message.protocol > 1 else 0,
             )
             return pb.SyncerMessage(welcome=welcome)
         case m.Refused():
@@ -274,6 +275,7 @@ def _parse_welcome(welcome: Any) -> m.Welcome:
         fingerprint=checks.identifier("Welcome.fingerprint", welcome.fingerprint),
         seed=bool(welcome.seed),
         protocol=checks.count("Welcome.protocol", welcome.protocol or 1, high=UINT32_MAX),
+        rank=welcome.rank_plus_one - 1,
     )
 
 

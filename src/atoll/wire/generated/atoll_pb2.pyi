@@ -216,7 +216,7 @@ class SyncerMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., start: _Optional[_Union[Start, _Mapping]] = ..., upcoming: _Optional[_Union[Upcoming, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., published: _Optional[_Union[Published, _Mapping]] = ..., fate: _Optional[_Union[Fate, _Mapping]] = ..., reseed: _Optional[_Union[Reseed, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ..., heal: _Optional[_Union[Heal, _Mapping]] = ..., donate: _Optional[_Union[Donate, _Mapping]] = ..., inner_offer: _Optional[_Union[InnerOffer, _Mapping]] = ..., data_leases: _Optional[_Union[DataLeases, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("run", "epoch", "generation", "config_json", "fingerprint", "seed", "protocol")
+    __slots__ = ("run", "epoch", "generation", "config_json", "fingerprint", "seed", "protocol", "rank_plus_one")
     RUN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -224,6 +224,7 @@ class Welcome(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RANK_PLUS_ONE_FIELD_NUMBER: _ClassVar[int]
     run: str
     epoch: int
     generation: int
@@ -231,7 +232,8 @@ class Welcome(_message.Message):
     fingerprint: str
     seed: bool
     protocol: int
-    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., config_json: _Optional[str] = ..., fingerprint: _Optional[str] = ..., seed: _Optional[bool] = ..., protocol: _Optional[int] = ...) -> None: ...
+    rank_plus_one: int
+    def __init__(self, run: _Optional[str] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., config_json: _Optional[str] = ..., fingerprint: _Optional[str] = ..., seed: _Optional[bool] = ..., protocol: _Optional[int] = ..., rank_plus_one: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("code", "detail")
