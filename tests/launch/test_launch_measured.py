@@ -64,7 +64,7 @@ def test_a_script_that_never_steps_ends_with_1_and_no_model_is_called_published(
 
 def test_a_script_without_an_end_leaves_in_order_after_its_minutes(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    options = ("--learners", "1", "--minutes", "0.15", "--out", str(folder), "--json")
+    options = ("--learners", "1", "--minutes", "0.05", "--out", str(folder), "--json")
     ran = atoll("run", *options, "--", "python", "-c", SCRIPT.format(more="True"))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     result = json.loads(ran.stdout.splitlines()[-1])

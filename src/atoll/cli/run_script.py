@@ -35,7 +35,9 @@ def run_script(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="End the run this long after its start: learners hand over and leave (default 0: no limit)."),
+        typer.Option(
+            help="End the run this long after its first step: learners hand over and leave (default 0: no limit)."
+        ),
     ] = None,
     sync_every: o.SyncEvery = None,
     fragments: o.Fragments = None,

@@ -192,7 +192,7 @@ class RunConfig:
     tokens_budget: int = 0
     """The run is over when its learners have processed this many tokens together; 0: the script decides."""
     minutes: float = 0.0
-    """The learners are told to hand over and leave this long after the start; 0: the script decides."""
+    """The learners are told to hand over and leave this long after the first step of any; 0: the script decides."""
     threads: int = 0
     """CPU threads per learner (OMP_NUM_THREADS); 0: the machine's cores divided by the learners, at least 1."""
     chaos: str = "none"

@@ -98,7 +98,7 @@ class LaunchPlan:
     chaos: ChaosOptions | None = None
     """How faults are carried out; None where there are none."""
     minutes: float = 0.0
-    """The learners are told to leave this long after the start; 0: the run ends by itself."""
+    """The learners are told to leave this long after the first step of any; 0: the run ends by itself."""
     straggle_s_max: float = 0.0
     """How long the other learners may take to end after the first has finished; 0: as long as they like."""
     follow: str = ""

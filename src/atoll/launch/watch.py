@@ -83,6 +83,10 @@ class RunWatch:
         t_ns, _, reached = self._reached.get(learner, (-1, "", Reached(0, 0)))
         return reached if t_ns >= since_ns else Reached(0, 0)
 
+    def stepped_since(self, since_ns: int) -> bool:
+        """Whether any learner has told of steps since then."""
+        return any(t_ns >= since_ns for t_ns, _, _ in self._reached.values())
+
     def gone_for_good(self, learner: str, since_ns: int) -> str:
         """How a process of this learner that was started at `since_ns` left for a reason of its own; else empty."""
         t_ns, reason = self._gone.get(learner, (-1, ""))
