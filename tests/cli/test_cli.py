@@ -99,8 +99,13 @@ def test_whatever_has_a_syncer_has_the_durability_options(atoll: Command, comman
 def test_whatever_has_a_syncer_has_the_options_of_the_outer_step(atoll: Command, command: str) -> None:
     text = atoll(command, "--help").stdout
     options = "--outer-lr --outer-momentum --momentum-restart --correction --no-feedback-up --no-feedback-down"
+    options += " --outer-schedule"
     assert [option for option in options.split() if option not in text] == []
-    assert ("--outer-schedule" in text) == (command != "run")  # a script of the user's has no budget of tokens
+
+
+def test_run_has_the_options_of_those_who_measure(atoll: Command) -> None:
+    text = atoll("run", "--help").stdout
+    assert [option for option in ("--json", "--tokens-budget", "--minutes", "--method") if option not in text] == []
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -13,17 +13,20 @@ from typing import Any
 
 import pytest
 from launch_fakes import HELPERS, WAIT_S_MAX, InThread, alive, command, folder_in, supervisor, wait_for
+from typer.testing import CliRunner
 
+from atoll.cli.app import app
 from atoll.core.messages import ASKED_TO_LEAVE
 from atoll.errors import ConfigError, LaunchError, UnreachableError
 from atoll.launch import local
 from atoll.launch.config import resolved, run_config, train_config
 from atoll.launch.folder import RunFolder
-from atoll.launch.join import join_run, leave_run, run_is_over
+from atoll.launch.join import join_run, leave_run, not_handed_over, run_is_over
 from atoll.launch.plan import LEFT, LaunchPlan, Outcome, RestartPolicy
 from atoll.launch.process import Command
 from atoll.launch.running import Listed, joined_processes, listed, main_processes, started_mark, training_pid
 from atoll.launch.watch import RunWatch
+from atoll.learner import EXIT_NOT_HANDED_OVER
 from atoll.observe import EventWriter
 from atoll.observe.events import LearnerFinished
 
@@ -88,6 +91,18 @@ def test_a_learner_that_dies_of_being_asked_has_left_all_the_same(tmp_path: Path
     (folder.path / "end").touch()
     outcome: Outcome = run.result()
     assert (outcome.left, outcome.restarts) == (("learner-1",), 0)
+
+
+def test_who_asked_a_learner_to_leave_hears_what_it_could_not_hand_over(tmp_path: Path) -> None:
+    folder = folder_in(tmp_path)
+    thin = "signal.signal(signal.SIGTERM, lambda *_: (finished('SIGTERM', unhanded=77), os._exit(4)))\n"
+    run, _ = start(folder, UNTIL_THE_END, thin + "joined(); stepped(10); until(lambda: exists('end'))")
+    wait_for(lambda: any(folder.events.glob("learner-learner-1-*")))
+    assert not_handed_over(folder.path, "learner-1") == 0
+    left = CliRunner().invoke(app, ["leave", str(folder.path), "learner-1"])
+    assert left.exit_code == EXIT_NOT_HANDED_OVER and "without handing over 77 tokens" in left.output
+    (folder.path / "end").touch()
+    assert run.result().unhanded == {"learner-1": 77}
 
 
 def test_an_old_request_to_leave_does_not_reach_the_next_process(tmp_path: Path) -> None:

@@ -199,6 +199,8 @@ def test_seat_from_environment() -> None:
 class StandInLearner:
     """The part of atoll.Learner that the loop uses, without a syncer: joins at step 5 and is done after eight steps."""
 
+    handed_over = True
+
     def __init__(self, model: torch.nn.Module, optimizer: object) -> None:
         self.start_step = self.step_count = 5
         self.generation = 2

@@ -82,20 +82,27 @@ def leave(
     """Ask one learner to leave, wherever it runs: it hands over its progress and ends; the others go on without it.
 
     Its process ends with status 0, as after SIGTERM; a script that handles SIGTERM itself finds `learner.done` true.
+    Exit status 4, here and there, if it could not hand over everything in time.
     """
-    from atoll.launch import leave_run
+    from atoll.launch import leave_run, not_handed_over
     from atoll.launch.join import learners_here
     from atoll.launch.leave import leave_from_afar
     from atoll.launch.reach import reach, run_folder_of
+    from atoll.learner import EXIT_NOT_HANDED_OVER
 
     console = human(json_wanted=False)
     folder = run_folder_of(target)
     console.print(f"{learner} is asked to leave ...", markup=False, soft_wrap=True)
+    tokens = 0
     if folder is not None and (learner in learners_here(folder) or not folder.syncer_file.exists()):
         how = f"(pid {leave_run(folder.path, learner).pid}) has left"
+        tokens = not_handed_over(folder.path, learner)
+        how += f" without handing over {tokens:,} tokens; its log says why" if tokens else ""
     else:
         how = leave_from_afar(reach(target, token=token, tls_ca=tls_ca, tls_name=tls_name).options, learner)
     console.print(f"{learner} {how}", markup=False, soft_wrap=True)
+    if tokens:
+        raise typer.Exit(EXIT_NOT_HANDED_OVER)
 
 
 def export(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atoll.launch.config import RunConfig, TrainConfig, describe, run_config, script_config, train_config
     from atoll.launch.export import export_run
-    from atoll.launch.join import join_run, leave_run
+    from atoll.launch.join import join_run, leave_run, not_handed_over
     from atoll.launch.local import Supervisor
     from atoll.launch.plan import Finished, LaunchPlan, Outcome, View
     from atoll.launch.result import report_numbers
@@ -36,6 +36,7 @@ _HOME = {
     "export_run": "export",
     "join_run": "join",
     "leave_run": "join",
+    "not_handed_over": "join",
     "report_numbers": "result",
     "resume_run": "resume",
     "run_command": "run",
@@ -55,6 +56,7 @@ __all__ = [
     "export_run",
     "join_run",
     "leave_run",
+    "not_handed_over",
     "report_numbers",
     "resume_run",
     "run_command",

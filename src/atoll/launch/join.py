@@ -28,7 +28,8 @@ from atoll.launch.process import Command, send_signal
 from atoll.launch.running import Listed, forget_dead, joined_processes, listed, main_processes, training_pid
 from atoll.launch.stored import StoredRun, read_run
 from atoll.launch.train import STRAGGLE_S_MAX
-from atoll.observe import EventWriter
+from atoll.observe import EventWriter, read_events
+from atoll.observe.events import LearnerFinished
 
 LEAVE_WAIT_S = 30.0
 """A learner hands over what it has within 20 s, and its process needs a moment to end."""
@@ -184,6 +185,12 @@ def leave_run(path: Path, learner: str, *, wait_s: float = LEAVE_WAIT_S) -> List
 def learners_here(folder: RunFolder) -> dict[str, Listed]:
     """The learners of the run that a launcher of this machine has started, by id."""
     return {one.id: one for one in _alive(folder, "learner")}
+
+
+def not_handed_over(path: Path, learner: str) -> int:
+    """Tokens that the last process of this learner that left could not hand over."""
+    ends = [event for _, _, event in read_events(path) if isinstance(event, LearnerFinished)]
+    return next((end.unhanded for end in reversed(ends) if end.learner == learner), 0)
 
 
 def _alive(folder: RunFolder, *roles: str) -> list[Listed]:
