@@ -96,6 +96,7 @@ class World:
         """What learners bring back turns out not to be finite."""
         self.disk_works = True
         self.crash_before_publish = False
+        self.crashed = False
         self.heals: dict[int, float] = {}
         self.given_inner: list[tuple[str, int]] = []
         self.taken_inner: list[tuple[str, fx.TakeInner]] = []
@@ -139,6 +140,7 @@ class World:
 
     def crash_syncer(self) -> None:
         """kill -9: what is on the disk stays, sessions break, what was under way is gone."""
+        self.crashed = True
         self.queue.clear()
         self.later.clear()
         self.payloads.clear()
@@ -151,6 +153,7 @@ class World:
 
     def restart_syncer(self, *, exact: bool = True, reconnect: bool = True) -> None:
         """A new process on the same disk."""
+        self.crashed = False
         rows = json.loads(json.dumps(self.disk_rows))
         columns = {int(p): c for p, c in json.loads(json.dumps(self.disk_columns)).items()}
         self.syncer = SyncerMachine(self.config, "another", self.syncer.epoch + 1)
@@ -209,7 +212,7 @@ class World:
     def advance(self, duration_ns: int) -> None:
         target = self.now_ns + duration_ns
         while True:
-            wake = self.syncer.next_wake_ns()
+            wake = self.syncer.next_wake_ns() if not self.crashed else None
             due = [t for t, _ in self.later]
             nexts = [t for t in [*due, wake] if t is not None and t <= target]
             if not nexts:
@@ -219,7 +222,8 @@ class World:
             self.later = [(t, a) for t, a in self.later if t > self.now_ns]
             for action in ready:
                 action()
-            self.to_syncer(fx.Tick())
+            if not self.crashed:
+                self.to_syncer(fx.Tick())
             self.run()
         self.now_ns = target
 

@@ -446,9 +446,9 @@ class Learner:
         why = self._leave(flush, reason)
         checkpoint = self._care.close(last=engine.failure is None)
         if why:
-            self._warn(sentence(self._machine.learner, self._unhanded_tokens, why, checkpoint))
+            self._say(sentence(self._machine.learner, self._unhanded_tokens, why, checkpoint))
         if flush and reason == "finished" and self._never_stepped:
-            self._warn(NEVER_STEPPED)
+            self._say(NEVER_STEPPED)
         engine.stop(CLOSE_TIMEOUT_S)
         atexit.unregister(engine.stop)
         if self._preemption is not None:
@@ -498,7 +498,7 @@ class Learner:
         told = bool(self._machine.stopped) or (self._preemption is not None and self._preemption.requested)
         return not (self._machine.steps or told or self._resumed or self._engine.failure is not None)
 
-    def _warn(self, text: str) -> None:
+    def _say(self, text: str) -> None:
         """For whoever watches the run, and for whoever reads what this process printed."""
         self.events.emit(events.Warned(self._machine.learner, text))
         print(f"atoll: {text}", file=sys.stderr, flush=True)
