@@ -174,6 +174,7 @@ class World:
     def lose_state(self, begin: Begin | None = None) -> None:
         """The syncer dies with its disk; a new process knows nothing."""
         self.crash_syncer()
+        self.crashed = False
         self.syncer = SyncerMachine(self.config, f"run-{self.sessions + 2}", begin=begin)
         self.disk_rows, self.disk_columns, self.disk_theta, self.handed = {}, {}, {}, {}
         self.theta, self.seeds, self.merged_ids = {}, {}, []
