@@ -369,7 +369,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         (_silent_weigh_all, "whoever does not answer weighs all that it holds, for ever", 60, (0, 24, 27, 37)),
         (_aborted_forgotten, "what an aborted round had collected is forgotten", 20, (38, 25, 8)),
         (_tape_notes_other_weights, "the tape notes other weights than the merge used", 20, (10, 23, 0)),
-        (_quorum_counts_the_gone, "the quorum is a share of everybody who was ever there", 110, (117, 52)),
+        (_quorum_counts_the_gone, "the quorum is a share of everybody who was ever there", 110, (65, 117, 52)),
         (_learner_waits_for_the_syncer, "a learner without a link stops training", 20, (50, 12, 13, 9)),
         (_published_before_commit, "a version is published while it is being written", 10, (5, 55, 50, 0)),
         (_fates_untold, "a learner that comes back hears nothing of its contributions", 10, (2, 24, 41, 34)),
