@@ -453,9 +453,11 @@ NOTES_MAX = 80
 
 def shortened(notes: list[str]) -> list[str]:
     """The first so many notes; the same words again and again count once."""
-    seen: Counter[str] = Counter(note.partition(" ")[2] for note in notes)
-    firsts = {note.partition(" ")[2]: note for note in reversed(notes)}
-    texts = [f"{note}{f' ({seen[text]} times)' if seen[text] > 1 else ''}" for text, note in reversed(firsts.items())]
+    seen = Counter(note.partition(" ")[2] for note in notes)
+    firsts: dict[str, str] = {}
+    for note in notes:
+        firsts.setdefault(note.partition(" ")[2], note)
+    texts = [f"{note}{f' ({seen[text]} times)' if seen[text] > 1 else ''}" for text, note in firsts.items()]
     left = len(texts) - NOTES_MAX
     return texts if left <= 0 else [*texts[:NOTES_MAX], f"and {left} more"]
 

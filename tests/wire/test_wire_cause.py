@@ -39,6 +39,19 @@ def test_nothing_listening_no_such_name_and_silence_are_told_apart() -> None:
     assert filtered is not None and "no answer from 127.0.0.1" in filtered.text and "firewall" in filtered.text
 
 
+def test_of_several_addresses_one_that_is_fine_is_enough_and_else_each_is_named() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as gone:
+            nobody = f"127.0.0.1:{gone.getsockname()[1]}"
+        async with serving(FakeSyncer()) as server:
+            both = ClientOptions(f"{nobody},{server.address}")
+            assert await asyncio.to_thread(find_cause, both) is None
+        neither = await asyncio.to_thread(find_cause, both)
+        assert neither is not None and nobody in neither.text and server.address in neither.text and not neither.final
+
+    run(main())
+
+
 def test_a_name_that_is_looked_up_for_ever_does_not_hold_us_up(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [over.wait(60)][1:])
