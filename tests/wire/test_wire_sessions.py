@@ -9,6 +9,7 @@ import socket
 import threading
 
 import pytest
+from ports import quiet_port
 from wire_fakes import FakeSyncer, bulk_client, fetch_request, hello, payload_of, push_header, run, serving, until
 
 from atoll.core.config import SyncConfig
@@ -353,8 +354,7 @@ def test_of_several_addresses_each_is_tried_and_transfers_follow_the_session() -
     async def main() -> None:
         learner, stop = Learner(), asyncio.Event()
         first, second = FakeSyncer(), FakeSyncer(content=payload_of(10))
-        async with serving(FakeSyncer()) as nobody, serving(second) as server:
-            elsewhere, there = nobody.address, server.address
+        elsewhere, there = f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}"
         async with serving(first, listen=elsewhere):
             bulk = BulkClient(ClientOptions(f"{there},{elsewhere}"))
             sessions = asyncio.create_task(
@@ -378,8 +378,7 @@ def test_of_several_addresses_each_is_tried_and_transfers_follow_the_session() -
 
 def test_a_fetch_between_two_attempts_ends_with_its_session() -> None:
     async def main() -> None:
-        async with serving(FakeSyncer()) as server:
-            address = server.address
+        address = f"127.0.0.1:{quiet_port()}"
         bulk = BulkClient(ClientOptions(address))  # nobody is there any more
         fetching = asyncio.create_task(bulk.fetch(fetch_request()))
         await asyncio.sleep(0.05)  # it has tried, and waits to try again
