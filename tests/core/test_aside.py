@@ -8,6 +8,7 @@ import pytest
 from world import STEP_NS, FakeLearner, World, config
 
 from atoll.core.policy import ASIDE_PERIODS
+from atoll.core.syncer_begin import SEED_PATIENCE_NS
 from atoll.core.syncer_machine import QUIET_NS, SHORT_SAY_NS, SHORT_WAIT_NS
 
 NEVER_NS = 10**15
@@ -210,3 +211,52 @@ def test_a_learner_that_goes_away_while_too_few_are_there_costs_no_wakes() -> No
     world.advance(120 * SECOND)
     wake = world.syncer.next_wake_ns()
     assert wake is None or wake > world.now_ns
+
+
+def test_a_contribution_of_many_periods_does_not_take_over_the_merge() -> None:
+    """One of four was cut off for long. Its way is long already: by its tokens it would outweigh all the others."""
+    world = running(4, quorum="75%")
+    away = world.learners["l3@l3-1"]
+    world.disconnect(away)
+    for _ in range(100):
+        world.step(away)
+    world.everyone_steps(2)
+    world.connect(away)
+    done = len(world.merges)
+    world.everyone_steps(20)
+    weights = [
+        dict(zip((i.learner for i in merge.contributions), merge.weights, strict=True)) for merge in world.merges[done:]
+    ]
+    mine = max(weight["l3"] / sum(weight.values()) for weight in weights if "l3" in weight and len(weight) > 2)
+    assert 0.2 < mine <= 0.5
+    world.check_ledger()
+
+
+def test_a_learner_that_is_behind_hands_over_at_once_when_it_leaves() -> None:
+    """It does not wait for versions that its link cannot bring in time; only what is refused as too old waits."""
+    world = running(4)
+    leaver = world.learners["l3@l3-1"]
+    fetch = world._fetch
+    world._fetch = lambda learner, effect: fetch(learner, effect) if learner is not leaver else None  # type: ignore[method-assign]
+    for _ in range(10):
+        world.everyone_steps(4)
+    assert any(p.announced - p.base > world.config.carry_versions_max // 2 for p in leaver.machine.fragments)
+    world.close(leaver)
+    assert leaver.left
+
+
+def test_the_first_parameters_are_asked_of_another_when_the_first_learner_is_slow() -> None:
+    world = World(config(learners_expected=2))
+    slow = world.add_later("slow")
+    push_seed = world._push_seed
+    world._push_seed = lambda learner: push_seed(learner) if learner is not slow else None  # type: ignore[method-assign]
+    world.connect(slow)
+    quick = world.add("quick")
+    world.advance(SEED_PATIENCE_NS - 1)
+    world.boundary(quick)
+    assert not quick.machine.joined
+    world.advance(2)
+    for learner in (quick, slow):
+        world.boundary(learner)
+    assert quick.machine.joined and slow.machine.joined
+    assert any("'quick' is asked" in note["text"] for note in noted(world, "Warned"))

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from atoll.codec import needed_bytes_s
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import TensorSpec
 from atoll.learner.exchange import Arrival
 from atoll.learner.patience import RATE_GUESSED, SAY_S, Patience
-from atoll.learner.thin import TRANSFERS_MIN, LinkMeter, needed_bytes_s
+from atoll.learner.thin import TRANSFERS_MIN, LinkMeter
 from atoll.observe import events
 
 

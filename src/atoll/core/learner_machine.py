@@ -309,7 +309,7 @@ class LearnerMachine:
         if progress.based:
             fields = {"learner": self.learner, "fragment": progress.index, "version": version, "step": self.step}
             out.append(Note("LearnerAdopted", {**fields, "merged": bool(merged)}))
-        progress.reseed = ""
+        progress.reseed, progress.too_old = "", False
         assert version >= progress.base, f"I1: fragment {progress.index} went from {progress.base} to {version}"
         known = progress.base_checksum if version == progress.base else 0
         progress.base_checksum = progress.checksums.get(version, known)
@@ -428,7 +428,8 @@ class LearnerMachine:
             sent.pushed = True
         else:
             self._dropped(progress, sent, event.reply.code, out)
-            progress.given_up = self._closing is not None and event.reply.code != Refusal.STALE_BASE
+            progress.too_old = event.reply.code == Refusal.STALE_BASE
+            progress.given_up = self._closing is not None and not progress.too_old
             self._pass(progress, sent.round, out)
         for waiting in sorted(self.fragments, key=lambda p: p.contributed_step):
             self._answer(waiting, out)
@@ -697,14 +698,14 @@ class LearnerMachine:
         self._left = False
 
     def _flush(self, out: list[LearnerEffect]) -> None:
-        """Hand over all progress that is in no contribution yet, for whichever round comes next. A fragment that is far
-        behind (the link was down) first catches up, because its contribution would be refused as stale; and one whose
-        last contribution is still being pushed waits for it, because contribution numbers must arrive in order."""
+        """Hand over all progress that is in no contribution yet, for whichever round comes next. A fragment whose base
+        was refused as too old (the link was down) first catches up; and one whose last contribution is still being
+        pushed waits for it, because contribution numbers must arrive in order."""
         assert self._closing is not None
         if not self._closing.flush or not self.joined:
             return
         for progress in self.fragments:
-            behind = progress.announced - progress.base > self.config.carry_versions_max // 2
+            behind = progress.too_old and progress.announced > progress.base
             pushing = any(not sent.pushed for sent in progress.outstanding)
             based = progress.base != NO_VERSION
             if self._started and based and self._to_flush(progress) and not behind and not pushing:

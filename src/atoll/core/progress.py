@@ -70,6 +70,8 @@ class FragmentProgress:
     """Discard cause while this fragment must be overwritten with published state."""
     given_up: bool = False
     """While leaving: the syncer refused the last progress for a reason that trying again will not mend."""
+    too_old: bool = False
+    """The last contribution was refused because its base is: there must be a newer one before the next."""
     passed: bool = False
     """Asked since the last contribution, and there was nothing to give."""
     next_seq: int = 0

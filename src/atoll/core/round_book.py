@@ -25,6 +25,7 @@ from atoll.core.policy import (
     median,
     missing_tokens,
     moving_average,
+    present_tokens,
     quorum_count,
     rounds_missed_max,
     scales_steps,
@@ -316,7 +317,8 @@ class RoundBook:
         weights = [w * stale_factor(self._config, a) for w, a in zip(weights, ages, strict=True)]
         track.share = 1.0
         if scales_steps(self._config):
-            present, missing = [item.tokens for item in items], self._missing(track, opened)
+            present = [present_tokens(self._config, item.steps, item.tokens) for item in items]
+            missing = self._missing(track, opened)
             track.share = step_share(self._config, self._ledger.processed, present, missing)
             # What is taken from old contributions is not given to the others: the step is so much smaller.
             weights = [weight * (track.share / fresh) for weight in weights]

@@ -10,7 +10,7 @@ from abc import abstractmethod
 
 from atoll.core import durable
 from atoll.core.beginning import EPOCHS_SKIPPED, SAID_MAX, Begin, Beginning, can_give, holds_run
-from atoll.core.config import SyncConfig
+from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.effects import EndSession, Forget, ForgetRelay, Note, SyncerEffect, ToLearner
 from atoll.core.healing import Healing
 from atoll.core.layout import build_layout
@@ -24,6 +24,8 @@ from atoll.core.round_book import RoundBook
 from atoll.core.syncer_care import SyncerCare
 from atoll.errors import LayoutError
 
+SEED_PATIENCE_NS = 20 * SECOND_NS
+"""How long the first learner may take to give its parameters while others wait: 100 MB at 40 Mbit/s."""
 FROM_LEARNERS = "learners"
 """Where a run came back from whose state was lost: the rung of the ladder below slots and snapshots."""
 
@@ -47,6 +49,9 @@ class SyncerBegin(SyncerCare):
         self._given_up: set[str] = set()
         """Runs that began here with a newcomer's seed and gave way to one that a learner held."""
         self._said: set[str] = set()
+        self._seed_ns = -1
+        """Since when the first parameters are awaited from this seeder; -1: they are not."""
+        self._seed_patience_ns = SEED_PATIENCE_NS
 
     @abstractmethod
     def _welcome(self, member: Member, seed: bool) -> Welcome:
@@ -207,14 +212,36 @@ class SyncerBegin(SyncerCare):
     # ------------------------------------------------------------ a seed
 
     def _pass_seed_on(self, out: list[SyncerEffect]) -> None:
-        """The learner that was to give the first parameters is gone: ask the next one that waits, and of those rather
-        one that was in a run."""
+        """The learner that was to give the first parameters is gone, or too slow: ask another one that waits, and of
+        those rather one that was in a run."""
+        waiting = self._others_to_seed()
         self._seeder, self._seeds = "", set()
-        waiting = [m for m in self.membership.connected() if m.state is MemberState.JOINING]
         if waiting:
             first = min(waiting, key=lambda m: not holds_run(self._hellos[m.learner]))
             self._seed_with(first)
             out.append(ToLearner(first.session, self._welcome(first, True)))
+
+    def _watch_seed(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Whoever gives the run its first parameters may have the thinnest link of all. If others wait as well, another
+        is asked after a while; each has twice the time of the one before, so that large models come through."""
+        if not self._seeder or self.committed or self._committing:
+            self._seed_ns = -1
+            return
+        self._seed_ns = now_ns if self._seed_ns < 0 else self._seed_ns
+        if now_ns < self._seed_ns + self._seed_patience_ns or not self._others_to_seed():
+            return
+        slow, self._seed_patience_ns = self._seeder, 2 * self._seed_patience_ns
+        self._pass_seed_on(out)
+        text = f"the first parameters do not come from learner {slow!r} in time; learner {self._seeder!r} is asked"
+        out.append(Note("Warned", {"source": "syncer", "text": text}))
+        self._seed_ns = now_ns
+
+    def _others_to_seed(self) -> list[Member]:
+        waiting = [m for m in self.membership.connected() if m.state is MemberState.JOINING]
+        return [m for m in waiting if m.learner != self._seeder]
+
+    def _seed_wake_ns(self) -> int | None:
+        return self._seed_ns + self._seed_patience_ns if self._seed_ns >= 0 and self._others_to_seed() else None
 
     def _seed_with(self, member: Member) -> None:
         self._seeder = member.learner

@@ -153,12 +153,14 @@ class SyncerMachine(SyncerBegin):
             self._expire(now_ns, out)
             self.book.tick(now_ns, out)
         self._heal(now_ns, out)
+        self._watch_seed(now_ns, out)
         self._pump(now_ns, out)
         return self._remembered(out)
 
     def next_wake_ns(self) -> int | None:
         """When to send the next Tick, if nothing else happens before."""
-        wakes = [w for w in (self.book.next_wake_ns(), self.relays.next_wake_ns()) if w is not None]
+        known = (self.book.next_wake_ns(), self.relays.next_wake_ns(), self._seed_wake_ns())
+        wakes = [wake for wake in known if wake is not None]
         if self.healing is not None and (healing_ns := self.healing.next_wake_ns()) is not None:
             wakes.append(healing_ns)
         if self._lease_wake_at != self.membership.stamp:

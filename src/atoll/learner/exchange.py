@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from atoll.codec import needed_bytes_s
 from atoll.core import effects as fx
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import (
@@ -41,7 +42,7 @@ from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableErro
 from atoll.learner.chaos import poison_from_environment
 from atoll.learner.inner import Captured, pack
 from atoll.learner.snapshot import Mover, Staged
-from atoll.learner.thin import LinkMeter, needed_bytes_s
+from atoll.learner.thin import LinkMeter
 from atoll.learner.vault import U8, AdoptKey, Published, Sending, Vault
 from atoll.observe import Writer, events
 from atoll.wire import BulkClient

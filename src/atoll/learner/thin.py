@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import sys
 
-from atoll.codec import get_codec
-from atoll.core.config import SyncConfig
-from atoll.core.layout import Layout
 from atoll.core.policy import moving_average
 from atoll.observe import Writer, events
 
@@ -20,13 +17,6 @@ TRANSFERS_MIN = 3
 """So many of them, so that one that shared the link with another does not decide."""
 CHANGE = 2.0
 """It is said again when the rate is so many times smaller than when it was last said."""
-
-
-def needed_bytes_s(config: SyncConfig, layout: Layout, direction: str, step_ns: float) -> float:
-    """Bytes per second that a learner must move to take part in every round."""
-    codec = get_codec(config.codec_up if direction == "up" else config.codec_down)
-    period_bytes = sum(codec.encoded_size(fragment.size) for fragment in layout.fragments)
-    return period_bytes / (config.sync_every * step_ns / 1e9) if step_ns > 0 else 0.0
 
 
 def bits(bytes_s: float) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from atoll.codec import needed_bytes_s
 from atoll.core import effects as fx
 from atoll.core.beginning import Begin
 from atoll.core.config import SyncConfig
@@ -46,6 +47,8 @@ from atoll.syncer.news import News
 from atoll.syncer.state import Held, ModelState, Stored
 
 T = TypeVar("T")
+THIN_LOOK_S = 20.0
+"""How long after a learner was set aside its traffic is looked at: twice the window of the rates."""
 NAMED_MAX = 20
 """Learners that a message lists: a few lines of a terminal."""
 
@@ -107,6 +110,8 @@ class SyncerShell(BulkService):
             self._say(effect.session, effect.message)
         elif isinstance(effect, fx.Note):
             self._writer.emit(getattr(events, effect.kind)(**effect.fields))
+            if effect.kind == "MemberAside" and effect.fields["aside"]:
+                self._loop.call_later(THIN_LOOK_S, self._tell_thin, effect.fields["learner"])
         elif isinstance(effect, fx.Merge):
             self._start(self._merge(effect))
         elif isinstance(effect, fx.Forget):
@@ -145,6 +150,17 @@ class SyncerShell(BulkService):
             if isinstance(message, Published) and message.update:
                 self._flows_down(session, len(message.update))
             send(message)
+
+    def _tell_thin(self, learner: str) -> None:
+        """A learner was set aside some time ago: if so little came from or went to it since, its link is too thin."""
+        member = self.machine.membership.members.get(learner)
+        if member is None or not member.aside or member.quiet or self.machine.layout is None:
+            return
+        for direction, flow in (("up", self.flow_up), ("down", self.flow_down)):
+            step_ns = self.machine.book.step_ns()
+            needs = needed_bytes_s(self.machine.config, self.machine.layout, direction, step_ns)
+            if 0.0 < (gets := flow.rate(learner)) < needs:
+                self._writer.emit(events.LinkThin(learner, direction, needs, gets))
 
     def _flows_down(self, session: int, count: int) -> None:
         member = self.machine.membership.by_session(session)
