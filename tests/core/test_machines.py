@@ -269,6 +269,17 @@ def test_frozen_parameters_that_differ_are_told_once_for_each_process() -> None:
     assert len(told()) == 1
 
 
+def test_frozen_parameters_of_a_run_that_never_began_are_nobodys_measure() -> None:
+    world = World(config())
+    world._push_seed = lambda learner: None  # type: ignore[method-assign]
+    for name, frozen in (("gone", 9), ("next", 5)):
+        learner = world.add_later(name)
+        learner.machine.frozen = frozen
+        world.connect(learner)
+        world.kill(learner)
+    assert not [note for note in world.notes if note.kind == "Warned" and "frozen" in note.fields["text"]]
+
+
 def test_the_next_learner_seeds_when_the_first_dies_before_it_did() -> None:
     world = World(config())
     first = world.add("a")

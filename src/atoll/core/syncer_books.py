@@ -34,6 +34,8 @@ class SyncerBooks:
         self.run = run
         self.epoch = epoch
         self.layout: Layout | None = None
+        self._frozen = ("", 0)
+        """The first learner of this layout that has frozen parameters, and their checksum."""
         self.membership = Membership()
         self.ledger = Ledger(())
         self.book = RoundBook(config, self.membership, self.ledger)
@@ -207,7 +209,7 @@ class SyncerBooks:
         return Healing([track.version for track in self.book.tracks], known, expected)
 
     def _lay_out(self, layout: Layout) -> None:
-        self.layout = layout
+        self.layout, self._frozen = layout, ("", 0)
         self.config = replace(self._given, fragments=len(layout.fragments))
         self.ledger = Ledger([fragment.parameters for fragment in layout.fragments])
         self.book = RoundBook(self.config, self.membership, self.ledger)

@@ -55,8 +55,6 @@ class SyncerCare(SyncerBooks, ABC):
         super().__init__(config, run, epoch)
         self._fenced = ""
         """Why this syncer may say nothing more: a newer one has taken over."""
-        self._frozen = ("", 0)
-        """The first learner that had frozen parameters, and their checksum."""
 
     @abstractmethod
     def _begin_with(self, member: Member, out: list[SyncerEffect]) -> None:

@@ -286,7 +286,7 @@ class SyncerMachine(SyncerBegin):
             return Refused(Refusal.STALE_EPOCH, self._fenced)
         fresh = not self.committed and not self._committing and self.healing is None
         if fresh and not self.membership.connected():
-            self.layout, self._frozen = None, ("", 0)  # whoever fixed it is gone and gave no parameters
+            self.layout = None  # whoever fixed it is gone and gave no parameters
         gives_way = self._gives_way(hello)  # then neither its layout nor its members count
         layout, known = (None, None) if gives_way else (self.layout, self.membership.members.get(hello.learner))
         refusal = check_hello(hello, self.run, layout, known) or check_settings(hello, self.config)
