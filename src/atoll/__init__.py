@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from atoll import data
     from atoll.learner import Learner, load_model
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 __all__ = [
     "AtollError",
