@@ -39,7 +39,8 @@ TOKEN = "a-token-for-the-trial"
 PORT = 7077
 SYNCERS = ("syncer-a", "syncer-b", "syncer-c")
 FAT = 100e6
-LEARNERS = {"fat-1": FAT, "fat-2": FAT, "two-mbit": 2e6, "thin-200k": 200e3, "thin-50k": 50e3}
+FATS = {f"fat-{number}": FAT for number in range(1, 6)}
+LEARNERS = {**FATS, "two-mbit": 2e6, "thin-200k": 200e3, "thin-50k": 50e3}
 """Each learner's host, and what its link carries in each direction (bits/s)."""
 DOWN = "two-mbit"
 """Whose link goes down for a while."""
@@ -52,7 +53,7 @@ FULL_MINUTES = 15.0
 START_S_MAX = 120.0
 """Six processes import torch at once; on a busy machine with two cores that takes half a minute."""
 LONGER_MAX = 2.5
-"""How much longer than planned a run may take: with two of five learners gone, the others need 5/3 of the time."""
+"""How much longer than planned a run may take: with two learners gone, the others have more to do."""
 END_S_MAX = 120.0
 """How long leaving may take after the budget is spent; a learner that leaves is promised 20 s."""
 
@@ -465,7 +466,7 @@ def shortened(notes: list[str]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=FULL_MINUTES)
-    parser.add_argument("--step-s", type=float, default=0.4, help="least seconds of a step")
+    parser.add_argument("--step-s", type=float, default=0.6, help="least seconds of a step")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hosts")
     parser.add_argument("--only", choices=("trial", "twin"), help="one of the two, without a report")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)

@@ -96,7 +96,13 @@ def missing_tokens(config: SyncConfig, rest: int, steps: int, tokens: int) -> in
 
 def present_tokens(config: SyncConfig, steps: int, tokens: int) -> int:
     """What a contribution weighs against those that are missing: likewise no more than two periods of it."""
-    return min(tokens, MISSING_PERIODS * config.sync_every * tokens // steps)
+    return int(_counted_steps(config, steps) * tokens) // steps
+
+
+def _counted_steps(config: SyncConfig, steps: int) -> float:
+    """Of a contribution's steps, those that count for its weight."""
+    most = MISSING_PERIODS * config.sync_every
+    return float(steps) if steps <= most else max(most / 2, most * most / steps)
 
 
 def stale_factor(config: SyncConfig, age: int) -> float:
@@ -113,10 +119,11 @@ def age_limit(config: SyncConfig, *, aside: bool) -> int:
 def contribution_weight(config: SyncConfig, steps: int, tokens: int, age: int) -> float:
     """w before normalisation (section 4, syncer 4): c_tokens^2 / c_steps, or tokens, or uniform; discounted by age.
 
-    Steps beyond two periods do not count: they are there because the learner was cut off or its link is thin, others
-    were merged meanwhile at full strength, and a contribution of 200 steps would take over the merge (measured: 0.7 of
-    the weight of five learners, and 10% of loss). With its own rate for two periods it comes in like the others."""
-    share = min(1.0, MISSING_PERIODS * config.sync_every / steps)
+    A contribution of more than two periods is long because its learner was cut off or its link is thin, and others were
+    merged meanwhile at full strength. By its tokens one of 200 steps would take over the merge (measured: 0.7 of the
+    weight of five learners, and 10% of loss). It weighs what its learner makes in two periods, and one of four periods
+    or more in one: then its own way, however long, counts as that of everybody else."""
+    share = _counted_steps(config, steps) / steps
     if config.weights == "tokens2_per_step":
         weight = float(tokens) * float(tokens) / float(steps) * share
     elif config.weights == "tokens":
