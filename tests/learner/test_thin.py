@@ -41,7 +41,7 @@ def test_a_thin_link_is_named_once_and_again_when_it_becomes_worse(capsys: pytes
     for _ in range(10):
         meter.moved("down", 50_000, 8 * SECOND_NS, 20_000.0)
     assert kept.events == [events.LinkThin("paris", "down", 20_000.0, 6_250.0)]
-    assert "needs 160 kbit/s down, it gets 50 kbit/s" in capsys.readouterr().err
+    assert "link down too thin: needs 160 kbit/s, gets 50 kbit/s" in capsys.readouterr().err
     for _ in range(20):
         meter.moved("down", 50_000, 20 * SECOND_NS, 20_000.0)
     assert len(kept.events) == 2

@@ -10,6 +10,7 @@ import sys
 
 from atoll.core.policy import moving_average
 from atoll.observe import Writer, events
+from atoll.observe.log import thin_text
 
 TOLD_NS_MIN = 200_000_000
 """A transfer that takes less says nothing about the link's rate: it is mostly round trips, or a busy processor."""
@@ -17,12 +18,6 @@ TRANSFERS_MIN = 3
 """So many of them, so that one that shared the link with another does not decide."""
 CHANGE = 2.0
 """It is said again when the rate is so many times smaller than when it was last said."""
-
-
-def bits(bytes_s: float) -> str:
-    """A rate in people's units."""
-    rate = 8 * bytes_s
-    return f"{rate / 1e6:,.3g} Mbit/s" if rate >= 1e6 else f"{rate / 1e3:,.3g} kbit/s"
 
 
 class LinkMeter:
@@ -45,8 +40,9 @@ class LinkMeter:
         worse = not told or rate < told / CHANGE
         if rate < needs and worse and self._counts[direction] >= TRANSFERS_MIN:
             self._told[direction] = rate
-            self._writer.emit(events.LinkThin(self._learner, direction, needs, rate))
+            event = events.LinkThin(self._learner, direction, needs, rate)
+            self._writer.emit(event)
             sys.stderr.write(
-                f"atoll: learner {self._learner}: link too thin: the run needs {bits(needs)} {direction}, it gets "
-                f"{bits(rate)}; training goes on, and what it learns is merged at the link's own pace\n"
+                f"atoll: learner {self._learner}: {thin_text(event)}; training goes on, and what it learns is merged at "
+                "the link's own pace\n"
             )
