@@ -25,6 +25,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ INT4_BYTES = 0.52
 """Bytes of one parameter as int4, with its block's scale."""
 WIDTH, LAYERS, HEADS, LR = 64, 2, 2, 3e-3
 FULL_MINUTES = 15.0
+READY, GO = "ready", "go"
+"""Files on a learner's disk: its process is loaded; it may join. So every run of the trial begins alike."""
 START_S_MAX = 120.0
 """Six processes import torch at once; on a busy machine with two cores that takes half a minute."""
 LONGER_MAX = 2.5
@@ -85,6 +88,10 @@ def train(steps: int, step_s: float) -> None:
     optimizer = make_optimizer(gpt, "adamw", LR)
     shard = load_corpus("stdlib").shard(int(os.environ["ATOLL_RANK"]), len(LEARNERS))
     batches = Batches(shard, batch=BATCH, seq=SEQ, seed=0)
+    kernels.warm_up()
+    Path(READY).touch()
+    while not Path(GO).exists():
+        time.sleep(0.05)
     with atoll.Learner(gpt, optimizer) as learner:
         while not learner.done:
             began_s = time.monotonic()
@@ -222,22 +229,23 @@ def run(trial: Trial) -> None:
         rate = rate if trial.faults else FAT
         trial.net.set(host, Weather(up=Way(bits_per_s=rate), down=Way(bits_per_s=rate)))
         trial.start_learner(host, rank)
-        if rank == 0:
-            wait_joined(trial, host)  # it gives the run its first parameters, so it had better have a fat link
-            trial.began_s = time.monotonic()
+    wait_for(trial, lambda: all((trial.host(host) / READY).exists() for host in LEARNERS), "every learner is loaded")
+    wait_for(trial, lambda: (trial.host(SYNCERS[0]) / "run" / "syncer.json").exists(), "the syncer listens")
+    trial.began_s = time.monotonic()
+    for host in LEARNERS:
+        (trial.host(host) / GO).touch()
     trial.say(f"a syncer and {len(LEARNERS)} learners were started")
     if trial.faults:
         happen(trial)
     finish(trial)
 
 
-def wait_joined(trial: Trial, host: str) -> None:
-    """The clock of the trial starts with its training, not with Python's."""
+def wait_for(trial: Trial, condition: Callable[[], bool], what: str) -> None:
+    """The clock of the trial starts with its training, not with Python's, and for all learners at once."""
     deadline_s = time.monotonic() + START_S_MAX
-    events = trial.host(host) / "run" / "events"
-    while not any('"learner_joined"' in file.read_text() for file in events.glob("*.jsonl")):
+    while not condition():
         if time.monotonic() > deadline_s:
-            raise SystemExit(f"{host} did not join within {START_S_MAX:g} s; see the logs in {trial.folder}")
+            raise SystemExit(f"not within {START_S_MAX:g} s: {what}; see the logs in {trial.folder}")
         time.sleep(0.2)
         check(trial)
 
