@@ -75,11 +75,15 @@ def raise_step(frame: bytearray, start: int) -> bool:
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_a_stream_that_one_bit_made_dumb_is_replaced(run: Run, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run.go_on()
+    session = _session(run)
     damage_one(run, direction, lengthen, monkeypatch)
-    connections = run.proxy.stats("far").connections
-    run.wait(lambda: run.proxy.stats("far").connections > connections, "the learner connects again")
+    run.wait(lambda: _session(run) > session, "the learner says hello again")
     run.go_on()
     run.finish()
+
+
+def _session(run: Run) -> int:
+    return int(run.syncer.ask(lambda shell: shell.machine.membership.members["far"].session))
 
 
 def test_a_damaged_progress_is_not_believed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

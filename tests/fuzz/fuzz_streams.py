@@ -152,6 +152,9 @@ class FakeCall:
         self._rest = iter(messages)
         self.written: list[bytes] = []
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
     async def read(self) -> Any:
         await asyncio.sleep(0)
         return next(self._rest, EOF)

@@ -493,7 +493,7 @@ def test_unknown_kinds_of_bulk_are_refused() -> None:
 
 def test_every_field_of_every_message_is_in_the_contract() -> None:
     """A field added to core/messages.py and forgotten here would be lost silently on the wire."""
-    renamed = {"Welcome": {"config": "config_json"}}
+    renamed = {"Welcome": {"config": "config_json", "rank": "rank_plus_one"}}
     carried = [
         *get_args(m.LearnerMessage),
         *get_args(m.SyncerMessage),

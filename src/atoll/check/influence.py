@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 
 from atoll.check.checker import Checker
-from atoll.check.facts import Committed, GuardReset, Outlier, Restored
+from atoll.check.facts import Committed, GuardReset, Healed, Outlier, Restored
 
 MEDIANS_KEPT = 8
 """Medians that a merged contribution may have been judged by: it may wait for some versions before it is merged, while
@@ -68,6 +68,13 @@ class BoundedInfluence(Checker):
         self._medians[fact.fragment] = [math.inf]
 
     def on_restored(self, fact: Restored) -> None:
-        for fragment in fact.fragments:  # what the restarted syncer knows of norms is on its disk, not here
-            self._norms[fragment] = []
-            self._medians[fragment] = [math.inf]
+        for fragment in fact.fragments:
+            self._forget(fragment)
+
+    def on_healed(self, fact: Healed) -> None:
+        self._forget(fact.fragment)  # of a run that came back from learners alone, nobody knows any norms
+
+    def _forget(self, fragment: int) -> None:
+        """What a restarted syncer knows of norms is on its disk, not here."""
+        self._norms[fragment] = []
+        self._medians[fragment] = [math.inf]

@@ -89,6 +89,9 @@ SHORT_SAY_NS = 10 * SECOND_NS
 SHORT_WAIT_NS = 60 * SECOND_NS
 """From then on those who are here go on without those who were expected (unless everybody's answer is asked for)."""
 
+RANK_PROTOCOL = 2
+"""The protocol whose Welcome knows ranks."""
+
 DEAF_STEPS = 4
 """A learner adopts at step boundaries: one that takes this many of them past a published version does not hear."""
 
@@ -321,7 +324,8 @@ class SyncerMachine(SyncerBegin):
 
     def _welcome(self, member: Member, seed: bool) -> Welcome:
         assert self.layout is not None
-        place = (self.layout.fingerprint, seed, member.protocol, member.rank)
+        rank = member.rank if member.protocol >= RANK_PROTOCOL else -1
+        place = (self.layout.fingerprint, seed, member.protocol, rank)
         return Welcome(self.run, self.epoch, member.generation, self.config, *place)
 
     def _begin_with(self, member: Member, out: list[SyncerEffect]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -82,4 +83,5 @@ class Doctor:
         first = not self._said
         self._said, self._said_s = self.cause, now_s
         more = f" (trying on for up to {self._patience_s:g} s)" if first and patient else ""
-        print(f"atoll: {self._learner} has not joined yet: {self.cause}{more}", file=sys.stderr, flush=True)
+        with contextlib.suppress(ValueError, OSError):  # whoever started this may have closed it
+            print(f"atoll: {self._learner} has not joined yet: {self.cause}{more}", file=sys.stderr, flush=True)

@@ -43,6 +43,6 @@ class LinkMeter:
             event = events.LinkThin(self._learner, direction, needs, rate)
             self._writer.emit(event)
             sys.stderr.write(
-                f"atoll: learner {self._learner}: {thin_text(event)}; training goes on, and what it learns is merged at "
-                "the link's own pace\n"
+                f"atoll: learner {self._learner}: {thin_text(event)}; training goes on, and what it learns is merged "
+                "at the link's own pace\n"
             )

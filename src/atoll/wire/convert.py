@@ -209,7 +209,7 @@ def _syncer_message(message: m.SyncerMessage) -> Any:
                 fingerprint=message.fingerprint,
                 seed=message.seed,
                 protocol=message.protocol if message.protocol > 1 else 0,  # protocol 1 has neither field
-                rank_plus_one=message.rank + 1 if message.protocol > 1 else 0,
+                rank_plus_one=message.rank + 1,
             )
             return pb.SyncerMessage(welcome=welcome)
         case m.Refused():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Users fork (PyTorch DataLoader workers). gRPC's own fork handlers would stop our background threads around each fork
@@ -24,6 +25,10 @@ from atoll.wire.limits import (
     KEEPALIVE_TIME_MS,
     MIB,
 )
+
+# A forked child must not clear away connections that were garbage in its parent: gRPC's threads are not there, and it
+# dies.
+os.register_at_fork(after_in_child=gc.freeze)
 
 __all__ = ["EOF", "bulk_channel_arguments", "control_channel_arguments", "grpc", "keep_heap", "server_arguments"]
 
