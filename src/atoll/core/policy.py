@@ -95,8 +95,9 @@ def missing_tokens(config: SyncConfig, rest: int, steps: int, tokens: int) -> in
 
 
 def present_tokens(config: SyncConfig, steps: int, tokens: int) -> int:
-    """What a contribution weighs against those that are missing: likewise no more than two periods of it."""
-    return int(_counted_steps(config, steps) * tokens) // steps
+    """What a contribution weighs against those that are missing: by the same measure as theirs, so that contributions
+    of everybody after an outage, merged in two halves, add up to one of all."""
+    return missing_tokens(config, tokens, steps, tokens)
 
 
 def _counted_steps(config: SyncConfig, steps: int) -> float:
