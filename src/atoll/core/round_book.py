@@ -15,7 +15,7 @@ from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
 from atoll.core.policy import (
-    ASIDE_PERIODS,
+    MISSING_PERIODS,
     age_limit,
     clock_step,
     contribution_weight,
@@ -250,8 +250,11 @@ class RoundBook:
 
     def learner_gone(self, learner: str, now_ns: int, out: list[SyncerEffect]) -> None:
         """Open rounds no longer wait for this learner; what it gave stays."""
+        member = self._membership.members.get(learner)
+        left = member is None or member.state is MemberState.LEFT  # else it may come back, and miss the next ones, too
         for track in self.tracks:
-            track.missed.pop(learner, None)
+            if left:
+                track.missed.pop(learner, None)
             if track.round is not None:
                 track.round.waiting.discard(learner)
                 track.round.nothing.discard(learner)
@@ -337,11 +340,11 @@ class RoundBook:
     def _missing(self, track: FragmentTrack, opened: Round) -> list[int]:
         """What learners hold of this fragment who were asked, have neither answered nor gone, and have nothing from an
         earlier round in this one; of each no more than it can have made meanwhile, and nothing of one that has missed
-        all of the fragment's last rounds, whatever it does with others."""
+        the last two rounds of the fragment, whatever it does with others."""
         tokens = []
         for learner in sorted(opened.waiting - opened.contributors()):
             member = self._membership.members.get(learner)
-            if member is not None and track.missed.get(learner, 0) < ASIDE_PERIODS:
+            if member is not None and track.missed.get(learner, 0) < MISSING_PERIODS:
                 rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
                 tokens.append(missing_tokens(self._config, rest, member.steps, member.tokens))
         return tokens
