@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from world import STEP_NS, FakeLearner, World, config
 
+from atoll.core import effects as fx
 from atoll.core.policy import ASIDE_PERIODS
 from atoll.core.syncer_begin import SEED_PATIENCE_NS
 from atoll.core.syncer_machine import QUIET_NS, SHORT_SAY_NS, SHORT_WAIT_NS
@@ -260,3 +261,24 @@ def test_the_first_parameters_are_asked_of_another_when_the_first_learner_is_slo
         world.boundary(learner)
     assert quick.machine.joined and slow.machine.joined
     assert any("'quick' is asked" in note["text"] for note in noted(world, "Warned"))
+
+
+def test_whoever_hands_over_last_does_not_have_the_last_merge_to_itself() -> None:
+    """Three of four leave at the end of the run; the fourth, over a thin link, brings 40 steps when they are gone."""
+    world = running(4, quorum="75%")
+    last = mute(world, "l3@l3-1")
+    world.everyone_steps(40)
+    world.to_syncer(fx.StopRequested("the budget is spent"))
+    world.run()
+    for name in ("l0@l0-1", "l1@l1-1", "l2@l2-1"):
+        world.close(world.learners[name])
+    done, before = len(world.merges), world.theta[0]
+    deliver(world, last)
+    world.advance(STEP_NS)
+    world.close(last)
+    world.advance(STEP_NS)
+    mine = [merge for merge in world.merges[done:] if any(i.learner == "l3" for i in merge.contributions)]
+    assert mine and all(sum(merge.weights) <= 0.25 + 1e-9 for merge in mine)
+    assert world.theta[0] - before < 15, "a quarter of its way"
+    assert world.finished
+    world.check_ledger()

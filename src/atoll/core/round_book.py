@@ -61,6 +61,8 @@ class RoundBook:
         self.aborts = 0
         self.contributions_merged = 0
         self.contributions_late = 0
+        self.ending = 0
+        """Learners that were there when the run was told to stop; 0 before."""
         self.expected_waived = False
         """Nobody waits for learners that were expected and did not come."""
         self._quorum_ns = 0.0
@@ -193,6 +195,7 @@ class RoundBook:
         waiting = {m.learner for m in active if not m.aside}
         opened = Round(number, attempt, track.index, now_ns, clock, track.due_step, asked=asked, waiting=waiting)
         track.round, track.last_round = opened, self.rounds_started
+        track.asked_last = len(asked) or track.asked_last
         track.due_step = clock + self._config.sync_every
         out.append(
             Note(
@@ -323,6 +326,7 @@ class RoundBook:
             present = [present_tokens(self._config, item.steps, item.tokens) for item in items]
             missing = self._missing(track, opened)
             track.share = step_share(self._config, self._ledger.processed, present, missing)
+            track.share = min(track.share, self._share_at_the_end(track, opened))
             # What is taken from old contributions is not given to the others: the step is so much smaller.
             weights = [weight * (track.share / fresh) for weight in weights]
         track.merging = True
@@ -348,6 +352,12 @@ class RoundBook:
                 rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
                 tokens.append(missing_tokens(self._config, rest, member.steps, member.tokens))
         return tokens
+
+    def _share_at_the_end(self, track: FragmentTrack, opened: Round) -> float:
+        """When a run ends its learners hand over one by one, and whoever comes last comes alone: what it brings still
+        counts as one of all. (A thin link's last 304 steps, alone in the last merge, once cost a run 10% of loss.)"""
+        crowd = self.ending or (0 if opened.asked else track.asked_last)
+        return min(1.0, len(opened.contributors()) / crowd) if crowd else 1.0
 
     # ------------------------------------------------------------ who does not deliver
 

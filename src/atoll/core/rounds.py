@@ -92,6 +92,8 @@ class FragmentTrack:
     version: int = NO_VERSION
     checksum: int = 0
     round: Round | None = None
+    asked_last: int = 0
+    """How many learners were asked for it when it was last asked for."""
     last_round: int = 0
     """How many rounds there had been when this fragment was last asked for."""
     merging: bool = False

@@ -648,6 +648,7 @@ class SyncerMachine(SyncerBegin):
         if self.stopping:
             return
         self.stopping = reason
+        self.book.ending = len(self.membership.active())
         out += [ToLearner(member.session, Stop(reason)) for member in self.membership.connected()]
 
     def _ask_to_leave(self, learner: str, out: list[SyncerEffect]) -> None:
