@@ -5,7 +5,9 @@
 A lock on RUN/state keeps two syncers of one folder apart; two that were started from one snapshot location, on two
 machines, meet only here. A claim is taken by creating the next number, which one of several at once can do: the store
 refuses to create what exists (S3: If-None-Match), or, where it cannot, what was written is read back after a pause.
-Nobody but its maker writes a claim again. Whoever sees a higher number than its own has been overtaken and ends.
+Nobody but its maker writes a claim again. Whoever sees a higher number than its own has been overtaken and ends. The
+last CLAIMS_KEPT stay: a listing that is under way while files come and go may miss the newest of them, and a number
+that were free again could be taken twice.
 
 Whether a claim is alive is seen without comparing clocks: its beat is watched for CLAIM_WATCH_S. On the machine where
 its maker ran, the process itself is looked for.
@@ -39,6 +41,8 @@ CLAIM_LOOK_S = 1.0
 """Between two looks at a claim that is watched."""
 CLAIM_PAUSE_S = 2.0
 """Before what was written is read back, where the store cannot refuse a second writer: longer than a write takes."""
+CLAIMS_KEPT = 16
+"""So many would have to be made during one listing for it to miss them all. A few hundred bytes each."""
 _NAME = re.compile(r"claim-(\d{12})\.json")
 
 
@@ -118,7 +122,7 @@ class Hold:
         self.check()
         self.taken = True
         with contextlib.suppress(OSError):  # what stays of older ones does no harm
-            self.place.delete_files(name for name, number in _numbers(self.place) if number < self.claim.number)
+            self.place.delete_files(name for name, _ in _newest_first(self.place)[CLAIMS_KEPT:])
 
 
 def take_claim(
@@ -169,15 +173,16 @@ def _watch(place: Place, found: Claim, say: Callable[[str], None], watch_s: floa
 
 
 def _newest(place: Place) -> Claim | None:
-    for name, number in sorted(_numbers(place), key=lambda entry: entry[1], reverse=True):
+    for name, number in _newest_first(place):
         data = place.read_small(name, SMALL_FILE_BYTES_MAX)
         if data is not None:  # else it was deleted since, by a newer one
             return _decode(number, data)
     return None
 
 
-def _numbers(place: Place) -> list[tuple[str, int]]:
-    return [(name, int(match[1])) for name in place.sizes("") if (match := _NAME.fullmatch(name))]
+def _newest_first(place: Place) -> list[tuple[str, int]]:
+    found = [(name, int(match[1])) for name in place.sizes("") if (match := _NAME.fullmatch(name))]
+    return sorted(found, key=lambda entry: entry[1], reverse=True)
 
 
 def _name(number: int) -> str:
