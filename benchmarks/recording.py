@@ -22,7 +22,7 @@ from pathlib import Path
 from rounds import FRAGMENTS, ROW, measure
 
 from atoll.core.messages import TensorSpec
-from atoll.syncer.replay import replay
+from atoll.replay.replay import replay
 
 
 def run(folder: Path, record: bool, arguments: argparse.Namespace, tensors: tuple[TensorSpec, ...]) -> dict[str, float]:

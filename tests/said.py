@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from atoll.cli import main
+from atoll.app import main
 
 
 class Said(NamedTuple):

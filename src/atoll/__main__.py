@@ -1,6 +1,6 @@
 """`python -m atoll` is the `atoll` command of this very Python."""
 
-from atoll.cli import main
+from atoll.app import main
 
 if __name__ == "__main__":
     main()

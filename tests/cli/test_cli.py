@@ -109,8 +109,8 @@ def test_run_has_the_options_of_those_who_measure(atoll: Command) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
-    program = "import sys; sys.argv = ['atoll', '--help']\nimport atoll.cli\n"
-    program += "try: atoll.cli.main()\nexcept SystemExit: pass\n"
+    program = "import sys; sys.argv = ['atoll', '--help']\nimport atoll.app\n"
+    program += "try: atoll.app.main()\nexcept SystemExit: pass\n"
     program += "print('heavy:', [m for m in ('torch', 'grpc', 'numba', 'numpy') if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert result.stdout.strip().endswith("heavy: []")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll import fleet
-from atoll.cli import main
+from atoll.app import main
 
 CELL = {"chips", "method", "learners", "goodput", "half_width", "uptime", "published", "simulated_seconds", "events"}
 

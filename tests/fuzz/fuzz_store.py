@@ -47,6 +47,7 @@ from atoll.core.durable import Recovery
 from atoll.core.messages import Hello
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.errors import ConfigError, PayloadError, StoreError
+from atoll.replay.recording_reader import SegmentReader
 from atoll.store import SnapshotTarget, export_model, open_store, read_state
 from atoll.store.documents import json_object
 from atoll.store.epoch import Tenure, _read_small
@@ -54,7 +55,6 @@ from atoll.store.handover import Handover
 from atoll.store.loaded import LoadedFragment
 from atoll.store.manifest import MANIFEST_FILE, ROWS_FILE, decode_manifest
 from atoll.store.recording import SegmentFile
-from atoll.store.recording_reader import SegmentReader
 from atoll.store.recover import CLAIMS_FILE
 from atoll.store.slot_reader import read_fragment
 from atoll.store.slot_record import SECTOR, SlotRecord, decode_record

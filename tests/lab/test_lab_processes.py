@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from atoll.cli.lab_processes import _run, check_processes, words
 from atoll.errors import ConfigError
 from atoll.lab.store import ResultStore
+from atoll.workbench.lab_processes import _run, check_processes, words
 
 STUDY = """
 [base]

@@ -22,8 +22,8 @@ import typer
 from cluster import WAIT_S, small_model
 
 import atoll
+from atoll.app import app
 from atoll.chaos import HostNet, namespaces_available
-from atoll.cli.app import app
 from atoll.observe import events as ev
 from atoll.observe import read_events
 

@@ -15,7 +15,7 @@ import pytest
 from launch_fakes import HELPERS, WAIT_S_MAX, InThread, alive, command, folder_in, supervisor, wait_for
 from typer.testing import CliRunner
 
-from atoll.cli.app import app
+from atoll.app import app
 from atoll.core.messages import ASKED_TO_LEAVE
 from atoll.errors import ConfigError, LaunchError, UnreachableError
 from atoll.launch import local

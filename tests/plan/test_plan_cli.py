@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from said import Command, command
 
-from atoll.cli import main
+from atoll.app import main
 from atoll.core.config import SyncConfig
 from atoll.launch import run_config, train_config
 from atoll.launch.options import read_config_file

@@ -268,7 +268,7 @@ def test_an_idle_syncer_that_was_overtaken_ends_and_leaves_the_newer_ones_model(
 
 SLOW_TO_LISTEN = """
 import os, signal, sys
-from atoll.cli import main
+from atoll.app import main
 from atoll.syncer import serve
 real = serve.{where}
 def frozen(*arguments):

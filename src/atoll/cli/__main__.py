@@ -1,6 +1,5 @@
-"""`python -m atoll.cli` is the `atoll` command too."""
+"""`python -m atoll.cli` is the `atoll` command too. It is above this room, so that it is started and not imported."""
 
-from atoll.cli import main
+import runpy
 
-if __name__ == "__main__":
-    main()
+runpy.run_module("atoll", run_name="__main__", alter_sys=True)

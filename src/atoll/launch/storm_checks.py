@@ -108,7 +108,7 @@ def _judged(calm: Sequence[facts.Fact]) -> bool:
 
 def _replayed(folder: Path) -> tuple[list[facts.Fact], str]:
     """Every merge done again from the recording."""
-    from atoll.syncer.replay import replay
+    from atoll.replay.replay import replay
 
     try:
         report = replay(folder)

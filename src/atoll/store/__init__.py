@@ -2,7 +2,7 @@
 
 open_store, RunStore       the state folder of a run: two slots per fragment, the tape, the epoch
 read_state, read_history   the same folder read-only, of a living or a dead run
-Recording, SegmentReader   with --record: what merges were made from, written and read
+Recording                  with --record: what merges were made from (atoll.replay reads it)
 SnapshotTarget             snapshots to any fsspec URL, claimed by one syncer (Hold); load_snapshot reads one
 export_model               a safetensors file by parameter name
 failpoints                 where tests make this room die
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from atoll.store.loaded import Loaded, LoadedFragment, LoadedSnapshot
     from atoll.store.place import unreachable
     from atoll.store.recording import Place, Recording, segment_files
-    from atoll.store.recording_reader import Record, SegmentReader, read_notes
     from atoll.store.recover import read_state
     from atoll.store.run_store import RunStore, open_store
     from atoll.store.slots import CommitStats
@@ -39,10 +38,8 @@ _HOME = {
     "LoadedFragment": "loaded",
     "LoadedSnapshot": "loaded",
     "Place": "recording",
-    "Record": "recording_reader",
     "Recording": "recording",
     "RunStore": "run_store",
-    "SegmentReader": "recording_reader",
     "SnapshotDraft": "snapshots",
     "SnapshotStats": "snapshots",
     "SnapshotTarget": "snapshots",
@@ -52,7 +49,6 @@ _HOME = {
     "load_snapshot": "snapshots",
     "open_store": "run_store",
     "read_history": "tape_record",
-    "read_notes": "recording_reader",
     "read_rows": "tape_record",
     "read_state": "recover",
     "segment_files": "recording",
@@ -72,10 +68,8 @@ __all__ = [
     "LoadedFragment",
     "LoadedSnapshot",
     "Place",
-    "Record",
     "Recording",
     "RunStore",
-    "SegmentReader",
     "SnapshotDraft",
     "SnapshotStats",
     "SnapshotTarget",
@@ -83,7 +77,6 @@ __all__ = [
     "load_snapshot",
     "open_store",
     "read_history",
-    "read_notes",
     "read_rows",
     "read_state",
     "segment_files",

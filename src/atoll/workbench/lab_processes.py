@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import IO, TYPE_CHECKING, Any
 
-from atoll.cli.amounts import duration
 from atoll.cli.terminal import EXIT_BAD_INPUT, sigterm_as_interrupt
 from atoll.errors import ConfigError
 from atoll.lab.conduct import Outcome, pending
 from atoll.lab.store import ResultStore
 from atoll.lab.study import Planned, Study
 from atoll.launch.process import die_with
+from atoll.workbench.amounts import duration
 
 if TYPE_CHECKING:
     from rich.console import Console

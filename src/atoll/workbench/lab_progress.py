@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from atoll.cli.amounts import count, duration
 from atoll.lab.conduct import Forecast, Watcher
 from atoll.lab.store import Record
 from atoll.lab.study import Planned
+from atoll.workbench.amounts import count, duration
 
 if TYPE_CHECKING:
     from rich.console import Console

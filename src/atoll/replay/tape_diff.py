@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from atoll.errors import StoreError
-from atoll.syncer.history import Decision, History, merge_of, open_history, state_of, tape_decisions
+from atoll.replay.history import Decision, History, merge_of, open_history, state_of, tape_decisions
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,15 +26,16 @@ from recorded_run import Puppet, RecordedRun
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from atoll.cli.app import app
+from atoll.app import app
 from atoll.errors import AtollError, ConfigError, LaunchError, StoreError
 from atoll.launch import train_config
 from atoll.launch.options import to_toml
-from atoll.store import SegmentReader, failpoints, read_state, segment_files
+from atoll.replay.recording_reader import SegmentReader
+from atoll.replay.replay import ReplayReport, replay
+from atoll.replay.tape_diff import diff_tapes
+from atoll.store import failpoints, read_state, segment_files
 from atoll.store.recording import FRAME, MARKER, head_checksum
 from atoll.syncer import recording
-from atoll.syncer.replay import ReplayReport, replay
-from atoll.syncer.tape_diff import diff_tapes
 
 
 def check_same(folder: Path) -> ReplayReport:

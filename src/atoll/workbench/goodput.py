@@ -185,7 +185,7 @@ def _check_outputs(figures: Path | None, save: Path | None, grid: list[tuple[int
 
 
 def _draw(console: Console, folder: Path, answer: dict[str, Any]) -> None:
-    from atoll.cli.paper_figures import draw_goodput, draw_heterogeneous, draw_scavenging
+    from atoll.workbench.paper_figures import draw_goodput, draw_heterogeneous, draw_scavenging
 
     drawn = []
     if answer["cells"]:

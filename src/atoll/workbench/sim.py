@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.goodput import goodput
 from atoll.cli.terminal import EXIT_INTERRUPTED, human, print_json, save_text
+from atoll.workbench.goodput import goodput
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli import lab_say as say
 from atoll.cli import options as o
 from atoll.cli.terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_json, save_text, sigterm_as_interrupt
+from atoll.workbench import lab_say as say
 from atoll.zoo.presets import OPTIMIZERS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.cli.lab_processes import Chosen
     from atoll.lab.conduct import Outcome, Runner
     from atoll.lab.spec import LabResult, LabSpec
     from atoll.lab.study import Planned
+    from atoll.workbench.lab_processes import Chosen
 
 EXIT_FAILED = 1
 THREADS_MAX = 1024
@@ -119,10 +119,10 @@ def study_command(
     """Run what the store does not have yet. Stop it whenever you like: the same command goes on where it was."""
     from time import monotonic
 
-    from atoll.cli.lab_processes import check_processes, study_together, words
     from atoll.lab.conduct import Forecast, Outcome, check_minutes, conduct, pending
     from atoll.lab.store import ResultStore
     from atoll.lab.study import load_study
+    from atoll.workbench.lab_processes import check_processes, study_together, words
 
     console = human(json_wanted=json)
     check_minutes(minutes)
@@ -196,7 +196,7 @@ def report_command(
     if markdown is not None:
         console.print(f"the tables are in {markdown}", markup=False, soft_wrap=True)
     if figures is not None:
-        from atoll.cli.lab_figures import draw
+        from atoll.workbench.lab_figures import draw
 
         console.print(f"the figures are in {draw(figures, found)}", markup=False, soft_wrap=True)
     if json:
@@ -259,7 +259,7 @@ def _run_one(spec: LabSpec, runner: Runner, console: Console) -> LabResult:
 
 
 def _watched(console: Console, queue: list[Planned], forecast: Any, *, tell_all: bool = True) -> Any:
-    from atoll.cli.lab_progress import StudyProgress
+    from atoll.workbench.lab_progress import StudyProgress
 
     return StudyProgress(console, queue, forecast, tell_all=tell_all)
 

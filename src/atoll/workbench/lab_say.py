@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from atoll.cli.amounts import count, duration
+from atoll.workbench.amounts import count, duration
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,9 +8,9 @@ import numpy as np
 
 from atoll.codec import get_codec
 from atoll.errors import PayloadError, StoreError
-from atoll.store import SegmentReader
+from atoll.replay.history import History, RecordedMerge
+from atoll.replay.recording_reader import SegmentReader
 from atoll.store.recording import RECORDING_FOLDER, SegmentFile, segment_path
-from atoll.syncer.history import History, RecordedMerge
 from atoll.syncer.state import Held, ModelState
 
 OPEN_MAX = 4

@@ -207,7 +207,7 @@ def _published(*, json_wanted: bool, figures: Path | None) -> None:
     console = human(json_wanted=json_wanted)
     print_published(cells, totals, others, console)
     if figures is not None:
-        from atoll.cli.paper_figures import draw_utilisation
+        from atoll.workbench.paper_figures import draw_utilisation
 
         console.print(f"figures: {draw_utilisation(figures, cells)}", markup=False, soft_wrap=True)
     if json_wanted:

@@ -25,7 +25,8 @@ from atoll.core.config import LATER_SETTINGS, SyncConfig
 from atoll.core.layout import Layout, build_layout
 from atoll.core.messages import TensorSpec
 from atoll.errors import AtollError, StoreError
-from atoll.store import Record, SegmentReader, read_notes, read_rows, read_state, segment_files
+from atoll.replay.recording_reader import Record, SegmentReader, read_notes
+from atoll.store import read_rows, read_state, segment_files
 from atoll.syncer.recording import RECORDED
 
 Made = TypeVar("Made")

@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import SafetensorError
 
 from atoll.errors import ConfigError, LaunchError, StoreError
-from atoll.syncer.history import (
+from atoll.replay.history import (
     About,
     History,
     RecordedState,
@@ -28,9 +28,9 @@ from atoll.syncer.history import (
     state_of,
     tape_decisions,
 )
+from atoll.replay.replayer import Replayer
+from atoll.replay.report import FragmentEnd, Jump, Mismatch, ReplayReport
 from atoll.syncer.recording import HERE
-from atoll.syncer.replay_report import FragmentEnd, Jump, Mismatch, ReplayReport
-from atoll.syncer.replayer import Replayer
 from atoll.syncer.state import ModelState
 
 __all__ = ["FragmentEnd", "Jump", "Mismatch", "ReplayReport", "replay"]

@@ -1,17 +1,23 @@
-"""The commands and what they share: help, the version, and errors that end with a remedy instead of a traceback."""
+"""The `atoll` command: the product's commands and those of the instruments, put together. Nothing imports this room.
+
+Each command loads its rooms when it runs. Errors end with a remedy instead of a traceback.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
+import gc
 import os
 import sys
 from typing import Annotated
 
 import typer
 
-from atoll.cli import chaos, demo, folder, lab, parts, plan, replay, run_script, sim, status, train
+from atoll.cli import folder, parts, run_script, status, train
 from atoll.errors import AtollError
+from atoll.workbench import chaos, demo, lab, plan, replay, sim
 
 app = typer.Typer(
     name="atoll",
@@ -59,6 +65,14 @@ def atoll(
     ] = False,
 ) -> None:
     """Train one model on many unreliable, unequal, far-apart machines that never wait for each other."""
+
+
+def main() -> None:
+    """Entry point of the `atoll` script and of `python -m atoll`."""
+    # A Python that has loaded PyTorch takes a second to end, nearly all of it in search of cycles among what nobody
+    # will use again.
+    atexit.register(gc.freeze)
+    run()
 
 
 def run() -> None:

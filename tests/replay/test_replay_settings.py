@@ -9,8 +9,9 @@ import pytest
 from recorded_run import RecordedRun
 from safetensors.numpy import load_file
 
-from atoll.store import SegmentReader, segment_files
-from atoll.syncer.replay import replay
+from atoll.replay.recording_reader import SegmentReader
+from atoll.replay.replay import replay
+from atoll.store import segment_files
 
 
 def check_same(folder: Path) -> int:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from atoll.core.messages import NO_VERSION
 from atoll.errors import PayloadError, StoreError
-from atoll.store import Record, SegmentReader
-from atoll.syncer.history import (
+from atoll.replay.history import (
     About,
     Decision,
     History,
@@ -23,9 +22,10 @@ from atoll.syncer.history import (
     state_of,
     tape_decisions,
 )
-from atoll.syncer.payloads import Payloads
+from atoll.replay.payloads import Payloads
+from atoll.replay.recording_reader import Record, SegmentReader
+from atoll.replay.report import FragmentEnd, Jump, Mismatch, ReplayReport, parameters_hash
 from atoll.syncer.recording import DERIVED, HERE, ZERO
-from atoll.syncer.replay_report import FragmentEnd, Jump, Mismatch, ReplayReport, parameters_hash
 from atoll.syncer.state import FragmentArrays, ModelState
 
 ARRAYS = ("theta", "momentum", "residual")

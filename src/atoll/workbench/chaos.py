@@ -49,10 +49,10 @@ def storm(
     limited, corrupted and partitioned, the syncer's disk is full, contributions are poisoned. Exit status 1 means that
     a promise was broken.
     """
-    from atoll.cli.scorecard import print_scorecard
     from atoll.cli.train import exit_interrupted
     from atoll.dash import LiveView
     from atoll.launch.storm import StormConfig, run_storm
+    from atoll.workbench.scorecard import print_scorecard
 
     config = StormConfig(
         minutes=minutes,

@@ -15,9 +15,9 @@ from atoll.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.syncer.history import Decision
-    from atoll.syncer.replay_report import ReplayReport
-    from atoll.syncer.tape_diff import Parting, TapeDiff
+    from atoll.replay.history import Decision
+    from atoll.replay.report import ReplayReport
+    from atoll.replay.tape_diff import Parting, TapeDiff
 
 Item = TypeVar("Item")
 EXIT_DIFFERENT = 1
@@ -50,7 +50,7 @@ def replay(
             raise ConfigError("--diff compares two tapes and makes no merges; leave --until and --export away")
         _diff(run_folder, diff, console=console, json_wanted=json)
         return
-    from atoll.syncer.replay import replay as replay_run
+    from atoll.replay.replay import replay as replay_run
 
     if until is not None and export is None:
         export = Path(f"{run_folder.resolve().name}-round-{until}.safetensors")
@@ -105,7 +105,7 @@ def describe_replay(report: ReplayReport) -> list[str]:
 
 
 def _diff(first: Path, second: Path, *, console: Console, json_wanted: bool) -> None:
-    from atoll.syncer.tape_diff import diff_tapes
+    from atoll.replay.tape_diff import diff_tapes
 
     found = diff_tapes(first, second)
     for line in describe_diff(found):
