@@ -11,13 +11,16 @@ import errno
 import gc
 import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from atoll.cli import folder, parts, run_script, status, train
 from atoll.errors import AtollError
 from atoll.workbench import chaos, demo, lab, plan, replay, sim
+
+if TYPE_CHECKING:
+    from atoll.launch.faults import FaultPlanner
 
 app = typer.Typer(
     name="atoll",
@@ -58,13 +61,21 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _storms() -> FaultPlanner:
+    from atoll.storms import StormFaults
+
+    return StormFaults()
+
+
 @app.callback()
 def atoll(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Train one model on many unreliable, unequal, far-apart machines that never wait for each other."""
+    context.obj = _storms
 
 
 def main() -> None:

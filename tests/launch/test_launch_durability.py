@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.launch import config as config_module
 from atoll.launch.config import describe, resolved, run_config, train_config
 from atoll.launch.durability import DurabilityConfig, describe_durability, duration_text, parse_duration, parse_options
 from atoll.launch.folder import RunFolder
@@ -79,9 +78,3 @@ def test_the_default_is_every_commit_and_no_snapshots() -> None:
 def test_methods_without_a_syncer_do_not_speak_of_it() -> None:
     config, _ = train_config({"method": "dp"})
     assert not any("durability" in line for line in describe(config))
-
-
-def test_a_plan_that_kills_the_syncer_needs_durable_state() -> None:
-    assert config_module.train_config({"chaos": "demo"})[0].chaos == "demo"
-    with pytest.raises(ConfigError, match=r"kills the syncer.*--durability commit"):
-        train_config({"chaos": "demo", "durability": "none"})

@@ -16,6 +16,7 @@ from atoll.launch.plan import LaunchPlan, SyncerPolicy
 from atoll.launch.process import Command
 from atoll.observe import read_events
 from atoll.observe.events import FaultInjected, ProcessExited, ProcessStarted
+from atoll.storms.injection import PlannedFaults
 
 QUICK = SyncerPolicy(delay_s=0.05, delay_s_max=0.1, early_deaths_max=3)
 KILLS = "joined(); stepped(10)\nfor _ in range(int(sys.argv[1])): kill_syncer()\nstepped(10)\n"
@@ -146,7 +147,7 @@ def test_a_fault_may_hit_the_syncer(tmp_path: Path) -> None:
         [command(folder, "learner-0", waits)],
         syncer=command(folder, "syncer", "serve()"),
         syncer_restarts=QUICK,
-        faults=[Fault("kill", "syncer", at_progress=0.5)],
+        faults=PlannedFaults([Fault("kill", "syncer", at_progress=0.5)], folder),
         tokens_budget=100,
     )
     supervised = supervisor(folder, faulty)

@@ -195,7 +195,7 @@ def test_ctrl_c_and_resume_of_a_training_run(tmp_path: Path, ended: list[subproc
         "--sync-every",
         "4",
     )
-    launcher = atoll("train", *settings, "--out", str(folder))
+    launcher = atoll("train", *settings, "--chaos", "calm", "--out", str(folder))
     ended.append(launcher)
     wait_for(folder.exists, "the run folder")
     for rank in range(2):  # Slow enough that it cannot end before it is interrupted; a resume takes these away.

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from atoll.chaos import InjectedFault
 from atoll.errors import LaunchError
 from atoll.launch.config import run_config, train_config
+from atoll.launch.faults import InjectedFault
 from atoll.launch.folder import RunFolder, create_run_folder, is_finished
 from atoll.launch.plan import Outcome
 from atoll.launch.result import build_result, measure, report_numbers, script_result

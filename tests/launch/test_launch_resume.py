@@ -15,7 +15,7 @@ import pytest
 from launch_fakes import InThread, command, wait_for
 
 from atoll.core.config import SyncConfig
-from atoll.errors import LaunchError
+from atoll.errors import ConfigError, LaunchError
 from atoll.launch import run as run_module
 from atoll.launch import train as train_module
 from atoll.launch.config import resolved, run_config, train_config
@@ -27,6 +27,8 @@ from atoll.launch.running import Listed, listed
 from atoll.launch.stored import read_run
 from atoll.observe import EventWriter, read_events
 from atoll.observe.events import FaultInjected, ProcessExited, ProcessStarted, RunFinished, RunStarted
+from atoll.storms.files import FaultFiles
+from atoll.storms.injection import PlannedFaults, StormFaults
 
 SCRIPT = """
 import json, os, pathlib
@@ -102,12 +104,11 @@ def test_a_learner_that_a_join_keeps_going_is_not_started_twice(tmp_path: Path) 
     assert any("learner-1 runs already" in line for line in said)
 
 
-def test_faults_and_requests_of_dead_processes_are_cleared_away(tmp_path: Path) -> None:
+def test_requests_to_dead_processes_are_cleared_away(tmp_path: Path) -> None:
     folder = interrupted(tmp_path)
-    folder.slow_file("learner-0").write_text("{}")
     folder.leave_file("learner-1").write_text("1")
     resume_run(folder.path)
-    assert list(folder.path.glob("slow-*")) == list(folder.path.glob("leave-*")) == []
+    assert list(folder.path.glob("leave-*")) == []
 
 
 def test_a_folder_that_is_gone_is_said_and_not_fatal(tmp_path: Path) -> None:
@@ -224,7 +225,13 @@ def test_a_fault_that_has_happened_does_not_happen_again(tmp_path: Path, monkeyp
         writer.emit(FaultInjected("kill", "learner-2", "", 0))
     seen: list[Any] = []
     monkeypatch.setattr("atoll.launch.resume.resume_train", lambda config, attempt, **_: seen.append(attempt))
-    resume_run(folder.path)
-    plan = train_module._plan(config, seen[0])
-    assert [(f.kind, f.target) for f in plan.faults] == [("slow", "learner-1"), ("kill", "syncer")]
+    FaultFiles(folder.path).slow("learner-0").write_text("{}")
+    with pytest.raises(ConfigError, match="this launcher carries out no faults"):
+        resume_run(folder.path)
+    storm = StormFaults()
+    resume_run(folder.path, faults=storm)
+    faults = storm.injection(config, seen[0], ())
+    assert isinstance(faults, PlannedFaults)
+    assert [(f.kind, f.target) for f in faults.faults] == [("slow", "learner-1"), ("kill", "syncer")]
+    assert not FaultFiles(folder.path).slow("learner-0").exists(), "it was one of a process that is gone"
     assert [(fault.fault, fault.target) for fault in seen[0].faults] == [("kill", "learner-2")]

@@ -22,6 +22,7 @@ from atoll.launch.plan import LaunchPlan, RestartPolicy
 from atoll.launch.running import main_processes
 from atoll.observe import read_events
 from atoll.observe.events import FaultEnded, FaultInjected, ProcessExited, ProcessStarted
+from atoll.storms.injection import PlannedFaults
 
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=3)
 
@@ -147,7 +148,9 @@ def test_kills_of_a_chaos_plan_are_not_failures_of_the_script(tmp_path: Path) ->
     steps = "joined(); stepped(10, steps=5, step=5)\nif count('lives') <= 4: time.sleep(600)\n"
     faults = [Fault("kill", "learner-0", at_progress=n / 10) for n in (1, 2, 3, 4)]
     policy = RestartPolicy(delay_s=0.02, delay_s_max=0.02)
-    plan = LaunchPlan([command(folder, "learner-0", steps)], restarts=policy, faults=faults, tokens_budget=100)
+    plan = LaunchPlan(
+        [command(folder, "learner-0", steps)], restarts=policy, faults=PlannedFaults(faults, folder), tokens_budget=100
+    )
     outcome = supervisor(folder, plan).run()
     assert (len(outcome.faults), outcome.restarts, outcome.given_up) == (4, 4, ())
 
@@ -241,7 +244,7 @@ def test_faults_hit_the_learners_at_their_moment(tmp_path: Path) -> None:
     plan = LaunchPlan(
         [command(folder, "learner-0", slowed), command(folder, "learner-1", killed)],
         restarts=QUICK,
-        faults=faults,
+        faults=PlannedFaults(faults, folder),
         tokens_budget=150,
     )
     supervised = supervisor(folder, plan)
@@ -250,7 +253,7 @@ def test_faults_hit_the_learners_at_their_moment(tmp_path: Path) -> None:
     assert sorted((f.fault, f.target) for f in outcome.faults) == [("kill", "learner-1"), ("slow", "learner-0")]
     assert len(events_of(folder, FaultInjected)) == 2
     assert [e.target for e in events_of(folder, FaultEnded) if isinstance(e, FaultEnded)] == ["learner-0"]
-    assert not folder.slow_file("learner-0").exists()
+    assert not (folder.path / "slow-learner-0").exists()
 
 
 def test_a_learner_that_does_not_end_with_the_run_is_stopped(tmp_path: Path) -> None:
@@ -300,7 +303,7 @@ print(supervisor(folder, plan).run().reason)
 def start_launcher(tmp_path: Path, *arguments: str) -> tuple[subprocess.Popen[str], RunFolder]:
     """A launcher in its own process whose two learners have joined and never end by themselves."""
     argv = [sys.executable, "-c", LAUNCHER, str(tmp_path), *arguments]
-    launcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
+    launcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
     folder = RunFolder(tmp_path / "run")
     wait_for(lambda: len(list(folder.events.glob("learner-*"))) == 2)
     wait_for(lambda: sum(one.role == "learner" for one in main_processes(folder)) == 2)

@@ -13,31 +13,13 @@ from dataclasses import dataclass
 from atoll.chaos.fault import Fault
 from atoll.chaos.injector import Injector, Links, ProcessControl
 from atoll.chaos.kinds import KINDS
+from atoll.launch.faults import InjectedFault, SkippedFault
 from atoll.observe.events import FaultEnded, FaultInjected, FaultSkipped
 
 __all__ = ["ChaosExecutor", "InjectedFault", "Links", "ProcessControl", "SkippedFault"]
 
 PATIENCE_NS = 60 * 10**9
 """How long a fault is tried: a learner that was killed is back within some 10 s, after several deaths within 40 s."""
-
-
-@dataclass(frozen=True, slots=True)
-class InjectedFault:
-    """A fault that really happened, `t_s` seconds after the run made its first progress."""
-
-    fault: str
-    target: str
-    t_s: float
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedFault:
-    """A fault that did not happen, and why."""
-
-    fault: str
-    target: str
-    reason: str
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ RunFolderArgument = Annotated[Path, typer.Argument(help="Folder of the run.", me
 EXIT_LEARNERS_FAILED = 1
 
 
-def resume(run_folder: RunFolderArgument, *, json: o.Json = False) -> None:
+def resume(run_folder: RunFolderArgument, *, json: o.Json = False, context: typer.Context) -> None:
     """Go on with a run that was interrupted (Ctrl-C, a reboot, a crash), in its folder and from its last commit."""
     from atoll.cli.run_script import finish_script
     from atoll.cli.train import finish_train
@@ -35,6 +35,7 @@ def resume(run_folder: RunFolderArgument, *, json: o.Json = False) -> None:
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
         say_raw=write_raw_aside if json else write_raw,
         tell=tell,
+        faults=o.faults_of(context),
     )
     finish = finish_train if isinstance(stored.config, TrainConfig) else finish_script
     finish(finished, console=console, json_wanted=json)

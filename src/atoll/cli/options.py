@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from atoll.core.config import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, PARTIALS, WEIGHTS
+
+if TYPE_CHECKING:
+    from atoll.launch.faults import FaultPlanner
 
 _SYNC = "Synchronisation"
 _KEEPING = "Durability"
@@ -186,6 +189,13 @@ ConfigFile = Annotated[
 Out = Annotated[str | None, typer.Option(help="Run folder (default a new one under runs/).")]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of standard output.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads per learner (default cores / learners).")]
+
+
+def faults_of(context: typer.Context) -> FaultPlanner:
+    """Who carries out faults on purpose. `atoll.app` hands that in, because it stands above the product."""
+    from atoll.launch.faults import WITHOUT_FAULTS
+
+    return cast("FaultPlanner", context.obj()) if context.obj is not None else WITHOUT_FAULTS
 
 
 def given(arguments: Mapping[str, Any], *apart: str) -> tuple[dict[str, Any], str]:

@@ -71,6 +71,7 @@ def run_script(
     out: o.Out = None,
     config: o.ConfigFile = None,
     json: o.Json = False,
+    context: typer.Context,
 ) -> None:
     """Start a syncer and M learners that run your script: atoll run --learners 4 -- python train.py
 
@@ -82,11 +83,13 @@ def run_script(
     learner.step; 128 + signal after Ctrl-C. A learner that is told to leave ends with 0, or with 4 if it could not hand
     over its last progress.
     """
-    values, where = o.given(locals(), "command", "json")
+    values, where = o.given(locals(), "command", "json", "context")
     from atoll.launch import describe, run_command, script_config
 
     console = human(json_wanted=True)
     resolved, notes = script_config(values, where=where)
+    faults = o.faults_of(context)
+    faults.check(resolved)
     for line in (*describe(resolved), *notes):
         console.print(line, style="dim", markup=False, soft_wrap=True)
     finished = run_command(
@@ -94,6 +97,7 @@ def run_script(
         command or [],
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
         say_raw=write_raw_aside if json else write_raw,
+        faults=faults,
     )
     finish_script(finished, console=console, json_wanted=json)
 

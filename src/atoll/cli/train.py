@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from atoll.launch import Finished, Outcome
+    from atoll.launch.faults import FaultPlanner
 
 
 EXIT_UNFINISHED = 1
@@ -79,24 +80,29 @@ def train(
     out: o.Out = None,
     config: o.ConfigFile = None,
     json: o.Json = False,
+    context: typer.Context,
 ) -> None:
     """Train the reference GPT on this machine: learner processes, a syncer between them, a report at the end."""
-    values, where = o.given(locals(), "json")
-    train_with(values, console=human(json_wanted=json), json_wanted=json, where=where)
+    values, where = o.given(locals(), "json", "context")
+    train_with(values, o.faults_of(context), console=human(json_wanted=json), json_wanted=json, where=where)
 
 
-def train_with(values: Mapping[str, Any], *, console: Console, json_wanted: bool, where: str) -> None:
+def train_with(
+    values: Mapping[str, Any], faults: FaultPlanner, *, console: Console, json_wanted: bool, where: str
+) -> None:
     """Train as these settings say, show it, and report."""
     from atoll.dash import LiveView
     from atoll.launch import describe, run_train, train_config
 
     config, notes = train_config(values, where=where)
+    faults.check(config)
     for line in (*describe(config), *notes):
         console.print(line, style="dim", markup=False, soft_wrap=True)
     finished = run_train(
         config,
         view=lambda folder: LiveView(folder, console=console),
         say=lambda text: console.print(text, markup=False, soft_wrap=True),
+        faults=faults,
     )
     finish_train(finished, console=console, json_wanted=json_wanted)
 

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from atoll.chaos.kinds import GUEST_PREFIX
 from atoll.core.config import SyncConfig
 from atoll.launch.durability import DurabilityConfig
 from atoll.launch.folder import RunFolder, write_json
@@ -75,27 +74,11 @@ def learner_command(
         "ATOLL_RANK": str(rank),
         "ATOLL_WORLD": str(world),
         "ATOLL_RUN_FOLDER": str(folder.path),
-        "ATOLL_SLOW_FILE": str(folder.slow_file(id)),
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "PATH": path_with_this_python(),
     }
     return Command(role="learner", id=id, argv=argv, environment={**own, **more})
-
-
-def guest_command(
-    folder: RunFolder,
-    argv: Sequence[str],
-    *,
-    id: str,
-    learners: int,
-    threads: int,
-    environment: Mapping[str, str],
-) -> Command:
-    """A learner that a chaos plan adds to a run of `learners` under an id such as guest-3. Its rank is one that nobody
-    has, and the world is large enough for it, because a script may divide its data by the world."""
-    rank = learners + int(id.removeprefix(GUEST_PREFIX))
-    return learner_command(folder, argv, id=id, rank=rank, world=rank + 1, threads=threads, more=environment)
 
 
 def learner_id(number: int) -> str:

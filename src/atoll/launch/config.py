@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from atoll.chaos.plan import Fault
 from atoll.core.config import SyncConfig, one_of
 from atoll.core.policy import fragments_for, quorum_count
 from atoll.errors import ConfigError
-from atoll.launch.chaos_plans import (
-    absolute_plan,
-    check_chaos,
-    check_links,
-    expected_s,
-    faults_by_share,
-    faults_in_time,
-    plan_path,
-)
 from atoll.launch.durability import DurabilityConfig, describe_durability, durability_config, durability_names
+from atoll.launch.faults import plan_path
 from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options
 from atoll.zoo import count_parameters, model_config
 from atoll.zoo.presets import OPTIMIZERS
@@ -117,7 +108,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         one_of("method", self.method, METHODS)
         one_of("optimizer", self.optimizer, OPTIMIZERS)
-        check_chaos(self.chaos, self.storm_minutes)
         if self.device not in DEVICES and not self.device.startswith("cuda:"):
             one_of("device", self.device, DEVICES)
         _whole("learners", self.learners, 1, LEARNERS_LOCAL_MAX)
@@ -130,27 +120,11 @@ class TrainConfig:
         if not math.isfinite(self.lr) or not 0.0 <= self.lr <= 10.0:
             raise ConfigError(f"lr must be a number from 0 (the model's own) to 10; not {self.lr!r}")
         model_config(self.model)
-        faults = self.faults()
-        if self.chaos != "none" and not self.synchronises:
-            raise ConfigError(
-                f"chaos {self.chaos} is for runs with a syncer: method {self.method} does not survive the loss of a "
-                f"learner; use --chaos none, or --method decoupled or diloco"
-            )
-        _check_durable(self.chaos, faults, self.durability)
-        check_links(self.chaos, namespaces=self.namespaces, rate_mbit=self.rate_mbit)
 
     @property
     def synchronises(self) -> bool:
         """True for the methods that run a syncer."""
         return self.method in ("decoupled", "diloco")
-
-    def faults(self) -> tuple[Fault, ...]:
-        """What will go wrong: moments are shares of the tokens, or seconds where a file of faults says so."""
-        seconds = expected_s(steps=self.steps, step_ms=self.step_ms)
-        if plan_path(self.chaos) is not None:
-            seconds = seconds if self.step_ms else self.storm_minutes * 60.0
-            return faults_in_time(self.chaos, learners=self.learners, seconds=seconds, seed=self.chaos_seed)
-        return faults_by_share(self.chaos, learners=self.learners, seconds=seconds, seed=self.chaos_seed)
 
     @property
     def tokens_budget(self) -> int:
@@ -220,15 +194,6 @@ class RunConfig:
             raise ConfigError(f"minutes must be from 0 (no limit) to {MINUTES_MAX:g}; not {self.minutes!r}")
         _whole("threads", self.threads, 0, COUNT_MAX)
         _whole("chaos_seed", self.chaos_seed, 0, COUNT_MAX)
-        check_chaos(self.chaos, self.storm_minutes)
-        if self.chaos == "demo":
-            raise ConfigError("chaos demo is made for the model of `atoll train`; use --chaos storm")
-        _check_durable(self.chaos, self.faults(), self.durability)
-
-    def faults(self) -> tuple[Fault, ...]:
-        """What will go wrong, in seconds since the first step."""
-        seconds = self.storm_minutes * 60.0
-        return faults_in_time(self.chaos, learners=self.learners, seconds=seconds, seed=self.chaos_seed)
 
     @property
     def threads_per_learner(self) -> int:
@@ -245,7 +210,7 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
 
     Raises ConfigError for unknown names, wrong types and values that cannot work.
     """
-    own, sync, durability = _split(absolute_plan(values), TrainConfig, where=where)
+    own, sync, durability = _split(_absolute_plan(values), TrainConfig, where=where)
     method = one_of("method", own.get("method", "decoupled"), METHODS)
     notes: list[str] = []
     plain = TrainConfig(**own)
@@ -268,7 +233,7 @@ def run_config(values: Mapping[str, Any], *, where: str = "the settings") -> Run
 
 def script_config(values: Mapping[str, Any], *, where: str = "the settings") -> tuple[RunConfig, list[str]]:
     """The settings of `atoll run`, and notes on those that the method overrode."""
-    own, sync, durability = _split(absolute_plan(values), RunConfig, where=where)
+    own, sync, durability = _split(_absolute_plan(values), RunConfig, where=where)
     plain = RunConfig(**own, durability=durability)
     sizes = {"learners": plain.learners, "tokens_budget": plain.tokens_budget}
     sync, notes = _by_method(plain.method, sync, **sizes)
@@ -294,6 +259,14 @@ def _split(
     own, sync = split_values(values, (*_own_names(cls), *durability_names()), where=where)
     kept = {name: own.pop(name) for name in durability_names() if name in own}
     return check_types(cls, own), sync, durability_config(kept)
+
+
+def _absolute_plan(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same settings with the path of a plan from the root, so that the run can be resumed from anywhere."""
+    chaos = values.get("chaos")
+    if isinstance(chaos, str) and (path := plan_path(chaos)) is not None:
+        return {**values, "chaos": str(path.expanduser().resolve())}
+    return dict(values)
 
 
 def _own_names(cls: type[TrainConfig] | type[RunConfig]) -> tuple[str, ...]:
@@ -356,14 +329,6 @@ def resolved(config: TrainConfig | RunConfig) -> dict[str, Any]:
     """The options and, apart, what was derived from them: the content of RUN/config.json."""
     derived = {name: getattr(config.sync, name) for name in DERIVED}
     return {**config.options(), "derived": {**derived, "threads": config.threads_per_learner}}
-
-
-def _check_durable(chaos: str, faults: Sequence[Fault], durability: DurabilityConfig) -> None:
-    if durability.durability == "none" and any(fault.target == "syncer" for fault in faults):
-        raise ConfigError(
-            f"chaos {chaos} kills the syncer or fills its disk, and with durability none its state would be lost; use "
-            f"--durability commit or interval, or --chaos none"
-        )
 
 
 def _whole(name: str, value: int, low: int, high: int) -> None:

@@ -7,8 +7,7 @@ RUN/state           what the syncer needs to go on (atoll resume)  RUN/learners/
 RUN/model.safetensors, RUN/sample.txt, RUN/result.json, RUN/report.html   the outcome
 
 Besides: launcher.lock and join.lock (held, not only there, while they are in use), processes-PID.json (one per
-`atoll join`), plan.toml (the faults of a chaos plan), slow-ID, poison-ID and disk-full (faults that last as long as the
-file is there) and leave-ID (that learner was asked to leave).
+`atoll join`) and leave-ID (that learner was asked to leave). A storm adds files of its own (`storms/files.py`).
 """
 
 from __future__ import annotations
@@ -55,22 +54,9 @@ class RunFolder:
         self.model_file = path / "model.safetensors"
         self.sample_file = path / "sample.txt"
         self.result_file = path / "result.json"
-        self.plan_file = path / "plan.toml"
 
     def log_file(self, role: str, id: str) -> Path:
         return self.logs / f"{role}-{id}.log"
-
-    def slow_file(self, learner: str) -> Path:
-        return self.path / f"slow-{learner}"
-
-    def poison_file(self, learner: str) -> Path:
-        """While it exists, that learner's contributions are bad (a fault)."""
-        return self.path / f"poison-{learner}"
-
-    @property
-    def disk_full_file(self) -> Path:
-        """While it exists, the syncer's disk is full (a fault)."""
-        return self.path / "disk-full"
 
     def leave_file(self, learner: str) -> Path:
         """Holds the pid of a process that `atoll leave` has told to go: its end is no failure and not the run's end."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from pathlib import Path
 from atoll.errors import AtollError, ConfigError, LaunchError
 from atoll.launch.commands import learner_command, learner_id, worker_argv
 from atoll.launch.config import LEARNERS_LOCAL_MAX, TrainConfig
-from atoll.launch.folder import RunFolder, checked_id, is_finished, syncer_of, write_text
+from atoll.launch.folder import RunFolder, checked_id, is_finished, syncer_of
 from atoll.launch.local import Supervisor
 from atoll.launch.plan import LaunchPlan, Outcome
-from atoll.launch.process import Command, send_signal
-from atoll.launch.running import Listed, forget_dead, joined_processes, listed, main_processes, training_pid
+from atoll.launch.process import Command
+from atoll.launch.running import Listed, ask_to_leave, forget_dead, joined_processes, listed, main_processes
 from atoll.launch.stored import StoredRun, read_run
 from atoll.launch.train import STRAGGLE_S_MAX
 from atoll.observe import EventWriter, read_events
@@ -169,8 +168,7 @@ def leave_run(path: Path, learner: str, *, wait_s: float = LEAVE_WAIT_S) -> List
             f"send SIGTERM to the process where it runs"
         )
     one = here[learner]
-    write_text(folder.leave_file(learner), f"{one.pid}\n")
-    send_signal(training_pid(folder, learner, one.pid), signal.SIGTERM)
+    ask_to_leave(folder, learner, one.pid)
     deadline_s = time.monotonic() + wait_s
     while one.alive:
         if time.monotonic() > deadline_s:

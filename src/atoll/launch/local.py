@@ -22,15 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.chaos import ChaosExecutor
 from atoll.errors import LaunchError
-from atoll.launch.chaos_control import ChaosControl, ask_to_leave, asked_to_leave, exposed
+from atoll.launch.faults import SupervisedRun
 from atoll.launch.folder import RunFolder
 from atoll.launch.keeper import SyncerKeeper
-from atoll.launch.namespace_links import links_for
 from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, Outcome, View
 from atoll.launch.process import Child, Command, describe_exit, note, tail_of
-from atoll.launch.running import joined_processes, listed, training_pid
+from atoll.launch.running import ask_to_leave, asked_to_leave, joined_processes, listed, training_pid
 from atoll.launch.slot import Slot
 from atoll.launch.watch import RunWatch
 from atoll.observe import Writer
@@ -70,10 +68,21 @@ class Supervisor:
         self._began_ns = time.time_ns()
         self._slots = {command.id: Slot(command) for command in plan.learners}
         self._keeper: SyncerKeeper | None = None
+        self._faults = plan.faults
+        self._faults.attach(
+            SupervisedRun(
+                folder,
+                self._slots,
+                syncer=self._serving_syncer,
+                syncer_address=lambda: self._keeper.address if self._keeper is not None else "",
+                start=self._start,
+                emit=writer.emit,
+            )
+        )
         if plan.syncer is not None:
             self._keeper = SyncerKeeper(
                 folder,
-                exposed(plan.syncer, folder, plan.chaos),
+                self._faults.place(plan.syncer),
                 policy=plan.syncer_restarts,
                 spawn=self._spawn,
                 writer=writer,
@@ -81,14 +90,6 @@ class Supervisor:
             )
         self._syncer_code = 0
         self._watch = RunWatch(folder.path, tokens_budget=plan.tokens_budget)
-        self._links = links_for(plan.chaos)
-        self._chaos = ChaosExecutor(
-            plan.faults,
-            ChaosControl(self._slots, lambda: self._keeper, folder=folder, start=self._start, options=plan.chaos),
-            emit=writer.emit,
-            links=self._links,
-            duty_cycle=plan.chaos is not None and plan.chaos.duty_cycle,
-        )
         self._signals: list[int] = []
         self._followed_bytes = _size(self._follow_file) if plan.follow else 0
         self._first_finish_s: float | None = None
@@ -105,8 +106,7 @@ class Supervisor:
             try:
                 if self._keeper is not None:
                     self._keeper.start(hurry=lambda: bool(self._signals))
-                if self._links is not None:
-                    self._links.start(lambda: self._keeper.address if self._keeper is not None else "")
+                self._faults.open()
                 for slot in self._slots.values():
                     if not self._signals:
                         self._start(slot)
@@ -118,8 +118,7 @@ class Supervisor:
                 try:
                     self._stop()
                 finally:
-                    if self._links is not None:
-                        self._links.close()
+                    self._faults.close()
                     if self._view is not None:
                         self._view.stop()
         return self._outcome()
@@ -138,12 +137,12 @@ class Supervisor:
             restarts=sum(slot.restarts for slot in slots.values()),
             given_up=tuple(id for id, slot in slots.items() if slot.given_up),
             silent=tuple(id for id, slot in slots.items() if not slot.ever_joined and not slot.guest),
-            faults=tuple(self._chaos.injected),
+            faults=tuple(self._faults.injected),
             syncer_code=self._syncer_code,
             syncer_restarts=self._keeper.restarts if self._keeper is not None else 0,
             left=tuple(id for id, slot in slots.items() if slot.left and not slot.guest),
             learners=len(slots),
-            skipped=tuple(self._chaos.skipped),
+            skipped=tuple(self._faults.skipped),
             trained=self._watch.trained,
             unhanded={id: tokens for id, tokens in self._watch.unhanded.items() if id in slots and tokens},
         )
@@ -172,7 +171,7 @@ class Supervisor:
                 self._give_up(slot, f"{slot.command.id} was to be restarted, but the run is ending")
             elif slot.restart_at_s is not None and now_s >= slot.restart_at_s:
                 self._restart(slot)
-        self._chaos.tick(self._watch.progress, time.time_ns(), begun=self._watch.tokens > 0)
+        self._faults.tick(self._watch.progress, time.time_ns(), begun=self._watch.tokens > 0)
         if self._view is not None:
             self._view.refresh()
         self._follow()
@@ -214,14 +213,13 @@ class Supervisor:
 
     def _start(self, slot: Slot) -> None:
         slot.restart_at_s = None
-        command = exposed(slot.command, self._folder, self._plan.chaos)
-        join = {"ATOLL_SYNCER": self._address_for(slot.command.id)} if self._keeper is not None else {}
-        command = replace(command, environment={**command.environment, **join})
-        slot.child = self._spawn(self._links.place(command) if self._links is not None else command)
+        command = slot.command
+        if self._keeper is not None:
+            command = replace(command, environment={**command.environment, "ATOLL_SYNCER": self._keeper.address})
+        slot.child = self._spawn(self._faults.place(command))
 
-    def _address_for(self, learner: str) -> str:
-        assert self._keeper is not None
-        return self._links.address(learner) if self._links is not None else self._keeper.address
+    def _serving_syncer(self) -> Child | None:
+        return self._keeper.child if self._keeper is not None and self._keeper.serving else None
 
     def _restart(self, slot: Slot) -> None:
         slot.restarts += 1
@@ -292,7 +290,7 @@ class Supervisor:
 
     def _killed_by_plan(self, slot: Slot) -> bool:
         """Whether the chaos plan has killed it since its last death: that says nothing of its program."""
-        kills = sum(one.fault == "kill" and one.target == slot.command.id for one in self._chaos.injected)
+        kills = sum(one.fault == "kill" and one.target == slot.command.id for one in self._faults.injected)
         planned, slot.kills_planned = kills > slot.kills_planned, kills
         return planned
 
@@ -301,11 +299,9 @@ class Supervisor:
         it went. Data-parallel and single runs have no members that come and go."""
         if self._keeper is None and not self._plan.guest:
             return ""
-        marker = self._folder.leave_file(child.id)
-        with contextlib.suppress(OSError):
-            if marker.read_text().strip() == str(child.pid):
-                marker.unlink()
-                return "left as it was asked to"
+        if asked_to_leave(self._folder, child.id, child.pid):
+            self._folder.leave_file(child.id).unlink(missing_ok=True)
+            return "left as it was asked to"
         return self._watch.gone_for_good(child.id, child.started_ns)
 
     def _plan_restart(self, slot: Slot, what: str) -> None:
@@ -350,12 +346,12 @@ class Supervisor:
         self._budget_spent_s = self._budget_spent_s or now_s
         for slot in self._slots.values() if now_s - self._budget_spent_s >= DONE_S_MAX else ():
             child = slot.child
-            if child is None or asked_to_leave(self._folder, child):
+            if child is None or asked_to_leave(self._folder, child.id, child.pid):
                 continue
             steps = self._watch.reached_since(child.id, child.started_ns).steps
             if steps > self._steps_when_done.setdefault(child.id, steps) + 1:
                 self._say(f"the token budget is spent and {child.id} steps on: it is told to leave; use learner.done")
-                ask_to_leave(self._folder, child)
+                ask_to_leave(self._folder, child.id, child.pid)
 
     def _give_up(self, slot: Slot, text: str, tail: str = "") -> None:
         slot.given_up = True
@@ -367,7 +363,7 @@ class Supervisor:
 
     def _stop(self) -> None:
         """End what still runs, learners first: the syncer writes the model when nobody contributes any more."""
-        self._chaos.finish()
+        self._faults.finish()
         children = [slot.child for slot in self._slots.values() if slot.child is not None]
         self._end(children, LEARNER_STOP_S_MAX)
         self._watch.poll()
@@ -384,7 +380,7 @@ class Supervisor:
     def _end(self, children: Sequence[Child], timeout_s: float) -> list[int]:
         """SIGTERM to all, a bounded wait, SIGKILL to the rest. A second Ctrl-C cuts the wait short."""
         for child in children:
-            if asked_to_leave(self._folder, child):
+            if asked_to_leave(self._folder, child.id, child.pid):
                 continue
             child.terminate(training_pid(self._folder, child.id, child.pid) if child.role == "learner" else None)
         deadline_s = time.monotonic() + timeout_s

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.chaos import Fault, InjectedFault
-from atoll.chaos.real import SkippedFault
+from atoll.launch.faults import FaultInjection, InjectedFault, NoFaults, SkippedFault
 from atoll.launch.process import Command
 
 FINISHED = "finished"
@@ -65,24 +64,6 @@ class SyncerPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class ChaosOptions:
-    """What the supervisor needs to carry out a plan of faults."""
-
-    proxied: bool = False
-    """Each learner reaches the syncer through a port of its own of a proxy in the launcher."""
-    seed: int = 0
-    """Of the bits that the proxy flips."""
-    namespaces: bool = False
-    """Each learner has a network namespace of its own, and reaches the proxy over a link of the kernel's."""
-    rate_mbit: float = 0.0
-    """What such a link carries in each direction, in Mbit/s; 0: as much as it can."""
-    duty_cycle: bool = False
-    """The learners do not heed a slow file (a user's own script): slow ones are stopped and continued."""
-    guest: Callable[[str], Command] | None = None
-    """The command of a learner that joins under the given id; None: the run takes no guests."""
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchPlan:
     """The commands of a run and how it is kept going."""
 
@@ -92,11 +73,10 @@ class LaunchPlan:
     ATOLL_SYNCER."""
     restarts: RestartPolicy = RestartPolicy()
     syncer_restarts: SyncerPolicy = SyncerPolicy()
-    faults: Sequence[Fault] = ()
+    faults: FaultInjection = field(default_factory=NoFaults)
+    """What goes wrong on purpose."""
     tokens_budget: int = 0
     """Tokens that make the whole run, for the moments of the faults; 0: unknown."""
-    chaos: ChaosOptions | None = None
-    """How faults are carried out; None where there are none."""
     minutes: float = 0.0
     """The learners are told to leave this long after the first step of any; 0: the run ends by itself."""
     straggle_s_max: float = 0.0

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.chaos import InjectedFault
 from atoll.errors import AtollError, LaunchError
 from atoll.launch.commands import new_token
 from atoll.launch.config import TrainConfig
+from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner, InjectedFault
 from atoll.launch.folder import RunFolder, is_finished, still_running
 from atoll.launch.plan import Finished, View
 from atoll.launch.run import run_attempt
@@ -45,10 +45,12 @@ def resume_run(
     say: Callable[[str], None] = lambda text: None,
     say_raw: Callable[[bytes], None] = lambda data: None,
     tell: Callable[[StoredRun], None] = lambda stored: None,
+    faults: FaultPlanner = WITHOUT_FAULTS,
     wait_s: float = ENDING_S_MAX,
 ) -> tuple[StoredRun, Finished]:
     """Go on with the run in `path`. `tell` hears what will be resumed before anything is started."""
     stored = read_run(path)
+    faults.check(stored.config)
     folder = stored.folder
     _check_unfinished(folder)
     _check_state(stored)
@@ -62,8 +64,8 @@ def resume_run(
         _clear(folder)
         with stored.where_it_began(say):
             if isinstance(stored.config, TrainConfig):
-                return stored, resume_train(stored.config, attempt, view=view, say=say)
-            return stored, run_attempt(stored.config, stored.command, attempt, say=say, say_raw=say_raw)
+                return stored, resume_train(stored.config, attempt, view=view, say=say, faults=faults)
+            return stored, run_attempt(stored.config, stored.command, attempt, say=say, say_raw=say_raw, faults=faults)
 
 
 def _check_unfinished(folder: RunFolder) -> None:
@@ -124,12 +126,11 @@ def _faults_so_far(folder: RunFolder) -> tuple[InjectedFault, ...]:
 
 
 def _clear(folder: RunFolder) -> None:
-    """Faults and requests of the processes that are gone must not reach their successors, and what the run came to so
-    far is no result any more."""
+    """Requests to processes that are gone must not reach their successors, and what the run came to so far is no result
+    any more."""
     folder.result_file.unlink(missing_ok=True)
-    for pattern in ("slow-*", "poison-*", "disk-full", "leave-*"):
-        for path in folder.path.glob(pattern):
-            path.unlink(missing_ok=True)
+    for path in folder.path.glob("leave-*"):
+        path.unlink(missing_ok=True)
 
 
 def _ordinal(number: int) -> str:

@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Callable, Sequence
 
 from atoll.errors import ConfigError, LaunchError
-from atoll.launch.chaos_plans import plan_text
-from atoll.launch.commands import guest_command, learner_commands, new_token, syncer_command
+from atoll.launch.commands import learner_commands, new_token, syncer_command
 from atoll.launch.config import RunConfig, resolved
-from atoll.launch.folder import create_run_folder, write_json, write_text
+from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
+from atoll.launch.folder import create_run_folder, write_json
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import ChaosOptions, Finished, LaunchPlan
-from atoll.launch.process import Command
+from atoll.launch.plan import Finished, LaunchPlan
 from atoll.launch.result import measure, script_result
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter
@@ -25,16 +24,18 @@ def run_command(
     *,
     say: Callable[[str], None] = lambda text: None,
     say_raw: Callable[[bytes], None] = lambda data: None,
+    faults: FaultPlanner = WITHOUT_FAULTS,
 ) -> Finished:
     """Run `command` as every learner. `say_raw` gets learner-0's output."""
     if not command:
         raise ConfigError("atoll run needs the learners' command after --, such as: atoll run -- python train.py")
+    faults.check(config)
     folder = create_run_folder(config.out, name="run")
     folder.write_config(config.options(), {**resolved(config), "command": list(command), **started_in()})
     say(f"run folder: {folder.path} (logs of all learners in its logs/)")
     with folder.hold():
         attempt = Attempt(folder, new_token())
-        return run_attempt(config, command, attempt, say=say, say_raw=say_raw)
+        return run_attempt(config, command, attempt, say=say, say_raw=say_raw, faults=faults)
 
 
 def run_attempt(
@@ -44,6 +45,7 @@ def run_attempt(
     *,
     say: Callable[[str], None],
     say_raw: Callable[[bytes], None],
+    faults: FaultPlanner,
 ) -> Finished:
     """One launch of the run's processes; RUN/result.json says what it came to."""
     folder = attempt.folder
@@ -57,15 +59,11 @@ def run_attempt(
     plan = LaunchPlan(
         [one for one in learners if one.id not in attempt.taken],
         syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
-        faults=attempt.still_to_come(config.faults()),
-        chaos=_chaos_options(config, command, attempt),
+        faults=faults.injection(config, attempt, command),
         tokens_budget=config.tokens_budget,
         minutes=config.minutes,
         follow="learner-0",
     )
-    if plan.faults:
-        text = plan_text(config.faults(), seed=config.chaos_seed, seconds=config.storm_minutes * 60.0)
-        write_text(folder.plan_file, text)
     with EventWriter(attempt.events_file) as writer:
         writer.emit(_run_started(config, command))
         try:
@@ -80,23 +78,6 @@ def run_attempt(
     with contextlib.suppress(*((OSError,) if outcome.interrupted else ())):  # a full disk may be why it was stopped
         write_json(folder.result_file, result)
     return Finished(folder.path, outcome, result)
-
-
-def _chaos_options(config: RunConfig, command: Sequence[str], attempt: Attempt) -> ChaosOptions | None:
-    if config.chaos == "none":
-        return None
-
-    def guest(id: str) -> Command:
-        return guest_command(
-            attempt.folder,
-            command,
-            id=id,
-            learners=config.learners,
-            threads=config.threads_per_learner,
-            environment={"ATOLL_TOKEN": attempt.token},
-        )
-
-    return ChaosOptions(proxied=True, seed=config.chaos_seed, duty_cycle=True, guest=guest)
 
 
 def _run_started(config: RunConfig, command: Sequence[str]) -> RunStarted:

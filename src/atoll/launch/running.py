@@ -9,12 +9,14 @@ from __future__ import annotations
 import glob
 import json
 import os
+import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.launch.folder import RunFolder
+from atoll.launch.folder import RunFolder, write_text
+from atoll.launch.process import send_signal
 
 LISTING_BYTES_MAX = 1 << 20
 """A thousand processes take about 100 KB."""
@@ -83,6 +85,20 @@ def training_pid(folder: RunFolder, learner: str, leader: int) -> int:
     pids = [int(pid) for path in files if (pid := path.stem.rpartition("-")[2]).isdigit()]
     own = [pid for pid in pids if started_mark(pid) and _session(pid) == leader]
     return max(own, key=lambda pid: int(started_mark(pid) or "0"), default=leader)
+
+
+def ask_to_leave(folder: RunFolder, learner: str, leader: int) -> None:
+    """The file tells the learner's supervisor that its end is no failure, and not to ask again."""
+    write_text(folder.leave_file(learner), f"{leader}\n")
+    send_signal(training_pid(folder, learner, leader), signal.SIGTERM)
+
+
+def asked_to_leave(folder: RunFolder, learner: str, leader: int) -> bool:
+    """Whether this very process was asked: a second SIGTERM would cut its hand-over short."""
+    try:
+        return folder.leave_file(learner).read_text().strip() == str(leader)
+    except OSError:
+        return False
 
 
 def _joined_files(folder: RunFolder) -> Iterator[Path]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.chaos import Fault, InjectedFault
 from atoll.core.config import LATER_SETTINGS
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.config import RunConfig, TrainConfig, run_config, train_config
+from atoll.launch.faults import InjectedFault
 from atoll.launch.folder import RunFolder
 from atoll.launch.options import read_config_file
 
@@ -32,20 +31,7 @@ class Attempt:
     taken: frozenset[str] = frozenset()
     """Learners that run already, because an `atoll join` has outlived the launcher."""
     faults: tuple[InjectedFault, ...] = ()
-    """What the chaos plan has done in earlier attempts."""
-
-    def still_to_come(self, plan: Sequence[Fault]) -> list[Fault]:
-        """What is left of a chaos plan: a fault happens once in a run, however often it is resumed. Seconds of the plan
-        are counted from the first step, so those that are over are taken off."""
-        happened = Counter((one.fault, one.target) for one in self.faults)
-        over_s = max((one.t_s for one in self.faults), default=0.0)
-        left = []
-        for fault in plan:
-            if happened[fault.kind, fault.target] > 0:
-                happened[fault.kind, fault.target] -= 1
-            else:
-                left.append(replace(fault, at_s=max(0.0, fault.at_s - over_s)) if fault.at_s >= 0.0 else fault)
-        return left
+    """What went wrong on purpose in earlier attempts."""
 
     @property
     def events_file(self) -> Path:

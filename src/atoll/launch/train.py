@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import LaunchError
-from atoll.launch.chaos_plans import expected_s, plan_text
-from atoll.launch.commands import (
-    guest_command,
-    learner_commands,
-    new_token,
-    syncer_command,
-    worker_argv,
-)
+from atoll.launch.commands import learner_commands, new_token, syncer_command, worker_argv
 from atoll.launch.config import TrainConfig, resolved
+from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import RunFolder, create_run_folder, write_json, write_text
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import ChaosOptions, Finished, LaunchPlan, RestartPolicy, View
-from atoll.launch.process import Command, tail_of
+from atoll.launch.plan import Finished, LaunchPlan, RestartPolicy, View
+from atoll.launch.process import tail_of
 from atoll.launch.result import build_result, measure
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter
@@ -40,16 +34,19 @@ def run_train(
     *,
     view: Callable[[Path], View] | None = None,
     say: Callable[[str], None] = lambda text: None,
+    faults: FaultPlanner = WITHOUT_FAULTS,
 ) -> Finished:
     """Train, evaluate the published model, write RUN/result.json. `view` makes the live view of a run folder."""
     began_s = time.monotonic()
+    faults.check(config)
     # The corpus is read before anything is started: an empty one is an error here, not in the logs of M processes.
     corpus = _load_corpus(config)
     folder = create_run_folder(config.out, name=config.method)
     folder.write_config(config.options(), {**resolved(config), **started_in()})
     say(f"run folder: {folder.path}")
     with folder.hold():
-        return train_attempt(config, Attempt(folder, new_token()), corpus, began_s=began_s, view=view, say=say)
+        attempt = Attempt(folder, new_token())
+        return train_attempt(config, attempt, corpus, began_s=began_s, view=view, say=say, faults=faults)
 
 
 def resume_train(
@@ -58,9 +55,11 @@ def resume_train(
     *,
     view: Callable[[Path], View] | None = None,
     say: Callable[[str], None] = lambda text: None,
+    faults: FaultPlanner = WITHOUT_FAULTS,
 ) -> Finished:
     """Go on with an interrupted run to the same end. The caller holds the folder."""
-    return train_attempt(config, attempt, _load_corpus(config), began_s=time.monotonic(), view=view, say=say)
+    began_s = time.monotonic()
+    return train_attempt(config, attempt, _load_corpus(config), began_s=began_s, view=view, say=say, faults=faults)
 
 
 def train_attempt(
@@ -71,15 +70,16 @@ def train_attempt(
     began_s: float,
     view: Callable[[Path], View] | None,
     say: Callable[[str], None],
+    faults: FaultPlanner,
 ) -> Finished:
     """One launch of the run's processes, up to the result if nothing interrupts it."""
     folder = attempt.folder
     model_ns = _written_ns(folder.model_file)
     with EventWriter(attempt.events_file) as writer:
         writer.emit(_run_started(config))
-        supervisor = Supervisor(
-            folder, _plan(config, attempt), writer=writer, view=view(folder.path) if view is not None else None, say=say
-        )
+        plan = _plan(config, attempt, faults)
+        shown = view(folder.path) if view is not None else None
+        supervisor = Supervisor(folder, plan, writer=writer, view=shown, say=say)
         try:
             outcome = supervisor.run()
         except LaunchError:
@@ -113,7 +113,7 @@ def _load_corpus(config: TrainConfig) -> Any:
     return corpus
 
 
-def _plan(config: TrainConfig, attempt: Attempt) -> LaunchPlan:
+def _plan(config: TrainConfig, attempt: Attempt, faults: FaultPlanner) -> LaunchPlan:
     """The processes of the method: a syncer and learners, ranks of one world, or one process."""
     folder = attempt.folder
     write_text(folder.path / "worker.json", _worker_config(config).to_json() + "\n")
@@ -128,41 +128,12 @@ def _plan(config: TrainConfig, attempt: Attempt) -> LaunchPlan:
         # Neither survives the loss of a process: there is nobody who holds its state.
         (folder.path / RANKS_FILE).unlink(missing_ok=True)  # of an attempt that was killed
         return LaunchPlan(learners, restarts=RestartPolicy(restarts_max=0))
-    faults = config.faults()
-    if faults:
-        seconds = expected_s(steps=config.steps, step_ms=config.step_ms)
-        write_text(folder.plan_file, plan_text(faults, seed=config.chaos_seed, seconds=seconds))
     return LaunchPlan(
         [command for command in learners if command.id not in attempt.taken],
         syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
-        faults=attempt.still_to_come(faults),
-        chaos=_chaos_options(config, attempt),
+        faults=faults.injection(config, attempt, worker_argv(folder)),
         tokens_budget=config.tokens_budget,
         straggle_s_max=STRAGGLE_S_MAX,
-    )
-
-
-def _chaos_options(config: TrainConfig, attempt: Attempt) -> ChaosOptions | None:
-    """The demo only kills and slows; everything else needs the proxy, and processes that faults can reach."""
-    if config.chaos in ("none", "demo"):
-        return None
-
-    def guest(id: str) -> Command:
-        return guest_command(
-            attempt.folder,
-            worker_argv(attempt.folder),
-            id=id,
-            learners=config.learners,
-            threads=config.threads_per_learner,
-            environment={"ATOLL_TOKEN": attempt.token},
-        )
-
-    return ChaosOptions(
-        proxied=True,
-        seed=config.chaos_seed,
-        namespaces=config.namespaces,
-        rate_mbit=config.rate_mbit,
-        guest=guest,
     )
 
 

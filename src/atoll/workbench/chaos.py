@@ -51,7 +51,7 @@ def storm(
     """
     from atoll.cli.train import exit_interrupted
     from atoll.dash import LiveView
-    from atoll.launch.storm import StormConfig, run_storm
+    from atoll.storms.storm import StormConfig, run_storm
     from atoll.workbench.scorecard import print_scorecard
 
     config = StormConfig(

@@ -22,6 +22,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of parameters and data order.")] = 0,
     out: o.Out = None,
     json: o.Json = False,
+    context: typer.Context,
 ) -> None:
     """Train a small byte-level GPT on this machine while parts of the run are killed and slowed, and report."""
     from atoll.chaos import chaos_plan
@@ -42,4 +43,4 @@ def demo(
     values = {"learners": learners, "steps": steps, "seed": seed, "model": "tiny", "chaos": "demo"}
     if out is not None:
         values["out"] = out
-    train_with(values, console=console, json_wanted=json, where="the command line")
+    train_with(values, o.faults_of(context), console=console, json_wanted=json, where="the command line")

@@ -13,21 +13,11 @@ from dataclasses import replace
 
 from atoll.chaos import Fault, NamespaceNet, Way, Weather, namespaces_available
 from atoll.errors import LaunchError
-from atoll.launch.chaos_control import ProxyLinks
-from atoll.launch.plan import ChaosOptions
 from atoll.launch.process import Command
+from atoll.storms.links import ProxyLinks
 
 KERNEL_FAULTS = ("partition", "limit")
 """What a link of the kernel's does itself. It has no delay and flips no bits, and a stall shall lose no packet."""
-
-
-def links_for(options: ChaosOptions | None) -> ProxyLinks | None:
-    """The links of a run as its plan wants them; None where learners talk to the syncer directly."""
-    if options is None or not options.proxied:
-        return None
-    if options.namespaces:
-        return NamespaceLinks(options.seed, bits_per_s=options.rate_mbit * 1e6)
-    return ProxyLinks(options.seed)
 
 
 def check_namespaces() -> None:
@@ -57,7 +47,7 @@ class NamespaceLinks(ProxyLinks):
     def place(self, command: Command) -> Command:
         """The command inside its learner's namespace. `ip netns exec` becomes the command, so that the process id, the
         session and the signal at the launcher's death stay what they are without it."""
-        self.address(command.id)
+        command = super().place(command)
         host = self._hosts[command.id]
         # The token may cross this link in clear, and a web proxy of the user's could not be reached from inside.
         more = {"ATOLL_CLEAR_HOST": host, "no_grpc_proxy": host}

@@ -19,11 +19,12 @@ from atoll.chaos import Fault, Way, Weather, dump_plan, namespaces_available
 from atoll.chaos.namespaces import ADDRESSES
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.config import train_config
-from atoll.launch.namespace_links import NamespaceLinks
-from atoll.launch.plan import ChaosOptions, LaunchPlan
-from atoll.launch.storm import StormConfig, run_storm
+from atoll.launch.plan import LaunchPlan
 from atoll.observe import events as ev
 from atoll.observe import read_events
+from atoll.storms.injection import ChaosOptions, PlannedFaults, StormFaults
+from atoll.storms.namespace_links import NamespaceLinks
+from atoll.storms.storm import StormConfig, run_storm
 from atoll.wire import ClientOptions
 from atoll.wire.address import TEST_NETWORK
 
@@ -66,7 +67,7 @@ def test_the_token_goes_in_clear_only_where_the_launcher_says_so() -> None:
 )
 def test_links_that_a_run_does_not_have_are_refused(values: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        train_config(values)
+        StormFaults().check(train_config(values)[0])
 
 
 def test_without_root_a_storm_ends_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,8 +127,8 @@ def test_a_learner_inside_is_the_same_process_and_ctrl_c_leaves_nothing(tmp_path
     told += "leaves_politely(); joined(); (run / f'{me}.partial').write_text(json.dumps(seen))\n"
     told += "(run / f'{me}.partial').replace(run / f'{me}.json')\ntime.sleep(600)"
     learners = [command(folder, f"learner-{number}", told) for number in range(2)]
-    options = ChaosOptions(proxied=True, namespaces=True)
-    supervised = supervisor(folder, LaunchPlan(learners, syncer=command(folder, "syncer", "serve()"), chaos=options))
+    faults = PlannedFaults((), folder, ChaosOptions(proxied=True, namespaces=True))
+    supervised = supervisor(folder, LaunchPlan(learners, syncer=command(folder, "syncer", "serve()"), faults=faults))
     ready = [folder.path / f"learner-{number}.json" for number in range(2)]
     with InterruptedWhen(lambda: all(path.exists() for path in ready)):
         assert supervised.run().reason == "SIGINT"

@@ -15,18 +15,22 @@ from safetensors.numpy import save_file
 
 from atoll.chaos import Fault, dump_plan
 from atoll.errors import ConfigError, LaunchError
-from atoll.launch.chaos_plans import faults_by_share, faults_in_time
 from atoll.launch.config import run_config, train_config
-from atoll.launch.plan import ChaosOptions, LaunchPlan, RestartPolicy
-from atoll.launch.recovery_times import recovery_times
-from atoll.launch.scorecard import measure_pace
+from atoll.launch.faults import NoFaults
+from atoll.launch.plan import LaunchPlan, RestartPolicy
 from atoll.launch.slot import Slot
-from atoll.launch.storm import StormConfig, run_storm
-from atoll.launch.storm_checks import RunFacts, check_run
+from atoll.launch.train import run_train
 from atoll.observe import events as ev
 from atoll.observe import read_events
 from atoll.observe.lines import encode
 from atoll.store import open_store
+from atoll.storms.checks import RunFacts, check_run
+from atoll.storms.files import FaultFiles
+from atoll.storms.injection import ChaosOptions, PlannedFaults, StormFaults
+from atoll.storms.plans import faults_by_share, faults_in_time, planned_faults
+from atoll.storms.recovery_times import recovery_times
+from atoll.storms.scorecard import measure_pace
+from atoll.storms.storm import StormConfig, run_storm
 
 SECOND_NS = 1_000_000_000
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=1)
@@ -86,8 +90,11 @@ def test_an_absent_learner_comes_back_and_a_guest_comes_and_goes(tmp_path: Path)
         learners,
         syncer=command(folder, "syncer", "serve()"),
         restarts=QUICK,
-        faults=(Fault("away", "learner-1", at_s=0.3, lasts_s=0.3), Fault("join", "guest-0", at_s=0.3, lasts_s=0.5)),
-        chaos=ChaosOptions(guest=lambda id: command(folder, id, guest)),
+        faults=PlannedFaults(
+            (Fault("away", "learner-1", at_s=0.3, lasts_s=0.3), Fault("join", "guest-0", at_s=0.3, lasts_s=0.5)),
+            folder,
+            ChaosOptions(guest=lambda id: command(folder, id, guest)),
+        ),
     )
     supervised = supervisor(folder, plan, said)
     outcome = supervised.run()
@@ -102,11 +109,11 @@ def test_an_absent_learner_comes_back_and_a_guest_comes_and_goes(tmp_path: Path)
 
 def test_faults_reach_only_the_processes_of_a_run_with_chaos(tmp_path: Path) -> None:
     told = "joined(); (run / f'told-{me}').write_text(os.environ.get('ATOLL_POISON_FILE', '-'))"
-    for name, options in (("calm", None), ("chaos", ChaosOptions())):
+    for name in ("calm", "chaos"):
         folder = folder_in(tmp_path / name)
-        plan = LaunchPlan([command(folder, "learner-0", told)], chaos=options)
-        supervisor(folder, plan).run()
-        expected = "-" if options is None else str(folder.poison_file("learner-0"))
+        faults = PlannedFaults((), folder) if name == "chaos" else NoFaults()
+        supervisor(folder, LaunchPlan([command(folder, "learner-0", told)], faults=faults)).run()
+        expected = "-" if name == "calm" else str(FaultFiles(folder.path).poison("learner-0"))
         assert (folder.path / "told-learner-0").read_text() == expected
 
 
@@ -114,7 +121,8 @@ def test_learners_go_through_a_port_of_their_own(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     told = "joined(); (run / f'address-{me}').write_text(os.environ['ATOLL_SYNCER'])"
     learners = [command(folder, f"learner-{number}", told) for number in range(2)]
-    plan = LaunchPlan(learners, syncer=command(folder, "syncer", "serve()"), chaos=ChaosOptions(proxied=True))
+    faults = PlannedFaults((), folder, ChaosOptions(proxied=True))
+    plan = LaunchPlan(learners, syncer=command(folder, "syncer", "serve()"), faults=faults)
     supervisor(folder, plan).run()
     addresses = {(folder.path / f"address-learner-{number}").read_text() for number in range(2)}
     assert len(addresses) == 2 and "127.0.0.1:1" not in addresses
@@ -142,18 +150,43 @@ def test_a_file_of_faults_is_checked_with_the_settings(tmp_path: Path, monkeypat
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(dump_plan([Fault("kill", "learner-1", at_s=90.0)]))
     config, _ = train_config({"chaos": "mine.toml", "learners": 2})
-    assert Path(config.chaos).is_absolute() and [fault.at_s for fault in config.faults()] == [90.0]
-    assert run_config({"chaos": "mine.toml"}).faults() == config.faults()
-    with pytest.raises(ConfigError, match="outside this run of 30 s"):
-        train_config({"chaos": "mine.toml", "steps": 100, "step_ms": 300.0})
-    with pytest.raises(ConfigError, match="chaos must be one of none, demo, storm, calm, or a"):
-        train_config({"chaos": "hurricane"})
-    with pytest.raises(ConfigError, match="does not survive the loss of a learner"):
-        train_config({"chaos": "calm", "method": "dp"})
-    with pytest.raises(ConfigError, match="kills the syncer or fills its disk"):
-        run_config({"chaos": "storm", "durability": "none"})
-    with pytest.raises(ConfigError, match="use --chaos storm"):
-        run_config({"chaos": "demo"})
+    assert Path(config.chaos).is_absolute() and [fault.at_s for fault in planned_faults(config)] == [90.0]
+    assert planned_faults(run_config({"chaos": "mine.toml"})) == planned_faults(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"chaos": "mine.toml", "steps": 100, "step_ms": 300.0}, "outside this run of 30 s"),
+        ({"chaos": "hurricane"}, "chaos must be one of none, demo, storm, calm, or a"),
+        ({"chaos": "demo", "learners": 1}, "at least 2 learners"),
+        ({"chaos": "calm", "method": "dp"}, "does not survive the loss of a learner"),
+        ({"chaos": "demo", "durability": "none"}, r"kills the syncer.*--durability commit"),
+    ],
+)
+def test_settings_that_cannot_be_carried_out_are_refused(
+    values: dict[str, object], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(dump_plan([Fault("kill", "learner-1", at_s=90.0)]))
+    config, _ = train_config(values)
+    with pytest.raises(ConfigError, match=words):
+        StormFaults().check(config)
+    with pytest.raises(ConfigError, match="carries out no faults"):
+        run_train(config)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"chaos": "storm", "durability": "none"}, "kills the syncer or fills its disk"),
+        ({"chaos": "demo"}, "use --chaos storm"),
+        ({"chaos": "storm", "storm_minutes": 0.0}, "storm_minutes must be above 0"),
+    ],
+)
+def test_a_script_refuses_what_cannot_be_carried_out_either(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        StormFaults().check(run_config(values))
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,15 @@ from typing import Any
 
 from atoll.chaos.plan import StormPlan, dump_plan, load_plan, storm_plan
 from atoll.errors import ConfigError, LaunchError
-from atoll.launch.chaos_plans import CALM
 from atoll.launch.config import TrainConfig, train_config
 from atoll.launch.folder import create_parent, is_finished, write_json, write_text
-from atoll.launch.namespace_links import check_namespaces
 from atoll.launch.plan import Finished, View
-from atoll.launch.scorecard import build_scorecard
 from atoll.launch.stored import read_run
 from atoll.launch.train import run_train
+from atoll.storms.injection import StormFaults
+from atoll.storms.namespace_links import check_namespaces
+from atoll.storms.plans import CALM
+from atoll.storms.scorecard import build_scorecard
 
 LEARNERS_MIN = 2
 """With one learner nobody would be left to go on while it is down."""
@@ -118,15 +119,16 @@ def run_storm(
     say: Callable[[str], None] = lambda text: None,
 ) -> StormEnd:
     """Run the twin and the storm, and compare them. Bad settings raise before anything is started."""
-    plan = _plan(config)
-    config.train(chaos=CALM, out="")
+    plan, faults = _plan(config), StormFaults()
+    faults.check(config.train(chaos=CALM, out=""))
     if config.namespaces:
         check_namespaces()
     twin = _check_twin(config) if config.twin else None
     folder = create_parent(config.out, name="storm")
     if twin is None:
         say(f"1 of 2: the twin, {config.minutes:g} minutes without faults")
-        finished = run_train(config.train(chaos=CALM, out=str(folder / "twin")), view=view, say=say)
+        calm = config.train(chaos=CALM, out=str(folder / "twin"))
+        finished = run_train(calm, view=view, say=say, faults=faults)
         if finished.result is None:
             return StormEnd(folder, None, finished)
         twin = finished.folder
@@ -134,7 +136,7 @@ def run_storm(
     path = folder / "plan.toml"
     write_text(path, dump_plan(plan))
     training = config.train(chaos=str(path), out=str(folder / "storm"))
-    finished = run_train(training, view=view, say=say)
+    finished = run_train(training, view=view, say=say, faults=faults)
     if finished.result is None:
         return StormEnd(folder, None, finished)
     scorecard = build_scorecard(training, finished.folder, twin, seed=plan.seed, minutes=config.minutes)

@@ -7,17 +7,17 @@ be. Seconds count where a file of faults gives them, and where there is no budge
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from atoll.chaos.plan import CHAOS_PLANS, STORM_MINUTES_MAX, Fault, StormPlan, chaos_plan, dump_plan, load_plan
+from atoll.chaos.plan import CHAOS_PLANS, STORM_MINUTES_MAX, SYNCER, Fault, StormPlan, chaos_plan, dump_plan, load_plan
 from atoll.errors import ConfigError
+from atoll.launch.config import RunConfig, TrainConfig
+from atoll.launch.faults import PLAN_SUFFIX, InjectedFault, plan_path
 
 CALM = "calm"
 """No faults, but every link goes through the proxy, as in a storm: what a storm is compared with."""
-PLAN_SUFFIX = ".toml"
 STEP_MS_GUESS = 150.0
 """What a step takes where nothing is known: the model `tiny`, four learners on two cores. It only decides how many
 faults there are and how long they last."""
@@ -27,17 +27,24 @@ STORM_S_MIN = 60.0
 """A shorter run gets the faults of a minute: else there would be none."""
 
 
-def plan_path(chaos: str) -> Path | None:
-    """The file that the setting names; None for a plan that has a name."""
-    return Path(chaos) if chaos.endswith(PLAN_SUFFIX) else None
-
-
-def absolute_plan(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same settings with the path of a plan from the root, so that the run can be resumed from anywhere."""
-    chaos = values.get("chaos")
-    if isinstance(chaos, str) and (path := plan_path(chaos)) is not None:
-        return {**values, "chaos": str(path.expanduser().resolve())}
-    return dict(values)
+def check_settings(config: TrainConfig | RunConfig) -> None:
+    """Refuse what cannot be carried out."""
+    check_chaos(config.chaos, config.storm_minutes)
+    if isinstance(config, RunConfig) and config.chaos == "demo":
+        raise ConfigError("chaos demo is made for the model of `atoll train`; use --chaos storm")
+    faults = planned_faults(config)
+    if isinstance(config, TrainConfig) and config.chaos != "none" and not config.synchronises:
+        raise ConfigError(
+            f"chaos {config.chaos} is for runs with a syncer: method {config.method} does not survive the loss of a "
+            f"learner; use --chaos none, or --method decoupled or diloco"
+        )
+    if config.durability.durability == "none" and any(fault.target == SYNCER for fault in faults):
+        raise ConfigError(
+            f"chaos {config.chaos} kills the syncer or fills its disk, and with durability none its state would be "
+            f"lost; use --durability commit or interval, or --chaos none"
+        )
+    if isinstance(config, TrainConfig):
+        check_links(config.chaos, namespaces=config.namespaces, rate_mbit=config.rate_mbit)
 
 
 def check_chaos(chaos: str, storm_minutes: float) -> None:
@@ -61,9 +68,36 @@ def check_links(chaos: str, *, namespaces: bool, rate_mbit: float) -> None:
         )
 
 
-def expected_s(*, steps: int, step_ms: float) -> float:
-    """How long a run will take."""
-    return steps * (step_ms or STEP_MS_GUESS) / 1000.0
+def planned_faults(config: TrainConfig | RunConfig) -> tuple[Fault, ...]:
+    """What will go wrong in a run: at seconds since its first step or, where it has a budget and no file of faults says
+    otherwise, at shares of its tokens."""
+    seconds, learners, seed = plan_seconds(config), config.learners, config.chaos_seed
+    if isinstance(config, TrainConfig) and plan_path(config.chaos) is None:
+        return faults_by_share(config.chaos, learners=learners, seconds=seconds, seed=seed)
+    if isinstance(config, TrainConfig) and not config.step_ms:
+        seconds = config.storm_minutes * 60.0
+    return faults_in_time(config.chaos, learners=learners, seconds=seconds, seed=seed)
+
+
+def plan_seconds(config: TrainConfig | RunConfig) -> float:
+    """How long the run, or the storm in it, is expected to take."""
+    if isinstance(config, RunConfig):
+        return config.storm_minutes * 60.0
+    return config.steps * (config.step_ms or STEP_MS_GUESS) / 1000.0
+
+
+def still_to_come(plan: Sequence[Fault], so_far: Sequence[InjectedFault]) -> list[Fault]:
+    """What is left of a plan: a fault happens once in a run, however often it is resumed. Seconds of the plan are
+    counted from the first step, so those that are over are taken off."""
+    happened = Counter((one.fault, one.target) for one in so_far)
+    over_s = max((one.t_s for one in so_far), default=0.0)
+    left = []
+    for fault in plan:
+        if happened[fault.kind, fault.target] > 0:
+            happened[fault.kind, fault.target] -= 1
+        else:
+            left.append(replace(fault, at_s=max(0.0, fault.at_s - over_s)) if fault.at_s >= 0.0 else fault)
+    return left
 
 
 def faults_in_time(chaos: str, *, learners: int, seconds: float, seed: int) -> tuple[Fault, ...]:

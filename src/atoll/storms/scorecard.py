@@ -20,11 +20,11 @@ from typing import Any
 
 from atoll.errors import LaunchError
 from atoll.launch.config import TrainConfig
-from atoll.launch.recovery_times import PutIn, faults_of, recovery_times
-from atoll.launch.storm_checks import RunFacts, check_run
 from atoll.observe import events as ev
 from atoll.observe import read_events
 from atoll.observe.launches import report_begin_ns
+from atoll.storms.checks import RunFacts, check_run
+from atoll.storms.recovery_times import PutIn, faults_of, recovery_times
 
 LEDGER = "I3"
 VIOLATIONS_MAX = 100
