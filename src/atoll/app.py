@@ -17,6 +17,7 @@ import typer
 
 from atoll.cli import folder, parts, run_script, status, train
 from atoll.errors import AtollError
+from atoll.preload import preload
 from atoll.workbench import chaos, demo, lab, plan, replay, sim
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def run() -> None:
     """Run the command line. Atoll's own errors become one message; ATOLL_DEBUG=1 shows where they came from."""
     try:
         try:
+            preload(os.environ.get("ATOLL_PRELOAD", ""))
             app()
         finally:
             if sys.stdout is not None:

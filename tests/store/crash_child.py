@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from store_helpers import arrays_of, meta_of, rows_batch
 
+from atoll.chaos.failpoints import arm
 from atoll.store import Loaded, RunStore, SnapshotTarget, export_model, failpoints, open_store
 from atoll.store.handover import Handover
 
@@ -33,7 +34,7 @@ def main() -> None:
         folder, plan = line.split()
         pid = os.fork()
         if pid == 0:
-            with failpoints.arm(plan):
+            with arm(plan):
                 work(Path(folder))
             os._exit(0)
         print(os.waitpid(pid, 0)[1], flush=True)

@@ -17,6 +17,7 @@ import pytest
 from store_child import FENCED
 from store_helpers import arrays_of, meta_of, rows_at, rows_batch, slot_files, versions_of
 
+from atoll.chaos.failpoints import arm
 from atoll.errors import FencedSyncerError, StoreError
 from atoll.store import RunStore, failpoints, open_store, read_state, recover
 from atoll.store.slots import CommitStats
@@ -70,7 +71,7 @@ def test_a_second_process_is_refused_and_told_what_to_do(tmp_path: Path) -> None
 def test_the_lock_is_let_go_on_close_and_after_a_failed_opening(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     for point in ("epoch.create", "epoch.rename", "tape.sync"):
-        with failpoints.arm(f"{point}:1:eio"), pytest.raises(OSError, match="failpoint"):
+        with arm(f"{point}:1:eio"), pytest.raises(OSError, match="failpoint"):
             open_store(tmp_path)
     with open_store(tmp_path) as store:
         assert store.epoch == 5
@@ -301,7 +302,7 @@ def test_a_take_over_while_the_older_syncer_tidies_up(tmp_path: Path, monkeypatc
             commit(store, fragment, 1)
     old = open_store(tmp_path)
     old.load()
-    with failpoints.arm("slot.older.delete:1:eio,slot.older.delete:2:eio"):
+    with arm("slot.older.delete:1:eio,slot.older.delete:2:eio"):
         for fragment in range(2):
             commit(old, fragment, 2)  # and what comes after it, below, has not been done yet
     assert len(slot_files(tmp_path)) == 4

@@ -12,9 +12,10 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from atoll.chaos import failpoints
 from atoll.errors import PayloadError, StoreError
 from atoll.replay.recording_reader import SegmentReader
-from atoll.store import Place, Recording, failpoints, open_store, segment_files
+from atoll.store import Place, Recording, open_store, segment_files
 from atoll.store.recording import FRAME, HEAD_BYTES_MAX, MARKER, head_checksum
 from atoll.store.tape import TAPE_FILES_ALL
 

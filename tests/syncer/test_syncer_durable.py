@@ -16,7 +16,8 @@ from cluster import WAIT_S, SyncerProcess, TrainingThread, check_books, spawn
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from atoll.store import failpoints, read_state
+from atoll.chaos import failpoints
+from atoll.store import read_state
 
 OPTIONS = ("--learners", "2", "--sync-every", "6", "--fragments", "3")
 RARE = ("slot.create", "slot.allocate", "slot.rename", "slot.folder.sync", "slot.older.delete")

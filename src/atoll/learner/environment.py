@@ -14,6 +14,7 @@ from pathlib import Path
 
 from atoll.errors import ConfigError
 from atoll.observe import EventWriter, NullWriter, Writer
+from atoll.preload import preload
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,12 @@ def find_place(
     run_folder: str | Path | None,
 ) -> Place:
     """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN, ATOLL_TLS_CA, ATOLL_RUN_FOLDER, ATOLL_RANK
-    and ATOLL_WORLD.
+    and ATOLL_WORLD. Before that, load what ATOLL_PRELOAD names.
 
     A learner without a name gets one that nobody else has: machines share host names (images, containers) and even
     process ids (1 in every container), and two learners of one id would fence each other out. A process that is to
     continue from its checkpoint must be given its name."""
+    preload(os.environ.get("ATOLL_PRELOAD", ""))
     where = address or os.environ.get("ATOLL_SYNCER", "")
     if not where:
         raise ConfigError(

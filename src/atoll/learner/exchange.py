@@ -39,7 +39,7 @@ from atoll.core.messages import (
     Reseed,
 )
 from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableError
-from atoll.learner.chaos import poison_from_environment
+from atoll.learner.encode_hook import encode_contribution
 from atoll.learner.inner import Captured, pack
 from atoll.learner.snapshot import Mover, Staged
 from atoll.learner.thin import LinkMeter
@@ -93,7 +93,6 @@ class Exchange(ABC):
         self.changed = threading.Condition()
         self.vault: Vault | None = None
         self._mover: Mover | None = None
-        self._poison = poison_from_environment()
         self._bulk: BulkClient | None = None
         self._loop = asyncio.new_event_loop()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-codec")
@@ -144,7 +143,7 @@ class Exchange(ABC):
 
     def _encoded(self, sending: Sending) -> U8:
         assert self.vault is not None
-        return self.vault.encode(sending) if self._poison is None else self._poison.encode(self.vault, sending)
+        return encode_contribution(self.vault, sending)
 
     def _send_small(self, sending: Sending) -> None:
         """Encode and send a small contribution at once, on the loop: its kernel takes less than a thread switch."""

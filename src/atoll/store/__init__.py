@@ -5,7 +5,7 @@ read_state, read_history   the same folder read-only, of a living or a dead run
 Recording                  with --record: what merges were made from (atoll.replay reads it)
 SnapshotTarget             snapshots to any fsspec URL, claimed by one syncer (Hold); load_snapshot reads one
 export_model               a safetensors file by parameter name
-failpoints                 where tests make this room die
+failpoints                 where tests and storms make this room die
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ processes, their links and the syncer's disk.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +25,10 @@ from atoll.storms.files import FaultFiles
 from atoll.storms.links import ProxyLinks
 from atoll.storms.namespace_links import NamespaceLinks
 from atoll.storms.plans import check_settings, plan_seconds, plan_text, planned_faults, still_to_come
+
+INSIDE = "atoll.chaos.inside"
+"""What every process of a storm loads first, so that faults inside it can be switched on; by name, because loading it
+here would install it in the launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +133,12 @@ class PlannedFaults:
         )
 
     def place(self, command: Command) -> Command:
+        more = {"ATOLL_PRELOAD": ",".join(filter(None, [os.environ.get("ATOLL_PRELOAD"), INSIDE]))}
         if command.role == "syncer":
-            more = {"ATOLL_DISK_FULL_FILE": str(self._files.disk_full)}
+            more["ATOLL_DISK_FULL_FILE"] = str(self._files.disk_full)
         else:
-            poison, slow = self._files.poison(command.id), self._files.slow(command.id)
-            more = {"ATOLL_POISON_FILE": str(poison), "ATOLL_SLOW_FILE": str(slow)}
+            more["ATOLL_POISON_FILE"] = str(self._files.poison(command.id))
+            more["ATOLL_SLOW_FILE"] = str(self._files.slow(command.id))
         command = replace(command, environment={**command.environment, **more})
         return command if self._links is None or command.role == "syncer" else self._links.place(command)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from atoll.chaos.poison import HUGE, Poison
 from atoll.codec import get_codec
 from atoll.core.config import CODECS, SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import PushHeader, PushKind, TensorSpec
-from atoll.learner.chaos import HUGE, Poison, poison_from_environment
 from atoll.learner.vault import F32, Sending, Vault
 
 SIZE = 600
@@ -99,8 +102,18 @@ def test_without_a_known_variant_nothing_is_changed(tmp_path: Path, text: str) -
     assert np.array_equal(payload, vault.encode(sending))
 
 
-def test_only_the_environment_of_chaos_arms_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("ATOLL_POISON_FILE", raising=False)
-    assert poison_from_environment() is None
-    monkeypatch.setenv("ATOLL_POISON_FILE", str(tmp_path / "poison"))
-    assert poison_from_environment() is not None
+LEARNS = """
+import os
+from atoll.chaos.poison import Poison
+from atoll.learner import encode_hook
+from atoll.learner.environment import find_place
+from atoll.learner.vault import Vault
+find_place(address="127.0.0.1:1", learner="a", token=None, tls_ca=None, run_folder=None)
+assert (encode_hook._encode is Vault.encode) != ("ATOLL_PRELOAD" in os.environ)
+"""
+
+
+@pytest.mark.parametrize("more", [{}, {"ATOLL_PRELOAD": "atoll.chaos.inside"}])
+def test_only_a_process_that_loads_it_first_is_poisoned(tmp_path: Path, more: dict[str, str]) -> None:
+    env = {**os.environ, "ATOLL_POISON_FILE": str(tmp_path / "poison"), **more}
+    subprocess.run([sys.executable, "-c", LEARNS], env=env, check=True, timeout=60)

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import atoll.store
+from atoll.chaos.failpoints import FAILPOINTS, full_disk
 from atoll.store import failpoints, open_store, read_state
 
 SCRIPT = """
 import sys
+import atoll.chaos.inside
 from pathlib import Path
 from atoll.store import open_store
 with open_store(Path(sys.argv[1])) as store:
@@ -58,22 +60,49 @@ def test_the_list_and_the_code_agree() -> None:
     """Each name in the code is in the list; that each in the list is met is what the crash test shows."""
     source = "".join(path.read_text() for path in Path(atoll.store.__file__).parent.glob("*.py"))
     used = set(re.findall(r'hit\("([a-z_.]+)"\)', source)) | set(re.findall(r'"((?:slot|tape)\.[a-z_.]+)"\)', source))
-    assert used and used <= set(failpoints.FAILPOINTS)
-    assert len(set(failpoints.FAILPOINTS)) == len(failpoints.FAILPOINTS)
-    assert {"commit.before_publish", "commit.after_publish"} <= set(failpoints.FAILPOINTS)
+    assert used and used <= set(FAILPOINTS)
+    assert len(set(FAILPOINTS)) == len(FAILPOINTS)
+    assert {"commit.before_publish", "commit.after_publish"} <= set(FAILPOINTS)
 
 
-@pytest.mark.skipif("ATOLL_FAILPOINT" in os.environ, reason="a plan is set")
 def test_nothing_happens_when_no_plan_is_set() -> None:
-    assert not any(failpoints.armed(name) for name in failpoints.FAILPOINTS)
-    for name in failpoints.FAILPOINTS:
+    assert not any(failpoints.armed(name) for name in FAILPOINTS)
+    for name in FAILPOINTS:
         failpoints.hit(name)
+
+
+def test_the_store_itself_does_not_look_at_the_environment(tmp_path: Path) -> None:
+    plain = SCRIPT.replace("import atoll.chaos.inside\n", "")
+    env = {**os.environ, "ATOLL_FAILPOINT": "tape.append.sync:1", "ATOLL_DISK_FULL_FILE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", plain, str(tmp_path / "state")], env=env, check=True, timeout=60)
+
+
+def test_trouble_of_ones_own_can_be_installed(tmp_path: Path) -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.met: list[str] = []
+
+        def hit(self, name: str) -> None:
+            self.met.append(name)
+
+        def armed(self, name: str) -> bool:
+            return False
+
+    counting = Counting()
+    before = failpoints.install(counting)
+    try:
+        with open_store(tmp_path) as store:
+            store.remember({"count": 1})
+            store.sync()
+    finally:
+        assert failpoints.install(before) is counting
+    assert "tape.append.sync" in counting.met and set(counting.met) <= set(FAILPOINTS)
 
 
 def test_a_disk_is_full_while_the_file_exists(tmp_path: Path) -> None:
     state, full = tmp_path / "state", tmp_path / "disk-full"
     arrays = {"theta": np.ones(300, np.float32)}
-    with failpoints.full_disk(full), open_store(state) as store:
+    with full_disk(full), open_store(state) as store:
         store.commit(0, 1, arrays, {})
         full.touch()
         with pytest.raises(OSError, match="No space left"):

@@ -1,18 +1,16 @@
 """A learner that goes bad on purpose: the fault `poison` of a chaos plan.
 
-While the file named in ATOLL_POISON_FILE exists, the contributions of this process are not what it has trained:
+While a file exists that names a variant, the contributions of this process are not what it has trained:
 
     nan    the bytes that are sent hold a NaN, past the learner's own check: the syncer must find it
     huge   1000 times too large
     flip   of the opposite sign, with a norm like any other
 
-The learner itself keeps training as if nothing were wrong. Without the variable, which only a launcher that carries out
-a chaos plan sets, a contribution pays one comparison.
+The learner itself keeps training as if nothing were wrong. `chaos.inside` installs it in the learners of a storm.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,9 +66,3 @@ class Poison:
         except OSError:
             return ""
         return text if text in VARIANTS else ""
-
-
-def poison_from_environment() -> Poison | None:
-    """The fault that the launcher may switch on in this process; None outside of chaos."""
-    path = os.environ.get("ATOLL_POISON_FILE")
-    return Poison(Path(path)) if path else None
