@@ -65,7 +65,7 @@ GraceCap = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(help=f"Weight of a contribution: {', '.join(WEIGHTS)}.", rich_help_panel=_SYNC),
+    typer.Option(help=f"Weight of a contribution: {', '.join(WEIGHTS)} (default {WEIGHTS[0]}).", rich_help_panel=_SYNC),
 ]
 Merge = Annotated[
     str | None,
