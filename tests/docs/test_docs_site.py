@@ -147,3 +147,11 @@ def test_the_page_on_the_paper_lists_every_setting_of_the_preset_where_it_belong
     for name, value in SYNC_PRESETS["paper"].items():
         place = agree if defaults[name] == value else differ
         assert f"\n| `{name}`" in place, name
+
+
+def test_the_walk_of_one_contribution_is_a_way_without_returns() -> None:
+    page = (DOCS / "concepts" / "walk.md").read_text()
+    drawn = re.findall(r"^ +\d+ (\S+\.py) ", page, re.MULTILINE)
+    told = re.findall(r"`([\w/]+\.py)`", page)
+    assert len(drawn) >= 10 and len(told) == len(set(told))
+    assert [name for name in told if name in drawn] == drawn
