@@ -99,7 +99,7 @@ def test_whatever_has_a_syncer_has_the_durability_options(atoll: Command, comman
 def test_whatever_has_a_syncer_has_the_options_of_the_outer_step(atoll: Command, command: str) -> None:
     text = atoll(command, "--help").stdout
     options = "--outer-lr --outer-momentum --momentum-restart --correction --no-feedback-up --no-feedback-down"
-    options += " --outer-schedule"
+    options += " --outer-schedule --preset"
     assert [option for option in options.split() if option not in text] == []
 
 
@@ -256,6 +256,23 @@ def test_options_win_over_the_file(atoll: Command, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('method = "magic"\nlearners = 2\nquorum = 3\n')
     assert "quorum 3 is above the 2 learners" in atoll("train", "--config", str(path), "--method", "decoupled").stderr
+
+
+@pytest.mark.parametrize("words", ["", "--preset paper", "--preset paper --sync-every 5"])
+def test_the_preset_reaches_a_syncer_started_by_hand(
+    atoll: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    import atoll.syncer as room
+
+    chosen: list[Any] = []
+    monkeypatch.setattr(room, "run_syncer", lambda options: chosen.append(options) or 0)
+    (tmp_path / "run.toml").write_text('sync_every = 7\nlearners = 3\npreset = "paper"\nmerge = "mean"\n')
+    assert atoll("syncer", "--config", tmp_path / "run.toml", *words.split()).code == 0
+    got = chosen[0].config
+    # The file's own words win over the preset that it names; one on the command line wins over the file.
+    every = {"": 7, "--preset paper": 24}.get(words, 5)
+    assert (got["sync_every"], got["merge"]) == (every, "rda" if words else "mean")
+    assert (got["quorum"], got["adopt"], got["learners_expected"]) == ("1", "overwrite", 3)
 
 
 def test_an_unwritable_folder_is_refused(atoll: Command, tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ import pytest
 from rich.console import Console
 from synthetic_run import KILLED, ORIGIN_NS, SECOND, SLOWED, SyntheticRun
 
+from atoll.core.messages import Discard
 from atoll.dash import print_summary, write_report
 from atoll.dash.svg import clock_ticks, thin, ticks
+from atoll.dash.words import CAUSES
 from atoll.errors import LaunchError
 from atoll.observe.events import LearnerEvaluated, LearnerSteps, ProcessStarted, RunFinished, RunStarted
 
@@ -184,3 +186,7 @@ def test_ticks_are_round() -> None:
     assert len(clock_ticks(10 * 86400, 8)) <= 9
     assert thin([(0, 0), (1, 2), (2, 4), (3, 6)], 2) == [(0.5, 1), (2.5, 5)]
     assert thin([], 5) == []
+
+
+def test_every_fate_of_a_token_has_a_sentence_and_no_sentence_is_of_a_fate_that_is_gone() -> None:
+    assert set(CAUSES) == {cause.value for cause in Discard}

@@ -1,6 +1,7 @@
 """The options that several commands share, each with its help text.
 
-They default to None, which means "not given": a settings file, then the method's preset, then the default apply.
+They default to None, which means "not given": then a settings file applies, then the method's own settings, then the
+preset, then the default. A `--preset` on the command line wins over the file, as any option does.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from atoll.core.config import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, PARTIALS, WEIGHTS
+from atoll.core.presets import SYNC_PRESETS
 
 if TYPE_CHECKING:
     from atoll.launch.faults import FaultPlanner
@@ -32,6 +34,14 @@ TlsCa = Annotated[
 ]
 TlsName = Annotated[
     str, typer.Option(help="Name that the syncer's certificate holds, where it is reached under another one.")
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Settings of the synchronisation under one name: {', '.join(SYNC_PRESETS)} (H=24, P=24, K=1 with grace, "
+        "rda, overwrite). Options given here win over it (default none).",
+        rich_help_panel=_SYNC,
+    ),
 ]
 SyncEvery = Annotated[
     int | None,
@@ -58,7 +68,7 @@ GraceCap = Annotated[
 ]
 Weights = Annotated[
     str | None,
-    typer.Option(help=f"Weight of a contribution: {', '.join(WEIGHTS)}.", rich_help_panel=_SYNC),
+    typer.Option(help=f"Weight of a contribution: {', '.join(WEIGHTS)} (default {WEIGHTS[0]}).", rich_help_panel=_SYNC),
 ]
 Merge = Annotated[
     str | None,
@@ -203,9 +213,12 @@ def given(arguments: Mapping[str, Any], *apart: str) -> tuple[dict[str, Any], st
 
     `arguments` are all arguments of a command, `config` among them; those named in `apart` are no settings.
     """
-    from atoll.launch.options import read_config_file
+    from atoll.launch.options import read_config_file, take_preset
 
     config_file: Path | None = arguments["config"]
     values = read_config_file(config_file) if config_file is not None else {}
+    if arguments.get("preset") is not None:
+        _, preset = take_preset({"preset": arguments["preset"]})
+        values = {name: value for name, value in values.items() if name not in preset}
     values.update({n: v for n, v in arguments.items() if v is not None and n not in ("config", *apart)})
     return values, str(config_file or "the command line")

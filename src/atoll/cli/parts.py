@@ -38,6 +38,7 @@ def syncer(
     token: o.Token = "",
     tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
+    preset: o.Preset = None,
     sync_every: o.SyncEvery = None,
     fragments: o.Fragments = None,
     overlap: o.Overlap = None,
@@ -96,16 +97,18 @@ def syncer(
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
     from atoll.launch.durability import durability_config, durability_names
-    from atoll.launch.options import split_values, sync_values
+    from atoll.launch.options import split_values, sync_values, take_preset
 
-    own, sync = split_values(values, ("learners", "tokens_budget", *durability_names()), where=where)
+    rest, beneath = take_preset(values)
+    own, sync = split_values(rest, ("learners", "tokens_budget", *durability_names()), where=where)
     kept = durability_config({name: own[name] for name in durability_names() if name in own})
     if run_folder is None and ("durability" in own and kept.durability != "none"):
         raise ConfigError(f"durability {kept.durability} needs a place on disk; give --run-folder")
     if run_folder is None and kept.record:
         raise ConfigError("a recording needs a place on disk; give --run-folder, or --no-record")
     derived = {"learners": "learners_expected", "tokens_budget": "tokens_budget"}
-    settings = {**sync_values(sync), **{field: own[name] for name, field in derived.items() if name in own}}
+    settings = sync_values({**beneath, **sync})
+    settings |= {field: own[name] for name, field in derived.items() if name in own}
     if kept.snapshots == "" and (run_folder is None or not (run_folder / "state").exists()):
         SyncConfig.from_dict(settings)  # a run that begins: what is wrong is said before anything is made
     if run_folder is not None:

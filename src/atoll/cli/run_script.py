@@ -39,6 +39,7 @@ def run_script(
             help="End the run this long after its first step: learners hand over and leave (default 0: no limit)."
         ),
     ] = None,
+    preset: o.Preset = None,
     sync_every: o.SyncEvery = None,
     fragments: o.Fragments = None,
     overlap: o.Overlap = None,

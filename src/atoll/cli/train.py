@@ -40,6 +40,7 @@ def train(
     ] = None,
     optimizer: Annotated[str | None, typer.Option(help="Inner optimizer: muon, adamw or sgd (default muon).")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0: the model's own (default 0).")] = None,
+    preset: o.Preset = None,
     sync_every: o.SyncEvery = None,
     fragments: o.Fragments = None,
     overlap: o.Overlap = None,

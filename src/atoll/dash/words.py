@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import math
 
+from atoll.core.messages import Discard
 from atoll.dash.text import bytes_text, clock_text, count_text, duration_text, percent_text, ratio_text
 from atoll.observe.faults import FaultCost
 from atoll.observe.log import RUNGS, source_text
 from atoll.observe.summary import RunState
 
-CAUSES = {
-    "learner_lost": "lost with a learner that died",
-    "overwritten": "overwritten by a published version",
-    "stale": "too old to be merged",
-    "reseeded": "dropped when a learner took the whole published state again",
-    "quarantined": "quarantined",
-    "earlier_run": "merged before a syncer came back without its state",
-    "rolled_back": "merged into versions that were lost with a syncer's disk",
-    "refused": "refused by the syncer",
+CAUSES: dict[str, str] = {
+    Discard.LOST: "lost with a learner that died",
+    Discard.OVERWRITTEN: "overwritten by a published version",
+    Discard.STALE: "too old to be merged",
+    Discard.QUARANTINED: "quarantined",
+    Discard.EARLIER_RUN: "merged before a syncer came back without its state",
+    Discard.ROLLED_BACK: "merged into versions that were lost with a syncer's disk",
+    Discard.UNCERTAIN: "perhaps merged already by a syncer that lost its state",
+    Discard.REFUSED: "refused by the syncer",
 }
 
 

@@ -17,7 +17,7 @@ from atoll.core.policy import fragments_for, quorum_count
 from atoll.errors import ConfigError
 from atoll.launch.durability import DurabilityConfig, describe_durability, durability_config, durability_names
 from atoll.launch.faults import plan_path
-from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options
+from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options, take_preset
 from atoll.zoo import count_parameters, model_config
 from atoll.zoo.presets import OPTIMIZERS
 from atoll.zoo.settings import STEP_MS_MAX
@@ -210,13 +210,14 @@ def train_config(values: Mapping[str, Any], *, where: str = "the settings") -> t
 
     Raises ConfigError for unknown names, wrong types and values that cannot work.
     """
-    own, sync, durability = _split(_absolute_plan(values), TrainConfig, where=where)
+    rest, preset = take_preset(values)
+    own, sync, durability = _split(_absolute_plan(rest), TrainConfig, where=where)
     method = one_of("method", own.get("method", "decoupled"), METHODS)
     notes: list[str] = []
     plain = TrainConfig(**own)
     sizes = {"learners": plain.learners, "tokens_budget": plain.tokens_budget}
     if plain.synchronises:
-        sync, notes = _by_method(method, sync, **sizes)
+        sync, notes = _by_method(method, sync, preset, **sizes)
         # The model is known here, so the derived number can be shown and kept.
         every = sync.get("sync_every") or SyncConfig().sync_every
         sync["fragments"] = sync.get("fragments") or fragments_for(count_parameters(model_config(plain.model)), every)
@@ -233,23 +234,25 @@ def run_config(values: Mapping[str, Any], *, where: str = "the settings") -> Run
 
 def script_config(values: Mapping[str, Any], *, where: str = "the settings") -> tuple[RunConfig, list[str]]:
     """The settings of `atoll run`, and notes on those that the method overrode."""
-    own, sync, durability = _split(_absolute_plan(values), RunConfig, where=where)
+    rest, preset = take_preset(values)
+    own, sync, durability = _split(_absolute_plan(rest), RunConfig, where=where)
     plain = RunConfig(**own, durability=durability)
     sizes = {"learners": plain.learners, "tokens_budget": plain.tokens_budget}
-    sync, notes = _by_method(plain.method, sync, **sizes)
+    sync, notes = _by_method(plain.method, sync, preset, **sizes)
     return RunConfig(**own, sync=sync_config(sync, **sizes), durability=durability), notes
 
 
 def _by_method(
-    method: str, sync: Mapping[str, Any], *, learners: int, tokens_budget: int
+    method: str, sync: Mapping[str, Any], preset: Mapping[str, Any], *, learners: int, tokens_budget: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """The method's defaults under, and its definition over what was asked for; and notes on what that replaced."""
+    """The preset and the method's defaults under what was asked for, the method's definition over it; and notes on what
+    that replaced."""
     # What was asked for is checked before the method's definition replaces any of it: a slip stays an error.
     sync_config(sync, learners=learners, tokens_budget=tokens_budget)
     forced = FORCED[method]
     replaced = [name for name, value in forced.items() if name in sync and str(sync[name]) != str(value)]
     notes = [f"method {method} means {name} {forced[name]}: {sync[name]} is not used" for name in replaced]
-    return {**PRESETS[method], **sync, **forced}, notes
+    return {**preset, **PRESETS[method], **sync, **forced}, notes
 
 
 def _split(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core.config import SyncConfig, meant
+from atoll.core.presets import sync_preset
 from atoll.errors import ConfigError
 
 DERIVED = ("learners_expected", "tokens_budget")
@@ -38,6 +39,13 @@ def sync_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
+def take_preset(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values without `preset`, and what the preset stands for, by option names. It lies under everything else."""
+    rest = dict(values)
+    named = sync_preset(str(rest.pop("preset"))) if "preset" in rest else {}
+    return rest, {_OPTION_OF_FIELD.get(name, name): value for name, value in named.items()}
+
+
 def sync_config(values: Mapping[str, Any], *, learners: int, tokens_budget: int = 0) -> SyncConfig:
     """A SyncConfig from option names."""
     return SyncConfig.from_dict({**sync_values(values), "learners_expected": learners, "tokens_budget": tokens_budget})
@@ -53,7 +61,7 @@ def split_values(values: Mapping[str, Any], own: Iterable[str], *, where: str) -
     own_names, sync_names = tuple(own), sync_option_names()
     for name in values:
         if name not in own_names and name not in sync_names:
-            known = (*own_names, *sync_names)
+            known = (*own_names, *sync_names, "preset")
             raise ConfigError(
                 f"unknown setting {name!r} in {where}; {meant(name, known)}known settings are {', '.join(known)}"
             )
