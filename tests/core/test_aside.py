@@ -8,9 +8,10 @@ import pytest
 from world import STEP_NS, FakeLearner, World, config
 
 from atoll.core import effects as fx
+from atoll.core.expected_learners import SHORT_SAY_NS, SHORT_WAIT_NS
 from atoll.core.policy import ASIDE_PERIODS
-from atoll.core.syncer_begin import SEED_PATIENCE_NS
-from atoll.core.syncer_machine import QUIET_NS, SHORT_SAY_NS, SHORT_WAIT_NS
+from atoll.core.seed_intake import SEED_PATIENCE_NS
+from atoll.core.silence import QUIET_NS
 
 NEVER_NS = 10**15
 SECOND = 1_000_000_000

@@ -314,8 +314,8 @@ class SyncerStorm:
         seen = member.seq_seen[fragment] if member is not None and inside else 0
         track = machine.book.tracks[fragment] if fragment < len(machine.book.tracks) else None
         kind = rng.choice((m.PushKind.CONTRIBUTION,) * 6 + (m.PushKind.SEED,) * 4 + (m.PushKind.HEAL, m.PushKind.INNER))
-        if kind is m.PushKind.SEED and machine._seeder and rng.random() < 0.9:
-            learner = machine._seeder
+        if kind is m.PushKind.SEED and machine._seeding.seeder and rng.random() < 0.9:
+            learner = machine._seeding.seeder
         generation = member.generation if member is not None else 1
         now = track.version if track is not None else 0
         current = track.round.number if track is not None and track.round is not None else 0

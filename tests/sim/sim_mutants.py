@@ -15,9 +15,11 @@ import numpy as np
 from pytest import MonkeyPatch
 
 from atoll.check import Violation
-from atoll.core import durable, learner_machine, ledger, membership, round_book, syncer_machine
+from atoll.core import contribution_intake, durable, learner_machine, ledger, membership, round_book
 from atoll.core import effects as fx
-from atoll.core.messages import FetchKind
+from atoll.core.contribution_intake import ContributionIntake
+from atoll.core.messages import FetchKind, PushReply, Refusal
+from atoll.core.syncer_recovery import SyncerRecovery
 from atoll.sim import arrays, references, syncer_host
 from atoll.sim.run import run_scenario
 from atoll.sim.scenario import draw
@@ -77,10 +79,10 @@ def _generation_reused(patch: MonkeyPatch) -> None:
 
 
 def _duplicates_taken(patch: MonkeyPatch) -> None:
-    accept = syncer_machine.SyncerMachine._accept
+    accept = ContributionIntake.accept
 
     def forgetful(self: Any, event: Any, now_ns: int, out: Any) -> None:
-        seen = self.membership.members[event.header.learner].seq_seen
+        seen = self._state.membership.members[event.header.learner].seq_seen
         before = list(seen)
         accept(self, event, now_ns, out)
         seen[:] = before
@@ -91,7 +93,7 @@ def _duplicates_taken(patch: MonkeyPatch) -> None:
         if sent is not None and self._started:
             out.append(fx.PushAgain(event.fragment, event.seq))
 
-    patch.setattr(syncer_machine.SyncerMachine, "_accept", forgetful)
+    patch.setattr(ContributionIntake, "accept", forgetful)
     patch.setattr(learner_machine.LearnerMachine, "_push_broken", stubborn)
 
 
@@ -144,11 +146,11 @@ def _finite_unchecked(patch: MonkeyPatch) -> None:
 
 
 def _norms_unchecked(patch: MonkeyPatch) -> None:
-    patch.setattr(syncer_machine, "norm_limit", lambda config, norms, steps: math.inf)
+    patch.setattr(contribution_intake, "norm_limit", lambda config, norms, steps: math.inf)
 
 
 def _guard_never_resets(patch: MonkeyPatch) -> None:
-    patch.setattr(syncer_machine.SyncerMachine, "_judge_guard", lambda self, track, learner, out: None)
+    patch.setattr(ContributionIntake, "_judge_guard", lambda self, track, learner, out: None)
 
 
 def _silent_weigh_all(patch: MonkeyPatch) -> None:
@@ -209,7 +211,7 @@ def _published_before_commit(patch: MonkeyPatch) -> None:
 
 
 def _fates_untold(patch: MonkeyPatch) -> None:
-    patch.setattr(syncer_machine.SyncerMachine, "_tell_fates", lambda self, member, hello, out: None)
+    patch.setattr(SyncerRecovery, "tell_fates", lambda self, member, hello, out: None)
 
 
 def _generations_forgotten(patch: MonkeyPatch) -> None:
@@ -253,12 +255,12 @@ def _heal_believes_anybody(patch: MonkeyPatch) -> None:
     for kind in held:
         patch.setattr(kind, "held", garbled)
     patch.setattr(
-        syncer_machine.SyncerMachine,
-        "_check_heal",
+        SyncerRecovery,
+        "check",
         lambda self, header: (
             None
             if self.healing is not None and self.healing.asked(header.fragment, header.learner) is not None
-            else syncer_machine.PushReply(False, syncer_machine.Refusal.NOT_READY, "not asked for")
+            else PushReply(False, Refusal.NOT_READY, "not asked for")
         ),
     )
 
@@ -326,14 +328,14 @@ def _version_counted_twice(patch: MonkeyPatch) -> None:
 
 
 def _refusals_silent(patch: MonkeyPatch) -> None:
-    refuse = syncer_machine.SyncerMachine._refuse_push
+    refuse = ContributionIntake.refuse
 
     def silent(self: Any, event: Any, refusal: Any, out: Any) -> None:
         mine: list[Any] = []
         refuse(self, event, refusal, mine)
         out += [e for e in mine if not (isinstance(e, fx.Note) and e.kind == "ContributionRefused")]
 
-    patch.setattr(syncer_machine.SyncerMachine, "_refuse_push", silent)
+    patch.setattr(ContributionIntake, "refuse", silent)
 
 
 def _payloads_kept(patch: MonkeyPatch) -> None:
