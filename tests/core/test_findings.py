@@ -52,7 +52,7 @@ def test_versions_that_were_announced_and_lost_are_not_waited_for() -> None:
     base, tokens = progress.base, progress.local.tokens
     if not progress.outstanding:
         machine.handle(fx.Stepped(10, 1, 1.0), 0)
-        machine._upcoming = (0,)
+        machine._contributions.upcoming = (0,)
         machine.handle(fx.Boundary(), 0)
         machine.handle(fx.FromSyncer(Request(99, 0, 0)), 0)
     sent = progress.outstanding[0]
@@ -73,7 +73,7 @@ def test_a_learner_that_stands_still_answers_a_request() -> None:
         progress.request = None
     progress = next(p for p in machine.fragments if p.local.steps > 0 and not p.outstanding)
     if progress.snapshot is not None:
-        machine._drop_snapshot(progress, [])
+        machine._contributions.drop_snapshot(progress, [])
     progress.request = Request(99, 0, progress.index)
     assert machine.boundary_wanted
     out = machine.handle(fx.Boundary(), 0)

@@ -91,7 +91,7 @@ class LearnerStorm:
         machine = self.machine
         parse_learner_message(encode_learner_message(machine.hello()))
         for progress in machine.fragments:
-            discarded = sum(n for (fragment, _), n in machine._discarded.items() if fragment == progress.index)
+            discarded = machine._state.discarded(progress.index)
             known = sum(s.counters.tokens for s in progress.outstanding)
             assert machine.tokens == self.merged[progress.index] + progress.local.tokens + known + discarded
             assert progress.local.tokens >= 0 and progress.local.steps >= 0 and discarded >= 0

@@ -295,7 +295,7 @@ def test_a_step_time_of_a_century_holds_no_round_beyond_its_timeout() -> None:
     for _ in range(8):
         world.step(first)
         world.step(second)
-        progress = replace(second.machine._progress(), step_ns=LARGE)
+        progress = replace(second.machine._state.report(), step_ns=LARGE)
         world.to_syncer(fx.FromLearner(second.session, progress))
     opened = [track.round for track in world.syncer.book.tracks if track.round is not None]
     assert opened and all(r.quorum_ns >= 0 for r in opened)

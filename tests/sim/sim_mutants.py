@@ -15,11 +15,14 @@ import numpy as np
 from pytest import MonkeyPatch
 
 from atoll.check import Violation
-from atoll.core import contribution_intake, durable, learner_machine, ledger, membership, round_book
+from atoll.core import contribution_intake, durable, learner_machine, ledger, membership, merging, round_scheduler
 from atoll.core import effects as fx
 from atoll.core.contribution_intake import ContributionIntake
+from atoll.core.contribution_maker import ContributionMaker
+from atoll.core.delivery import DeliveryWatch
 from atoll.core.messages import FetchKind, PushReply, Refusal
 from atoll.core.syncer_recovery import SyncerRecovery
+from atoll.core.version_follower import VersionFollower
 from atoll.sim import arrays, references, syncer_host
 from atoll.sim.run import run_scenario
 from atoll.sim.scenario import draw
@@ -89,34 +92,34 @@ def _duplicates_taken(patch: MonkeyPatch) -> None:
 
     def stubborn(self: Any, event: Any, out: Any) -> None:
         # The other line of defence: a learner that knows of the merge does not push again.
-        sent = self.fragments[event.fragment].find(event.seq)
-        if sent is not None and self._started:
+        sent = self._state.fragments[event.fragment].find(event.seq)
+        if sent is not None and self._state.started:
             out.append(fx.PushAgain(event.fragment, event.seq))
 
     patch.setattr(ContributionIntake, "accept", forgetful)
-    patch.setattr(learner_machine.LearnerMachine, "_push_broken", stubborn)
+    patch.setattr(ContributionMaker, "push_broken", stubborn)
 
 
 def _late_counted_twice(patch: MonkeyPatch) -> None:
-    offer = round_book.RoundBook.offer
+    offer = round_scheduler.RoundScheduler.offer
 
     def twice(self: Any, item: Any, now_ns: int, out: Any) -> None:
         if item.late:
             self._ledger.hold(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
         offer(self, item, now_ns, out)
 
-    patch.setattr(round_book.RoundBook, "offer", twice)
+    patch.setattr(round_scheduler.RoundScheduler, "offer", twice)
 
 
 def _held_merged_again(patch: MonkeyPatch) -> None:
-    launch = round_book.RoundBook._launch
+    launch = round_scheduler.RoundScheduler._launch
 
     def keeps(self: Any, track: Any, clock: int, now_ns: int, out: Any) -> None:
         held = dict(track.held)
         launch(self, track, clock, now_ns, out)
         track.held.update(held)
 
-    patch.setattr(round_book.RoundBook, "_launch", keeps)
+    patch.setattr(round_scheduler.RoundScheduler, "_launch", keeps)
 
 
 # ---------------------------------------------------------------- what goes into a version
@@ -154,17 +157,17 @@ def _guard_never_resets(patch: MonkeyPatch) -> None:
 
 
 def _silent_weigh_all(patch: MonkeyPatch) -> None:
-    patch.setattr(round_book, "missing_tokens", lambda config, rest, steps, tokens: rest)
-    patch.setattr(round_book.RoundBook, "_count_missed", lambda self, track, opened, now_ns, out: None)
+    patch.setattr(merging, "missing_tokens", lambda config, rest, steps, tokens: rest)
+    patch.setattr(DeliveryWatch, "missed", lambda self, track, opened: ())
 
 
 def _aborted_forgotten(patch: MonkeyPatch) -> None:
-    abort = round_book.RoundBook._abort
+    abort = round_scheduler.RoundScheduler._abort
 
     def forgets(self: Any, track: Any, opened: Any, reason: str, out: Any) -> None:
         abort(self, track, replace(opened, contributions={}), reason, out)
 
-    patch.setattr(round_book.RoundBook, "_abort", forgets)
+    patch.setattr(round_scheduler.RoundScheduler, "_abort", forgets)
 
 
 def _tape_notes_other_weights(patch: MonkeyPatch) -> None:
@@ -180,8 +183,8 @@ def _tape_notes_other_weights(patch: MonkeyPatch) -> None:
 
 
 def _quorum_counts_the_gone(patch: MonkeyPatch) -> None:
-    count = round_book.quorum_count
-    patch.setattr(round_book, "quorum_count", lambda config, active, most: count(config, max(active, most), most))
+    count = round_scheduler.quorum_count
+    patch.setattr(round_scheduler, "quorum_count", lambda config, active, most: count(config, max(active, most), most))
 
 
 def _learner_waits_for_the_syncer(patch: MonkeyPatch) -> None:
@@ -307,13 +310,13 @@ def _updates_skipped(patch: MonkeyPatch) -> None:
         self._prepared[fragment] = replace(made, version=version)
         return made.checksum
 
-    fetch = learner_machine.LearnerMachine._fetch_next
-    patch.setattr(learner_machine.LearnerMachine, "_fetch_next", newest)
+    fetch = VersionFollower._fetch_next
+    patch.setattr(VersionFollower, "_fetch_next", newest)
     patch.setattr(arrays.ArrayLearner, "prepare_update", careless)
 
 
 def _version_counted_twice(patch: MonkeyPatch) -> None:
-    finished = round_book.RoundBook.merge_finished
+    finished = round_scheduler.RoundScheduler.merge_finished
 
     def twice(self: Any, done: Any, now_ns: int, out: Any) -> None:
         finished(self, done, now_ns, out)
@@ -321,7 +324,7 @@ def _version_counted_twice(patch: MonkeyPatch) -> None:
         if done.finite and track.version % 5 == 0:
             track.version += 1
 
-    patch.setattr(round_book.RoundBook, "merge_finished", twice)
+    patch.setattr(round_scheduler.RoundScheduler, "merge_finished", twice)
 
 
 # ---------------------------------------------------------------- loud, and bounded

@@ -6,7 +6,7 @@ and comes back with MergeFinished. Publishing follows the commit, never the othe
 
 The machine routes inputs to its parts and gathers their effects. Each part owns what it decides about:
 
-    SyncerState           the run, its members, ledger, rounds (RoundBook) and data leases (LeaseBook); what is durable
+    SyncerState           the run, its members, ledger, RoundScheduler and LeaseBook, and what of them is durable
     SyncerRecovery        coming back after a restart, and what learners bring back
     RunSelection          which run this is: its own, a newcomer's, or one that learners hold
     HelloIntake           learners that say hello: may they join
@@ -78,7 +78,7 @@ from atoll.core.messages import (
 )
 from atoll.core.progress_intake import ProgressIntake
 from atoll.core.relays import Relays
-from atoll.core.round_book import RoundBook
+from atoll.core.round_scheduler import RoundScheduler
 from atoll.core.rounds import ContributionId
 from atoll.core.run_selection import RunSelection
 from atoll.core.seed_intake import SeedIntake
@@ -468,7 +468,7 @@ class SyncerMachine:
         return self._state.ledger
 
     @property
-    def book(self) -> RoundBook:
+    def book(self) -> RoundScheduler:
         return self._state.book
 
     @property

@@ -19,7 +19,7 @@ from atoll.core.leases import PREFIX, LeaseBook
 from atoll.core.ledger import Ledger
 from atoll.core.membership import Member, Membership, MemberState
 from atoll.core.messages import FragmentState, Hello, Start, Welcome
-from atoll.core.round_book import RoundBook
+from atoll.core.round_scheduler import RoundScheduler
 from atoll.core.rounds import HandedOver
 from atoll.errors import ConfigError
 
@@ -42,7 +42,7 @@ class SyncerState:
         """The first learner of this layout that has frozen parameters, and their checksum."""
         self.membership = Membership()
         self.ledger = Ledger(())
-        self.book = RoundBook(config, self.membership, self.ledger)
+        self.book = RoundScheduler(config, self.membership, self.ledger)
         self.leases = LeaseBook()
         self.committed = False
         """True once version 0 exists, and again after a restart once nothing newer can be had from learners."""
@@ -57,7 +57,7 @@ class SyncerState:
         self.layout, self.frozen = layout, ("", 0)
         self.config = replace(self.given, fragments=len(layout.fragments))
         self.ledger = Ledger([fragment.parameters for fragment in layout.fragments])
-        self.book = RoundBook(self.config, self.membership, self.ledger)
+        self.book = RoundScheduler(self.config, self.membership, self.ledger)
 
     def clear(self) -> None:
         """Give up this run and all that is on the tape of it."""
@@ -67,7 +67,7 @@ class SyncerState:
             self.remember(key, None)
         self.committed, self.hellos, self.layout, self.config = False, {}, None, self.given
         self.membership, self.leases, self._lease_rows, self.ledger = Membership(), LeaseBook(), {}, Ledger(())
-        self.book = RoundBook(self.config, self.membership, self.ledger)
+        self.book = RoundScheduler(self.config, self.membership, self.ledger)
 
     # ------------------------------------------------------------ what learners are told of it
 
@@ -164,7 +164,7 @@ class SyncerState:
         self.lay_out(build_layout(durable.tensors_of(recovery.rows), fragments))
         self.membership = durable.restore_members(recovery.rows, recovery.columns, fragments, now_ns)
         self.membership.generations_skipped = durable.GENERATIONS_SKIPPED * max(1, self.epoch - 1)
-        self.book = RoundBook(self.config, self.membership, self.ledger)
+        self.book = RoundScheduler(self.config, self.membership, self.ledger)
         live = durable.live_generations(self.membership)
         waiting = [h for h in recovery.handed if _waits(h, recovery.columns)]
         live |= {(h.contribution.id.learner, h.contribution.id.generation) for h in waiting}
