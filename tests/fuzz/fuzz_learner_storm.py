@@ -15,7 +15,6 @@ from fuzz_machines import MODELS, config_of, count, version
 from atoll.core import effects as fx
 from atoll.core import messages as m
 from atoll.core.learner_machine import LearnerMachine
-from atoll.observe import events
 from atoll.observe.lines import encode
 from atoll.wire.convert import (
     encode_learner_message,
@@ -57,7 +56,7 @@ class LearnerStorm:
         if isinstance(effect, fx.ToSyncer):
             parse_learner_message(encode_learner_message(effect.message))
         elif isinstance(effect, fx.Note):
-            encode(1, getattr(events, effect.kind)(**effect.fields))
+            encode(1, effect.event)
         elif isinstance(effect, fx.TakeSnapshot):
             self.snapshots.add(effect.fragment)
         elif isinstance(effect, fx.DropSnapshot):

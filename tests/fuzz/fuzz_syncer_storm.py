@@ -21,7 +21,6 @@ from atoll.core import messages as m
 from atoll.core.durable import Recovery
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.core.syncer_machine import SyncerMachine
-from atoll.observe import events
 from atoll.observe.lines import encode
 from atoll.wire import parts
 from atoll.wire.convert import (
@@ -74,7 +73,7 @@ class SyncerStorm:
         if isinstance(effect, fx.ToLearner):
             assert parse_syncer_message(encode_syncer_message(effect.message)) == effect.message
         elif isinstance(effect, fx.Note):
-            encode(1, getattr(events, effect.kind)(**effect.fields))
+            encode(1, effect.event)
         elif isinstance(effect, fx.CommitSeed):
             checksums = tuple(range(1, self.machine.config.fragments + 1))
             for p, checksum in enumerate(checksums):

@@ -20,6 +20,7 @@ from atoll.core import effects as fx
 from atoll.core.contribution_intake import ContributionIntake
 from atoll.core.contribution_maker import ContributionMaker
 from atoll.core.delivery import DeliveryWatch
+from atoll.core.events import ContributionRefused
 from atoll.core.messages import FetchKind, PushReply, Refusal
 from atoll.core.syncer_recovery import SyncerRecovery
 from atoll.core.version_follower import VersionFollower
@@ -336,7 +337,7 @@ def _refusals_silent(patch: MonkeyPatch) -> None:
     def silent(self: Any, event: Any, refusal: Any, out: Any) -> None:
         mine: list[Any] = []
         refuse(self, event, refusal, mine)
-        out += [e for e in mine if not (isinstance(e, fx.Note) and e.kind == "ContributionRefused")]
+        out += [e for e in mine if not (isinstance(e, fx.Note) and isinstance(e.event, ContributionRefused))]
 
     patch.setattr(ContributionIntake, "refuse", silent)
 

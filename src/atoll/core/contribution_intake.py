@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from atoll.core.admission import check_contribution
 from atoll.core.effects import Answer, Note, PushCompleted, SyncerEffect, ToLearner
+from atoll.core.events import ContributionReceived, NormGuardReset
 from atoll.core.membership import Member
 from atoll.core.messages import Fate, Nothing, PushHeader, PushKind, PushReply, Refusal, Reseed
 from atoll.core.policy import NORMS_KEPT, norm_limit
+from atoll.core.round_scheduler import refused
 from atoll.core.rounds import Contribution, ContributionId, FragmentTrack
 from atoll.core.syncer_state import SyncerState, warned
 
@@ -68,15 +70,19 @@ class ContributionIntake:
         track.outliers.clear()
         self._state.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)
         out.append(Answer(PushReply(accepted=True, late=late)))
-        fields = {name: getattr(header, name) for name in ("round", "fragment", "learner", "generation", "seq")}
-        fields |= {
-            "steps": header.steps,
-            "tokens": header.tokens,
-            "bytes": header.size,
-            "norm": event.norm,
-            "late": late,
-        }
-        out.append(Note("ContributionReceived", fields))
+        received = ContributionReceived(
+            round=header.round,
+            fragment=header.fragment,
+            learner=header.learner,
+            generation=header.generation,
+            seq=header.seq,
+            bytes=header.size,
+            steps=header.steps,
+            tokens=header.tokens,
+            norm=event.norm,
+            late=late,
+        )
+        out.append(Note(received))
         book.offer(contribution, now_ns, out)
 
     # ------------------------------------------------------------ refusals
@@ -92,8 +98,7 @@ class ContributionIntake:
         """Say loudly why this push, of whichever kind, does not come in."""
         header = event.header
         out.append(Answer(refusal))
-        fields = {name: getattr(header, name) for name in ("fragment", "learner", "generation", "seq", "tokens")}
-        out.append(Note("ContributionRefused", {**fields, "code": str(refusal.code), "detail": refusal.detail}))
+        out.append(refused(_identity(header), header.tokens, refusal.code, refusal.detail))
         member = self._sender(header)
         if member is not None and refusal.code == Refusal.DUPLICATE:
             self._tell_fate_again(member, header, out)
@@ -136,7 +141,7 @@ class ContributionIntake:
         again = {name for name in active if track.outliers.get(name, 0) >= OUTLIERS_EACH}
         most = 2 * len(again) > len(active)
         if most and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW:
-            out.append(Note("NormGuardReset", {"fragment": track.index, "refused": sum(track.outliers.values())}))
+            out.append(Note(NormGuardReset(track.index, sum(track.outliers.values()))))
             track.norms, track.outliers = [], {}
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from atoll.core.config import SyncConfig
 from atoll.core.effects import Note, SyncerEffect
+from atoll.core.events import MemberAside
 from atoll.core.membership import Member, Membership, MemberState
 from atoll.core.policy import rounds_missed_max
 from atoll.core.rounds import FragmentTrack, Round
@@ -61,5 +62,4 @@ class DeliveryWatch:
 
 
 def _aside(member: Member, aside: bool, reason: str) -> Note:
-    fields = {"learner": member.learner, "generation": member.generation, "aside": aside, "reason": reason}
-    return Note("MemberAside", fields)
+    return Note(MemberAside(member.learner, member.generation, aside, reason))

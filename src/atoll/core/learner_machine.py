@@ -41,6 +41,7 @@ from atoll.core.effects import (
     TakeInner,
     ToSyncer,
 )
+from atoll.core.events import Warned
 from atoll.core.learner_state import LearnerState
 from atoll.core.messages import (
     ASKED_TO_LEAVE,
@@ -272,7 +273,7 @@ class LearnerMachine:
     def _message(self, message: SyncerMessage, out: list[LearnerEffect]) -> None:
         if not self._fits(message):
             text = f"the syncer sent a {type(message).__name__} that does not fit this run; it is passed over"
-            out.append(Note("Warned", {"source": self.learner, "text": text}))
+            out.append(Note(Warned(self.learner, text)))
             return
         match message:
             case Welcome():

@@ -11,6 +11,7 @@ import math
 
 from atoll.core.config import SyncConfig
 from atoll.core.effects import Closing, LearnerEffect, Note
+from atoll.core.events import LearnerDiscarded
 from atoll.core.messages import PROTOCOL_VERSION, Discard, DiscardCount, Progress
 from atoll.core.progress import Counters, FragmentProgress
 
@@ -58,8 +59,7 @@ class LearnerState:
             key = (progress.index, str(cause))
             self._discarded[key] = self._discarded.get(key, 0) + tokens
             self._discards_new = True
-            fields = {"learner": self.learner, "fragment": progress.index, "tokens": tokens, "cause": str(cause)}
-            out.append(Note("LearnerDiscarded", fields))
+            out.append(Note(LearnerDiscarded(self.learner, progress.index, tokens, str(cause))))
 
     def discarded(self, fragment: int) -> int:
         return sum(n for (p, _), n in self._discarded.items() if p == fragment)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.delivery import DeliveryWatch
 from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
+from atoll.core.events import Committed, ContributionRefused, RoundAborted, RoundClosed, RoundLaunched
 from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.merging import HANDED_KEPT, MergeScales, handed_after, norms_after
@@ -190,15 +191,14 @@ class RoundScheduler:
         track.due_step = clock + self.config.sync_every
         out.append(
             Note(
-                "RoundLaunched",
-                {
-                    "round": opened.number,
-                    "attempt": opened.attempt,
-                    "fragment": track.index,
-                    "clock_step": clock,
-                    "asked": asked,
-                    "quorum": self.quorum(),
-                },
+                RoundLaunched(
+                    round=opened.number,
+                    attempt=opened.attempt,
+                    fragment=track.index,
+                    clock_step=clock,
+                    asked=asked,
+                    quorum=self.quorum(),
+                )
             )
         )
         held, track.held = list(track.held.values()), {}
@@ -293,17 +293,16 @@ class RoundScheduler:
             return
         out.append(
             Note(
-                "RoundClosed",
-                {
-                    "round": opened.number,
-                    "fragment": track.index,
-                    "contributors": sorted(opened.contributors()),
-                    "carried": sum(item.round != opened.number for item in items),
-                    "reason": reason,
-                    "quorum_ns": max(0, opened.quorum_ns),
-                    "grace_ns": opened.grace_ns,
-                    "close_ns": now_ns - opened.launched_ns,
-                },
+                RoundClosed(
+                    round=opened.number,
+                    fragment=track.index,
+                    contributors=sorted(opened.contributors()),
+                    carried=sum(item.round != opened.number for item in items),
+                    reason=reason,
+                    quorum_ns=max(0, opened.quorum_ns),
+                    grace_ns=opened.grace_ns,
+                    close_ns=now_ns - opened.launched_ns,
+                )
             )
         )
         made = self._scales.weigh(track, opened, items, self.ending)
@@ -348,15 +347,14 @@ class RoundScheduler:
         track.due_step = min(opened.due_step, opened.clock_step)
         out.append(
             Note(
-                "RoundAborted",
-                {
-                    "round": opened.number,
-                    "attempt": opened.attempt,
-                    "fragment": track.index,
-                    "contributions": len(opened.contributions),
-                    "quorum": self.quorum(),
-                    "reason": reason,
-                },
+                RoundAborted(
+                    round=opened.number,
+                    attempt=opened.attempt,
+                    fragment=track.index,
+                    contributions=len(opened.contributions),
+                    quorum=self.quorum(),
+                    reason=reason,
+                )
             )
         )
 
@@ -365,7 +363,7 @@ class RoundScheduler:
         self._ledger.release(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
         out.append(Forget(item.id))
         detail = f"contribution {item.id.seq} of fragment {item.id.fragment} was dropped: {reason}"
-        out.append(_refused(item, reason, detail))
+        out.append(refused(item.id, item.tokens, reason, detail))
         if reason == Discard.UNCERTAIN:
             return  # only while healing: when the run goes on its learner hears it, with the version
         member = self._membership.members.get(item.id.learner)
@@ -412,24 +410,23 @@ class RoundScheduler:
             out.append(Forget(item.id))
         out.append(
             Note(
-                "Committed",
-                {
-                    "fragment": track.index,
-                    "version": track.version,
-                    "round": opened.number,
-                    "contributors": [item.id.learner for item in items],
-                    "tokens": sum(item.tokens for item in items),
-                    "steps": [item.steps for item in items],
-                    "weights": [weight / (sum(track.weights) or 1.0) for weight in track.weights],
-                    "merge_ns": done.merge_ns,
-                    "update_bytes": done.update_bytes,
-                    "gradient_norm": done.gradient_norm,
-                    "rho": done.rho,
-                    "checksum": done.checksum,
-                    "store_ns": done.store_ns,
-                    "store_bytes": done.store_bytes,
-                    "share": track.share,
-                },
+                Committed(
+                    fragment=track.index,
+                    version=track.version,
+                    round=opened.number,
+                    contributors=[item.id.learner for item in items],
+                    tokens=sum(item.tokens for item in items),
+                    steps=[item.steps for item in items],
+                    weights=[weight / (sum(track.weights) or 1.0) for weight in track.weights],
+                    merge_ns=done.merge_ns,
+                    update_bytes=done.update_bytes,
+                    gradient_norm=done.gradient_norm,
+                    rho=done.rho,
+                    checksum=done.checksum,
+                    store_ns=done.store_ns,
+                    store_bytes=done.store_bytes,
+                    share=track.share,
+                )
             )
         )
         self._publish(track, opened, self._membership.connected(), len(items), out)
@@ -483,16 +480,7 @@ class RoundScheduler:
         return min(wakes) if wakes else None
 
 
-def _refused(item: Contribution, code: str, detail: str) -> Note:
-    return Note(
-        "ContributionRefused",
-        {
-            "fragment": item.id.fragment,
-            "learner": item.id.learner,
-            "generation": item.id.generation,
-            "seq": item.id.seq,
-            "tokens": item.tokens,
-            "code": str(code),
-            "detail": detail,
-        },
-    )
+def refused(identity: ContributionId, tokens: int, code: str, detail: str) -> Note:
+    """A contribution that was not let in, or that is dropped."""
+    fields = (identity.fragment, identity.learner, identity.generation, identity.seq, tokens)
+    return Note(ContributionRefused(*fields, str(code), detail))

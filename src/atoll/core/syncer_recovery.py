@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.core import durable
 from atoll.core.effects import Answer, CommitHealed, HealCommitted, Note, SyncerEffect, ToLearner
+from atoll.core.events import FragmentHealed, SyncerRecovered
 from atoll.core.healing import Claim, Healing
 from atoll.core.membership import Member, MemberState
 from atoll.core.messages import (
@@ -69,15 +70,15 @@ class SyncerRecovery:
         # Even if every commit was on disk before its publication, a disk that failed for a while may have missed some:
         # rounds begin when those who were in the run have said what they hold. They train on meanwhile.
         self.healing = self._healing_from(recovery.rows)
-        fields = {
-            "source": recovery.source,
-            "exact": recovery.exact,
-            "versions": [track.version for track in self._state.book.tracks],
-            "tokens_merged": self._state.ledger.totals().merged,
-            "load_ns": load_ns,
-            "problems": list(recovery.problems),
-        }
-        return Note("SyncerRecovered", fields)
+        recovered = SyncerRecovered(
+            source=recovery.source,
+            exact=recovery.exact,
+            versions=[track.version for track in self._state.book.tracks],
+            tokens_merged=self._state.ledger.totals().merged,
+            load_ns=load_ns,
+            problems=list(recovery.problems),
+        )
+        return Note(recovered)
 
     def _healing_from(self, rows: Mapping[str, Any]) -> Healing:
         known = {}
@@ -119,8 +120,8 @@ class SyncerRecovery:
             return connected
         self._state.remember_run(seeded=True)
         versions = [track.version for track in self._state.book.tracks]
-        fields = {"source": FROM_LEARNERS, "exact": False, "versions": versions, "tokens_merged": 0, "load_ns": 0}
-        out.append(Note("SyncerRecovered", {**fields, "problems": ["no state was left but what learners hold"]}))
+        problems = ["no state was left but what learners hold"]
+        out.append(Note(SyncerRecovered(FROM_LEARNERS, False, versions, 0, 0, problems)))
         self.holders = {member.learner for member in connected if member.recovered}
         return [member for member in connected if member.recovered or not self.holders]
 
@@ -156,8 +157,7 @@ class SyncerRecovery:
         if self.healing is None or event.version <= track.version:
             return  # it came twice
         giver = self.healing.giver(event.fragment)
-        fields = {"fragment": event.fragment, "version_before": track.version, "version": event.version}
-        out.append(Note("FragmentHealed", {**fields, "learner": giver}))
+        out.append(Note(FragmentHealed(event.fragment, track.version, event.version, giver)))
         self._state.book.commits += event.version - max(0, track.version)
         track.version, track.checksum = event.version, event.checksum
         self.healing.done(event.fragment, event.version)

@@ -14,6 +14,7 @@ from typing import Any
 from atoll.core import durable
 from atoll.core.config import SyncConfig
 from atoll.core.effects import Note, Remember, SyncerEffect
+from atoll.core.events import MemberChanged, Warned
 from atoll.core.layout import Layout, build_layout
 from atoll.core.leases import PREFIX, LeaseBook
 from atoll.core.ledger import Ledger
@@ -206,10 +207,9 @@ def _waits(handed: HandedOver, columns: Mapping[int, durable.Column]) -> bool:
 
 def warned(text: str) -> Note:
     """Something that the operator should read."""
-    return Note("Warned", {"source": "syncer", "text": text})
+    return Note(Warned("syncer", text))
 
 
 def changed(member: Member, reason: str, silent_ns: int = 0) -> Note:
     """A member's state is another one now."""
-    fields = {"learner": member.learner, "generation": member.generation, "silent_ns": silent_ns}
-    return Note("MemberChanged", {**fields, "state": str(member.state), "reason": reason})
+    return Note(MemberChanged(member.learner, member.generation, str(member.state), reason, silent_ns))

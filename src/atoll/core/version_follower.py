@@ -19,6 +19,7 @@ from atoll.core.effects import (
     Note,
     Settle,
 )
+from atoll.core.events import LearnerAdopted, Warned
 from atoll.core.learner_state import LearnerState
 from atoll.core.messages import NO_VERSION, Discard, FetchKind, FragmentState, Published, Refusal
 from atoll.core.progress import Counters, FragmentProgress
@@ -89,13 +90,8 @@ class VersionFollower:
             for sent in progress.outstanding:
                 sent.overwritten = True
         if progress.based:
-            fields = {
-                "learner": self._state.learner,
-                "fragment": progress.index,
-                "version": version,
-                "step": self._state.step,
-            }
-            out.append(Note("LearnerAdopted", {**fields, "merged": bool(merged)}))
+            adopted = LearnerAdopted(self._state.learner, progress.index, version, bool(merged), self._state.step)
+            out.append(Note(adopted))
         progress.reseed, progress.too_old = "", False
         assert version >= progress.base, f"I1: fragment {progress.index} went from {progress.base} to {version}"
         known = progress.base_checksum if version == progress.base else 0
@@ -165,7 +161,7 @@ class VersionFollower:
         """Take the run's older version, keeping what was trained since: contributions that were merged into a lost
         version and not adopted yet are the learner's own again."""
         text = f"fragment {progress.index} goes back from version {progress.newest} to {version}: the syncer lost it"
-        out.append(Note("Warned", {"source": self._state.learner, "text": text}))
+        out.append(Note(Warned(self._state.learner, text)))
         self._contributions.lost_beyond(progress, version, out)
         self._forget_base(progress, out)
         out.append(ForgetPrepared(progress.index))
@@ -188,7 +184,7 @@ class VersionFollower:
 
     def reseed(self, reason: str, out: list[LearnerEffect]) -> None:
         out += [ForgetResiduals(), ForgetPrepared()]
-        out.append(Note("Warned", {"source": self._state.learner, "text": f"re-seeded: {reason}"}))
+        out.append(Note(Warned(self._state.learner, f"re-seeded: {reason}")))
         for progress in self._state.fragments:
             progress.reseed = Discard.QUARANTINED
             progress.prepared = []
