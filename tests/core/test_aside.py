@@ -8,9 +8,11 @@ import pytest
 from world import STEP_NS, FakeLearner, World, config
 
 from atoll.core import effects as fx
+from atoll.core.events import MemberAside, RoundAborted, Warned
+from atoll.core.expected_learners import SHORT_SAY_NS, SHORT_WAIT_NS
 from atoll.core.policy import ASIDE_PERIODS
-from atoll.core.syncer_begin import SEED_PATIENCE_NS
-from atoll.core.syncer_machine import QUIET_NS, SHORT_SAY_NS, SHORT_WAIT_NS
+from atoll.core.seed_intake import SEED_PATIENCE_NS
+from atoll.core.silence import QUIET_NS
 
 NEVER_NS = 10**15
 SECOND = 1_000_000_000
@@ -21,10 +23,6 @@ def running(learners: int = 4, **changes: object) -> World:
     world.join_all()
     world.everyone_steps(20)
     return world
-
-
-def noted(world: World, kind: str) -> list[dict[str, Any]]:
-    return [dict(note.fields) for note in world.notes if note.kind == kind]
 
 
 def shares(world: World, since: int) -> list[float]:
@@ -65,12 +63,12 @@ def test_it_is_said_once_and_said_again_when_it_answers() -> None:
     world = running()
     silent = mute(world, "l3@l3-1")
     world.everyone_steps(100)
-    (said,) = noted(world, "MemberAside")
-    assert said["learner"] == "l3" and said["aside"] and "3 rounds" in said["reason"]
-    assert world.syncer.membership.members["l3"].aside == said["reason"]
+    (said,) = world.noted(MemberAside)
+    assert said.learner == "l3" and said.aside and "3 rounds" in said.reason
+    assert world.syncer.membership.members["l3"].aside == said.reason
     deliver(world, silent)
     world.everyone_steps(20)
-    assert [note["aside"] for note in noted(world, "MemberAside")] == [True, False]
+    assert [note.aside for note in world.noted(MemberAside)] == [True, False]
     assert not world.syncer.membership.members["l3"].aside
     assert sum(identity.learner == "l3" for identity in world.merged_ids) > 3
 
@@ -82,7 +80,7 @@ def test_what_comes_late_and_seldom_is_merged_and_does_not_make_it_count() -> No
     world.everyone_steps(400)
     merged = sum(identity.learner == "l3" for identity in world.merged_ids)
     assert merged >= 5
-    assert [note["aside"] for note in noted(world, "MemberAside")] == [True]
+    assert [note.aside for note in world.noted(MemberAside)] == [True]
 
 
 def test_a_quorum_is_of_those_who_answer() -> None:
@@ -106,7 +104,7 @@ def test_nobody_is_set_aside_where_everybody_is_asked_for_or_where_a_number_need
         world = running(3, quorum=quorum)
         mute(world, "l2@l2-1")
         world.everyone_steps(60)
-        assert not noted(world, "MemberAside"), quorum
+        assert not world.noted(MemberAside), quorum
 
 
 def test_those_who_were_set_aside_are_needed_when_the_others_go() -> None:
@@ -136,7 +134,7 @@ def test_a_report_of_long_ago_does_not_hold_the_clock() -> None:
     for _ in range(40):
         world.step(talking)
         world.advance(QUIET_NS // 20)
-    assert {note["learner"] for note in noted(world, "MemberAside")} == {"l1", "l2"}
+    assert {note.learner for note in world.noted(MemberAside)} == {"l1", "l2"}
     assert world.syncer.book.clock_last > clock + 30
     for learner in silent:
         world.step(learner)
@@ -160,8 +158,8 @@ def test_contributions_of_one_that_cannot_have_newer_versions_count_less_but_cou
     world.everyone_steps(400)
     mine = [merge for merge in world.merges if any(i.learner == "l3" for i in merge.contributions)]
     assert len(mine) >= 5
-    (said,) = noted(world, "MemberAside")
-    assert said["aside"]
+    (said,) = world.noted(MemberAside)
+    assert said.aside
     assert min(sum(merge.weights) for merge in mine) < 0.9, "what is taken from an old one is given to nobody"
 
 
@@ -169,13 +167,13 @@ def test_too_few_of_those_expected_is_said_and_then_the_run_goes_on_without_them
     world = World(config(fragments=1, learners_expected=4, quorum="50%"), 1)
     world.join_all()
     world.everyone_steps(10)
-    assert not world.merges and not noted(world, "Warned")
+    assert not world.merges and not world.noted(Warned)
     pass_time(world, SHORT_SAY_NS)
-    (first,) = noted(world, "Warned")
-    assert "1 of 4 expected learners are here, and a round needs 2" in first["text"] and "--learners" in first["text"]
+    (first,) = world.noted(Warned)
+    assert "1 of 4 expected learners are here, and a round needs 2" in first.text and "--learners" in first.text
     pass_time(world, SHORT_WAIT_NS)
     world.everyone_steps(10)
-    assert len(world.merges) > 1 and "goes on with those who are here" in noted(world, "Warned")[1]["text"]
+    assert len(world.merges) > 1 and "goes on with those who are here" in world.noted(Warned)[1].text
 
 
 def test_where_everybody_is_asked_for_it_is_only_said() -> None:
@@ -184,7 +182,7 @@ def test_where_everybody_is_asked_for_it_is_only_said() -> None:
     world.everyone_steps(10)
     pass_time(world, 2 * SHORT_WAIT_NS)
     world.everyone_steps(10)
-    assert not world.merges and len(noted(world, "Warned")) == 2
+    assert not world.merges and len(world.noted(Warned)) == 2
 
 
 def test_newcomers_are_asked_although_a_round_waits_for_somebody() -> None:
@@ -200,7 +198,7 @@ def test_newcomers_are_asked_although_a_round_waits_for_somebody() -> None:
         world.add(f"l{index}")
     world.join_all()
     world.everyone_steps(16)
-    assert any("joined since" in note["reason"] for note in noted(world, "RoundAborted"))
+    assert any("joined since" in note.reason for note in world.noted(RoundAborted))
     assert len(world.merges) >= 2
 
 
@@ -260,7 +258,7 @@ def test_the_first_parameters_are_asked_of_another_when_the_first_learner_is_slo
     for learner in (quick, slow):
         world.boundary(learner)
     assert quick.machine.joined and slow.machine.joined
-    assert any("'quick' is asked" in note["text"] for note in noted(world, "Warned"))
+    assert any("'quick' is asked" in note.text for note in world.noted(Warned))
 
 
 def test_whoever_hands_over_last_does_not_have_the_last_merge_to_itself() -> None:

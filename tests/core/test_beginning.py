@@ -11,6 +11,7 @@ from world import TENSORS, FakeLearner, World, config
 from atoll.core import effects as fx
 from atoll.core.beginning import EPOCH_CLAIMED_MAX, Begin
 from atoll.core.config import SECOND_NS
+from atoll.core.events import LearnerDiscarded, Warned
 from atoll.core.healing import HEAL_WAIT_NS
 from atoll.core.messages import TensorSpec
 
@@ -47,7 +48,7 @@ def go_on(world: World, steps: int = 20) -> None:
 
 
 def texts(world: World) -> str:
-    return "\n".join(str(note.fields["text"]) for note in world.notes if note.kind == "Warned")
+    return "\n".join(event.text for event in world.noted(Warned))
 
 
 ORDERS = sorted(set(itertools.permutations(["l0", "l1", "new", "tick"])))
@@ -70,8 +71,8 @@ def test_whoever_comes_first_the_run_goes_on_from_the_newest_versions_held(
             world.connect(by_name[name])
     go_on(world, steps=0)
     assert world.syncer.run == "run-1" and versions(world) == before and world.theta == held
-    discards = [n for name in ("l0", "l1") for n in by_name[name].notes if n.kind == "LearnerDiscarded"]
-    assert {n.fields["cause"] for n in discards} <= {"uncertain"}, "those that were in the run stay in it"
+    discards = [n for name in ("l0", "l1") for n in by_name[name].notes if isinstance(n, LearnerDiscarded)]
+    assert {n.cause for n in discards} <= {"uncertain"}, "those that were in the run stay in it"
     go_on(world)
     assert min(versions(world)) > max(before)
     assert new.machine.joined and new.machine.step >= 14, "a newcomer starts at the run's step"
@@ -182,7 +183,7 @@ def test_what_was_trained_from_a_seed_that_was_given_up_does_not_enter_the_run()
     for _ in range(3):
         world.boundary(new)
     assert new.theta == held, "its own step from random parameters is discarded"
-    assert any(n.kind == "LearnerDiscarded" for n in new.notes)
+    assert any(isinstance(n, LearnerDiscarded) for n in new.notes)
     go_on(world)
     world.check_ledger()
     world.check_rebase()

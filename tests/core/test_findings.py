@@ -6,6 +6,7 @@ from world import World, config
 
 from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS
+from atoll.core.events import NormGuardReset
 from atoll.core.healing import HEAL_WAIT_NS, Claim, Healing
 from atoll.core.messages import (
     Discard,
@@ -52,7 +53,7 @@ def test_versions_that_were_announced_and_lost_are_not_waited_for() -> None:
     base, tokens = progress.base, progress.local.tokens
     if not progress.outstanding:
         machine.handle(fx.Stepped(10, 1, 1.0), 0)
-        machine._upcoming = (0,)
+        machine._contributions.upcoming = (0,)
         machine.handle(fx.Boundary(), 0)
         machine.handle(fx.FromSyncer(Request(99, 0, 0)), 0)
     sent = progress.outstanding[0]
@@ -73,7 +74,7 @@ def test_a_learner_that_stands_still_answers_a_request() -> None:
         progress.request = None
     progress = next(p for p in machine.fragments if p.local.steps > 0 and not p.outstanding)
     if progress.snapshot is not None:
-        machine._drop_snapshot(progress, [])
+        machine._contributions.drop_snapshot(progress, [])
     progress.request = Request(99, 0, progress.index)
     assert machine.boundary_wanted
     out = machine.handle(fx.Boundary(), 0)
@@ -116,7 +117,7 @@ def test_a_guard_that_refuses_everybody_begins_anew() -> None:
         if accepted:
             break
     assert accepted and seq["l0"] < 910
-    assert any(note.kind == "NormGuardReset" and note.fields["fragment"] == track.index for note in world.notes)
+    assert any(event.fragment == track.index for event in world.noted(NormGuardReset))
 
 
 def test_a_guard_that_refuses_most_learners_begins_anew() -> None:
@@ -142,7 +143,7 @@ def test_one_learner_alone_does_not_reset_the_guard() -> None:
     for seq in range(900, 912):
         out = world.to_syncer(fx.PushCompleted(header_of(world, "l0", seq), finite=True, norm=1e9))
         assert not next(e.reply for e in out if isinstance(e, fx.Answer)).accepted
-    assert not any(note.kind == "NormGuardReset" for note in world.notes)
+    assert not world.noted(NormGuardReset)
 
 
 def test_a_report_that_a_contribution_overtook_does_not_balance_the_books() -> None:

@@ -10,6 +10,7 @@ from world import STEP_NS, TENSORS, FakeLearner, World
 
 from atoll.core.config import SyncConfig
 from atoll.core.effects import FetchBroken, FromLearner, FromSyncer, LeaveAsked, SessionOpened, Tick, ToLearner
+from atoll.core.events import ContributionRefused, MemberChanged, Warned
 from atoll.core.messages import PROTOCOL_VERSION, Progress, PushHeader, PushKind, Refused, Reseed, TensorSpec
 
 
@@ -217,7 +218,7 @@ def test_nan_and_huge_contributions_are_quarantined_and_the_learner_is_reseeded(
     merged = sum(i.learner == "l0" for i in world.merged_ids)
     world.everyone_steps(12)
     assert sum(i.learner == "l0" for i in world.merged_ids) == merged
-    refused = [n.fields["code"] for n in world.notes if n.kind == "ContributionRefused"]
+    refused = [event.code for event in world.noted(ContributionRefused)]
     assert "not_finite" in refused and "norm_outlier" in refused
     world.check_ledger()
 
@@ -247,7 +248,7 @@ def test_a_run_of_an_older_builds_names_is_told_from_another_model() -> None:
 
 def test_frozen_parameters_that_differ_are_told_once_for_each_process() -> None:
     def told() -> list[str]:
-        return [n.fields["text"] for n in world.notes if n.kind == "Warned" and "frozen" in n.fields["text"]]
+        return [event.text for event in world.noted(Warned) if "frozen" in event.text]
 
     def join(name: str, frozen: int) -> FakeLearner:
         learner = world.add_later(name)
@@ -277,7 +278,7 @@ def test_frozen_parameters_of_a_run_that_never_began_are_nobodys_measure() -> No
         learner.machine.frozen = frozen
         world.connect(learner)
         world.kill(learner)
-    assert not [note for note in world.notes if note.kind == "Warned" and "frozen" in note.fields["text"]]
+    assert not [event for event in world.noted(Warned) if "frozen" in event.text]
 
 
 def test_the_next_learner_seeds_when_the_first_dies_before_it_did() -> None:
@@ -514,11 +515,7 @@ def test_whoever_goes_away_is_told_with_how_long_nothing_was_heard_of_it() -> No
     world.advance(world.config.lease_ns)
     world.step(other)
     world.disconnect(other)
-    told = {
-        note.fields["learner"]: note.fields["silent_ns"]
-        for note in world.notes
-        if note.kind == "MemberChanged" and note.fields["state"] == "away"
-    }
+    told = {event.learner: event.silent_ns for event in world.noted(MemberChanged) if event.state == "away"}
     assert world.config.lease_ns <= told["l0"] < world.config.lease_ns + STEP_NS
     assert told["l1"] == 0
     world.advance(world.config.lease_ns)
@@ -526,5 +523,5 @@ def test_whoever_goes_away_is_told_with_how_long_nothing_was_heard_of_it() -> No
     world.notes.clear()
     world.advance(7 * STEP_NS)
     world.connect(silent)  # over the old session, which nobody has missed yet
-    back = next(n.fields for n in world.notes if n.kind == "MemberChanged" and n.fields["learner"] == "l0")
-    assert (back["state"], back["silent_ns"]) == ("joining", 7 * STEP_NS)
+    back = next(event for event in world.noted(MemberChanged) if event.learner == "l0")
+    assert (back.state, back.silent_ns) == ("joining", 7 * STEP_NS)

@@ -6,6 +6,7 @@ import pytest
 from world import STEP_NS, World, config
 
 from atoll.core.effects import Stepped
+from atoll.core.events import Warned
 from atoll.core.membership import Member, MemberState
 from atoll.core.ranks import rank_of
 from atoll.core.twins import EQUAL_IN_A_ROW, SEEN_MAX, Twins
@@ -101,6 +102,6 @@ def test_the_syncer_warns_once_of_learners_that_read_the_same_data(same: bool) -
             loss = 5.0 / step + (0.0 if same else 0.125 * number)
             world.learner_input(learner, Stepped(10, STEP_NS, loss))
             world.run()
-    warned = [note.fields["text"] for note in world.notes if note.kind == "Warned"]
+    warned = [event.text for event in world.noted(Warned)]
     assert len(warned) == int(same)
     assert all("'l0' and 'l1'" in text and "learner.rank" in text and "ATOLL_RANK" in text for text in warned)

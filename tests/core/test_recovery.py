@@ -11,6 +11,7 @@ from world import FakeLearner, World, config
 
 from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS
+from atoll.core.events import FragmentHealed, Warned
 from atoll.core.healing import HEAL_WAIT_NS
 from atoll.core.messages import DataReport, Lease
 from atoll.core.relays import RELAY_SILENCE_NS
@@ -127,7 +128,7 @@ def test_what_the_disk_missed_comes_back_from_the_learners() -> None:
     world.advance(HEAL_WAIT_NS)
     healed = [world.history[fragment, version] for fragment, version in enumerate(published)]
     assert healed == list(theta.values()) and all(v >= p for v, p in zip(versions(world), published, strict=True))
-    assert sum(note.kind == "FragmentHealed" for note in world.notes) == 4
+    assert len(world.noted(FragmentHealed)) == 4
     world.everyone_steps(1)
     assert world.syncer.ledger.totals().merged >= merged.merged
     world.everyone_steps(20)
@@ -173,8 +174,8 @@ def test_a_holder_whose_checksum_is_not_the_tapes_is_not_believed() -> None:
         world.disk_rows[f"version/{progress.index}"] = {"version": progress.newest, "checksum": 12345}
     world.restart_syncer(exact=False)
     world.advance(HEAL_WAIT_NS)
-    assert any("checksum" in note.fields.get("text", "") for note in world.notes)
-    assert not any(note.kind == "FragmentHealed" for note in world.notes)
+    assert any("checksum" in event.text for event in world.noted(Warned))
+    assert not world.noted(FragmentHealed)
     world.everyone_steps(20)
     check(world)
 

@@ -11,12 +11,13 @@ import struct
 import zlib
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.core import effects as fx
 from atoll.core.beginning import Begin
 from atoll.core.config import SyncConfig
 from atoll.core.durable import Recovery
+from atoll.core.events import CoreEvent
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import FetchKind, PushHeader, PushKind, PushReply, Refusal, Refused, TensorSpec
 from atoll.core.policy import scales_steps
@@ -60,12 +61,15 @@ class FakeLearner:
     payloads: dict[tuple[int, int], tuple[PushHeader, float]] = field(default_factory=dict)
     dead: bool = False
     push_delay: int = 0
-    notes: list[fx.Note] = field(default_factory=list)
+    notes: list[CoreEvent] = field(default_factory=list)
     stopped: str = ""
     code: str = ""
     waits: str = ""
     """Why it was told to say hello again."""
     left: bool = False
+
+
+E = TypeVar("E")
 
 
 class World:
@@ -83,7 +87,7 @@ class World:
         self.merges: list[fx.Merge] = []
         self.merged_ids: list[ContributionId] = []
         self.merged_in: dict[ContributionId, int] = {}
-        self.notes: list[fx.Note] = []
+        self.notes: list[CoreEvent] = []
         self.finished = ""
         self.fenced = ""
         self.disk_rows: dict[str, Any] = {}
@@ -103,6 +107,10 @@ class World:
         self.learners: dict[str, FakeLearner] = {}
         for index in range(learners):
             self.add(f"l{index}")
+
+    def noted(self, kind: type[E]) -> list[E]:
+        """The syncer's events of this kind."""
+        return [event for event in self.notes if isinstance(event, kind)]
 
     # ------------------------------------------------------------ members
 
@@ -285,7 +293,7 @@ class World:
             if not self.files_stay:
                 self.handed.pop(effect.contribution, None)
         elif isinstance(effect, fx.Note):
-            self.notes.append(effect)
+            self.notes.append(effect.event)
         elif isinstance(effect, fx.Finished):
             self.finished = effect.reason
         elif isinstance(effect, fx.Fenced):
@@ -360,7 +368,7 @@ class World:
         elif isinstance(effect, fx.Adopt):
             self._adopt(learner, effect)
         elif isinstance(effect, fx.Note):
-            learner.notes.append(effect)
+            learner.notes.append(effect.event)
         elif isinstance(effect, fx.Stopped):
             learner.stopped, learner.code = effect.reason, effect.code
         elif isinstance(effect, fx.GiveHeal):

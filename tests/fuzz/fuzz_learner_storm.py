@@ -15,7 +15,6 @@ from fuzz_machines import MODELS, config_of, count, version
 from atoll.core import effects as fx
 from atoll.core import messages as m
 from atoll.core.learner_machine import LearnerMachine
-from atoll.observe import events
 from atoll.observe.lines import encode
 from atoll.wire.convert import (
     encode_learner_message,
@@ -57,7 +56,7 @@ class LearnerStorm:
         if isinstance(effect, fx.ToSyncer):
             parse_learner_message(encode_learner_message(effect.message))
         elif isinstance(effect, fx.Note):
-            encode(1, getattr(events, effect.kind)(**effect.fields))
+            encode(1, effect.event)
         elif isinstance(effect, fx.TakeSnapshot):
             self.snapshots.add(effect.fragment)
         elif isinstance(effect, fx.DropSnapshot):
@@ -91,7 +90,7 @@ class LearnerStorm:
         machine = self.machine
         parse_learner_message(encode_learner_message(machine.hello()))
         for progress in machine.fragments:
-            discarded = sum(n for (fragment, _), n in machine._discarded.items() if fragment == progress.index)
+            discarded = machine._state.discarded(progress.index)
             known = sum(s.counters.tokens for s in progress.outstanding)
             assert machine.tokens == self.merged[progress.index] + progress.local.tokens + known + discarded
             assert progress.local.tokens >= 0 and progress.local.steps >= 0 and discarded >= 0

@@ -21,7 +21,6 @@ from atoll.core import messages as m
 from atoll.core.durable import Recovery
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.core.syncer_machine import SyncerMachine
-from atoll.observe import events
 from atoll.observe.lines import encode
 from atoll.wire import parts
 from atoll.wire.convert import (
@@ -74,7 +73,7 @@ class SyncerStorm:
         if isinstance(effect, fx.ToLearner):
             assert parse_syncer_message(encode_syncer_message(effect.message)) == effect.message
         elif isinstance(effect, fx.Note):
-            encode(1, getattr(events, effect.kind)(**effect.fields))
+            encode(1, effect.event)
         elif isinstance(effect, fx.CommitSeed):
             checksums = tuple(range(1, self.machine.config.fragments + 1))
             for p, checksum in enumerate(checksums):
@@ -314,8 +313,8 @@ class SyncerStorm:
         seen = member.seq_seen[fragment] if member is not None and inside else 0
         track = machine.book.tracks[fragment] if fragment < len(machine.book.tracks) else None
         kind = rng.choice((m.PushKind.CONTRIBUTION,) * 6 + (m.PushKind.SEED,) * 4 + (m.PushKind.HEAL, m.PushKind.INNER))
-        if kind is m.PushKind.SEED and machine._seeder and rng.random() < 0.9:
-            learner = machine._seeder
+        if kind is m.PushKind.SEED and machine._seeding.seeder and rng.random() < 0.9:
+            learner = machine._seeding.seeder
         generation = member.generation if member is not None else 1
         now = track.version if track is not None else 0
         current = track.round.number if track is not None and track.round is not None else 0

@@ -19,6 +19,7 @@ from world import STEP_NS, TENSORS, World
 from atoll.core import effects as fx
 from atoll.core import messages as m
 from atoll.core.config import SyncConfig
+from atoll.core.events import Warned
 from atoll.core.layout import build_layout
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.syncer_machine import SyncerMachine
@@ -295,7 +296,7 @@ def test_a_step_time_of_a_century_holds_no_round_beyond_its_timeout() -> None:
     for _ in range(8):
         world.step(first)
         world.step(second)
-        progress = replace(second.machine._progress(), step_ns=LARGE)
+        progress = replace(second.machine._state.report(), step_ns=LARGE)
         world.to_syncer(fx.FromLearner(second.session, progress))
     opened = [track.round for track in world.syncer.book.tracks if track.round is not None]
     assert opened and all(r.quorum_ns >= 0 for r in opened)
@@ -354,7 +355,7 @@ def test_a_learner_passes_over_messages_for_fragments_that_it_does_not_have(name
     if welcomed:
         machine.handle(fx.FromSyncer(m.Welcome("run", 1, 1, config(), "f", False, 2)), 0)
     out = machine.handle(fx.FromSyncer(STRANGE[name]), 0)
-    assert [effect.kind for effect in out if isinstance(effect, fx.Note)] == ["Warned"]
+    assert [type(effect.event) for effect in out if isinstance(effect, fx.Note)] == [Warned]
     assert machine.handle(fx.PushDone(4, 0, m.PushReply(True)), 0) == []
     assert machine.handle(fx.PushBroken(4095, 0), 0) == []
 

@@ -15,9 +15,15 @@ import numpy as np
 from pytest import MonkeyPatch
 
 from atoll.check import Violation
-from atoll.core import durable, learner_machine, ledger, membership, round_book, syncer_machine
+from atoll.core import contribution_intake, durable, learner_machine, ledger, membership, merging, round_scheduler
 from atoll.core import effects as fx
-from atoll.core.messages import FetchKind
+from atoll.core.contribution_intake import ContributionIntake
+from atoll.core.contribution_maker import ContributionMaker
+from atoll.core.delivery import DeliveryWatch
+from atoll.core.events import ContributionRefused
+from atoll.core.messages import FetchKind, PushReply, Refusal
+from atoll.core.syncer_recovery import SyncerRecovery
+from atoll.core.version_follower import VersionFollower
 from atoll.sim import arrays, references, syncer_host
 from atoll.sim.run import run_scenario
 from atoll.sim.scenario import draw
@@ -77,44 +83,44 @@ def _generation_reused(patch: MonkeyPatch) -> None:
 
 
 def _duplicates_taken(patch: MonkeyPatch) -> None:
-    accept = syncer_machine.SyncerMachine._accept
+    accept = ContributionIntake.accept
 
     def forgetful(self: Any, event: Any, now_ns: int, out: Any) -> None:
-        seen = self.membership.members[event.header.learner].seq_seen
+        seen = self._state.membership.members[event.header.learner].seq_seen
         before = list(seen)
         accept(self, event, now_ns, out)
         seen[:] = before
 
     def stubborn(self: Any, event: Any, out: Any) -> None:
         # The other line of defence: a learner that knows of the merge does not push again.
-        sent = self.fragments[event.fragment].find(event.seq)
-        if sent is not None and self._started:
+        sent = self._state.fragments[event.fragment].find(event.seq)
+        if sent is not None and self._state.started:
             out.append(fx.PushAgain(event.fragment, event.seq))
 
-    patch.setattr(syncer_machine.SyncerMachine, "_accept", forgetful)
-    patch.setattr(learner_machine.LearnerMachine, "_push_broken", stubborn)
+    patch.setattr(ContributionIntake, "accept", forgetful)
+    patch.setattr(ContributionMaker, "push_broken", stubborn)
 
 
 def _late_counted_twice(patch: MonkeyPatch) -> None:
-    offer = round_book.RoundBook.offer
+    offer = round_scheduler.RoundScheduler.offer
 
     def twice(self: Any, item: Any, now_ns: int, out: Any) -> None:
         if item.late:
             self._ledger.hold(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
         offer(self, item, now_ns, out)
 
-    patch.setattr(round_book.RoundBook, "offer", twice)
+    patch.setattr(round_scheduler.RoundScheduler, "offer", twice)
 
 
 def _held_merged_again(patch: MonkeyPatch) -> None:
-    launch = round_book.RoundBook._launch
+    launch = round_scheduler.RoundScheduler._launch
 
     def keeps(self: Any, track: Any, clock: int, now_ns: int, out: Any) -> None:
         held = dict(track.held)
         launch(self, track, clock, now_ns, out)
         track.held.update(held)
 
-    patch.setattr(round_book.RoundBook, "_launch", keeps)
+    patch.setattr(round_scheduler.RoundScheduler, "_launch", keeps)
 
 
 # ---------------------------------------------------------------- what goes into a version
@@ -144,25 +150,25 @@ def _finite_unchecked(patch: MonkeyPatch) -> None:
 
 
 def _norms_unchecked(patch: MonkeyPatch) -> None:
-    patch.setattr(syncer_machine, "norm_limit", lambda config, norms, steps: math.inf)
+    patch.setattr(contribution_intake, "norm_limit", lambda config, norms, steps: math.inf)
 
 
 def _guard_never_resets(patch: MonkeyPatch) -> None:
-    patch.setattr(syncer_machine.SyncerMachine, "_judge_guard", lambda self, track, learner, out: None)
+    patch.setattr(ContributionIntake, "_judge_guard", lambda self, track, learner, out: None)
 
 
 def _silent_weigh_all(patch: MonkeyPatch) -> None:
-    patch.setattr(round_book, "missing_tokens", lambda config, rest, steps, tokens: rest)
-    patch.setattr(round_book.RoundBook, "_count_missed", lambda self, track, opened, now_ns, out: None)
+    patch.setattr(merging, "missing_tokens", lambda config, rest, steps, tokens: rest)
+    patch.setattr(DeliveryWatch, "missed", lambda self, track, opened: ())
 
 
 def _aborted_forgotten(patch: MonkeyPatch) -> None:
-    abort = round_book.RoundBook._abort
+    abort = round_scheduler.RoundScheduler._abort
 
     def forgets(self: Any, track: Any, opened: Any, reason: str, out: Any) -> None:
         abort(self, track, replace(opened, contributions={}), reason, out)
 
-    patch.setattr(round_book.RoundBook, "_abort", forgets)
+    patch.setattr(round_scheduler.RoundScheduler, "_abort", forgets)
 
 
 def _tape_notes_other_weights(patch: MonkeyPatch) -> None:
@@ -178,8 +184,8 @@ def _tape_notes_other_weights(patch: MonkeyPatch) -> None:
 
 
 def _quorum_counts_the_gone(patch: MonkeyPatch) -> None:
-    count = round_book.quorum_count
-    patch.setattr(round_book, "quorum_count", lambda config, active, most: count(config, max(active, most), most))
+    count = round_scheduler.quorum_count
+    patch.setattr(round_scheduler, "quorum_count", lambda config, active, most: count(config, max(active, most), most))
 
 
 def _learner_waits_for_the_syncer(patch: MonkeyPatch) -> None:
@@ -209,7 +215,7 @@ def _published_before_commit(patch: MonkeyPatch) -> None:
 
 
 def _fates_untold(patch: MonkeyPatch) -> None:
-    patch.setattr(syncer_machine.SyncerMachine, "_tell_fates", lambda self, member, hello, out: None)
+    patch.setattr(SyncerRecovery, "tell_fates", lambda self, member, hello, out: None)
 
 
 def _generations_forgotten(patch: MonkeyPatch) -> None:
@@ -253,12 +259,12 @@ def _heal_believes_anybody(patch: MonkeyPatch) -> None:
     for kind in held:
         patch.setattr(kind, "held", garbled)
     patch.setattr(
-        syncer_machine.SyncerMachine,
-        "_check_heal",
+        SyncerRecovery,
+        "check",
         lambda self, header: (
             None
             if self.healing is not None and self.healing.asked(header.fragment, header.learner) is not None
-            else syncer_machine.PushReply(False, syncer_machine.Refusal.NOT_READY, "not asked for")
+            else PushReply(False, Refusal.NOT_READY, "not asked for")
         ),
     )
 
@@ -305,13 +311,13 @@ def _updates_skipped(patch: MonkeyPatch) -> None:
         self._prepared[fragment] = replace(made, version=version)
         return made.checksum
 
-    fetch = learner_machine.LearnerMachine._fetch_next
-    patch.setattr(learner_machine.LearnerMachine, "_fetch_next", newest)
+    fetch = VersionFollower._fetch_next
+    patch.setattr(VersionFollower, "_fetch_next", newest)
     patch.setattr(arrays.ArrayLearner, "prepare_update", careless)
 
 
 def _version_counted_twice(patch: MonkeyPatch) -> None:
-    finished = round_book.RoundBook.merge_finished
+    finished = round_scheduler.RoundScheduler.merge_finished
 
     def twice(self: Any, done: Any, now_ns: int, out: Any) -> None:
         finished(self, done, now_ns, out)
@@ -319,21 +325,21 @@ def _version_counted_twice(patch: MonkeyPatch) -> None:
         if done.finite and track.version % 5 == 0:
             track.version += 1
 
-    patch.setattr(round_book.RoundBook, "merge_finished", twice)
+    patch.setattr(round_scheduler.RoundScheduler, "merge_finished", twice)
 
 
 # ---------------------------------------------------------------- loud, and bounded
 
 
 def _refusals_silent(patch: MonkeyPatch) -> None:
-    refuse = syncer_machine.SyncerMachine._refuse_push
+    refuse = ContributionIntake.refuse
 
     def silent(self: Any, event: Any, refusal: Any, out: Any) -> None:
         mine: list[Any] = []
         refuse(self, event, refusal, mine)
-        out += [e for e in mine if not (isinstance(e, fx.Note) and e.kind == "ContributionRefused")]
+        out += [e for e in mine if not (isinstance(e, fx.Note) and isinstance(e.event, ContributionRefused))]
 
-    patch.setattr(syncer_machine.SyncerMachine, "_refuse_push", silent)
+    patch.setattr(ContributionIntake, "refuse", silent)
 
 
 def _payloads_kept(patch: MonkeyPatch) -> None:

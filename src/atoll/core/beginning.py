@@ -72,6 +72,16 @@ class Beginning:
         self._heard_ns = -1
         """When such a one was last heard."""
         self._newcomers: set[str] = set()
+        self._said: set[str] = set()
+        self.waits = ""
+        """What the operator should know while the run cannot begin or a learner cannot be taken in."""
+
+    def is_news(self, text: str) -> bool:
+        """True the first time that something is said: whoever is refused comes back every few seconds."""
+        if text in self._said or len(self._said) >= SAID_MAX:
+            return False
+        self._said.add(text)
+        return True
 
     def why_wait(self, hello: Hello, now_ns: int, config: SyncConfig) -> str:
         """Why this learner may not seed the run now; empty if it may."""

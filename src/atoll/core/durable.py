@@ -22,8 +22,9 @@ from typing import Any
 from atoll.core.config import LATER_SETTINGS, SyncConfig
 from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
+from atoll.core.merging import handed_after, norms_after
 from atoll.core.messages import TensorSpec
-from atoll.core.round_book import RoundBook
+from atoll.core.round_scheduler import RoundScheduler
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.errors import ConfigError, StoreError
 
@@ -83,19 +84,21 @@ def version_key(fragment: int) -> str:
     return f"version/{fragment}"
 
 
-def column_of(book: RoundBook, membership: Membership, ledger: Ledger, fragment: int) -> Column:
+def column_of(book: RoundScheduler, membership: Membership, ledger: Ledger, fragment: int) -> Column:
     """The fragment's column as things stand, with no merge of it under way."""
     return _column(book, membership, ledger, fragment, (), book.tracks[fragment].checksum)
 
 
-def column_after_merge(book: RoundBook, membership: Membership, ledger: Ledger, fragment: int, checksum: int) -> Column:
+def column_after_merge(
+    book: RoundScheduler, membership: Membership, ledger: Ledger, fragment: int, checksum: int
+) -> Column:
     """The column as it will be once the merge that is under way is committed: it is written before the machine hears
     that the merge is done."""
     return _column(book, membership, ledger, fragment, book.merging(fragment), checksum)
 
 
 def _column(
-    book: RoundBook, membership: Membership, ledger: Ledger, fragment: int, items: Sequence[Any], checksum: int
+    book: RoundScheduler, membership: Membership, ledger: Ledger, fragment: int, items: Sequence[Any], checksum: int
 ) -> Column:
     track = book.tracks[fragment]
     version = track.version + (1 if items else 0)
@@ -118,12 +121,12 @@ def _column(
         "version": version,
         "checksum": checksum,
         "due_step": track.due_step,
-        "norms": book.norms_after(track, items),
+        "norms": norms_after(book.config, track, items),
         "contributions": track.contributions_merged + len(items),
         "rounds_started": book.rounds_started,
         "clock_step": book.clock_last,
         "joined_max": membership.joined_max,
-        "handed": [list(entry) for entry in book.handed(fragment, items, version)],
+        "handed": [list(entry) for entry in handed_after(track, items, version, membership)],
         "folded": folded,
         "accounts": accounts,
     }
@@ -184,7 +187,7 @@ def restore_members(rows: Mapping[str, Any], columns: Mapping[int, Column], frag
 
 
 def restore_column(
-    book: RoundBook,
+    book: RoundScheduler,
     membership: Membership,
     ledger: Ledger,
     fragment: int,

@@ -8,9 +8,10 @@ is named by its ContributionId, and the shell keeps the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from atoll.core.events import CoreEvent
 from atoll.core.messages import (
     FetchKind,
     Hello,
@@ -26,10 +27,9 @@ from atoll.core.rounds import Contribution, ContributionId
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something for the record: `kind` is the name of a class in `atoll.observe.events`, `fields` its fields."""
+    """Something for the record."""
 
-    kind: str
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    event: CoreEvent
 
 
 # ---------------------------------------------------------------- into the syncer machine

@@ -117,3 +117,7 @@ class FragmentTrack:
     @property
     def busy(self) -> bool:
         return self.round is not None or self.merging
+
+    def age(self, item: Contribution) -> int:
+        """How many versions were published since the one that this contribution started from."""
+        return max(0, self.version - item.base_version)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS as NS
+from atoll.core.events import LearnerDiscarded
 from atoll.core.learner_machine import LearnerMachine
 from atoll.fleet.island import Island, Run, Stall
 
@@ -232,7 +233,7 @@ class Host:
                 self._headers.pop((effect.fragment, effect.seq), None)
             elif isinstance(effect, fx.PushAgain):
                 world.push(session, self._headers[effect.fragment, effect.seq])
-            elif isinstance(effect, fx.Note) and effect.kind == "LearnerDiscarded":
-                self._take_back(effect.fields["tokens"] / world.config.fragments)
+            elif isinstance(effect, fx.Note) and isinstance(effect.event, LearnerDiscarded):
+                self._take_back(effect.event.tokens / world.config.fragments)
             elif isinstance(effect, fx.PushSeed):
                 world.seed(session, self.machine.generation, self.name)

@@ -171,7 +171,7 @@ class Engine(Exchange):
             else:
                 self._background(lambda: self._fetch(effect))
         elif isinstance(effect, fx.Note):
-            self.writer.emit(getattr(events, effect.kind)(**effect.fields))
+            self.writer.emit(effect.event)
         elif isinstance(effect, fx.PushSeed):
             self._background(self._push_seed)
         elif isinstance(effect, fx.ForgetResiduals):

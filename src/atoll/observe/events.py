@@ -3,11 +3,55 @@
 Every process of a run appends to its own file `RUN/events/<role>-<id>[-<pid>].jsonl`. A line holds `t_ns` (wall clock,
 only a label: no decision is ever taken from it), `kind` (the class name in snake case) and the fields below. The
 terminal view, the report and the goodput reducer read only these. A reader skips kinds and fields it does not know.
+The events that the machines give out are defined in `atoll.core.events`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from atoll.core.events import (
+    Committed as Committed,
+)
+from atoll.core.events import (
+    ContributionReceived as ContributionReceived,
+)
+from atoll.core.events import (
+    ContributionRefused as ContributionRefused,
+)
+from atoll.core.events import (
+    FragmentHealed as FragmentHealed,
+)
+from atoll.core.events import (
+    LearnerAdopted as LearnerAdopted,
+)
+from atoll.core.events import (
+    LearnerDiscarded as LearnerDiscarded,
+)
+from atoll.core.events import (
+    MemberAside as MemberAside,
+)
+from atoll.core.events import (
+    MemberChanged as MemberChanged,
+)
+from atoll.core.events import (
+    NormGuardReset as NormGuardReset,
+)
+from atoll.core.events import (
+    RoundAborted as RoundAborted,
+)
+from atoll.core.events import (
+    RoundClosed as RoundClosed,
+)
+from atoll.core.events import (
+    RoundLaunched as RoundLaunched,
+)
+from atoll.core.events import (
+    SyncerRecovered as SyncerRecovered,
+)
+from atoll.core.events import (
+    Warned as Warned,
+)
 
 # ---------------------------------------------------------------- the launcher
 
@@ -125,15 +169,6 @@ class LearnerSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerAdopted:
-    learner: str
-    fragment: int
-    version: int
-    merged: bool
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
 class LearnerPushed:
     learner: str
     fragment: int
@@ -163,14 +198,6 @@ class LearnerLink:
     learner: str
     up: bool
     detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerDiscarded:
-    learner: str
-    fragment: int
-    tokens: int
-    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,30 +259,6 @@ class SyncerStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncerRecovered:
-    """The syncer continues an earlier one's run. `source` is the rung of the ladder: slots, or the snapshot's name."""
-
-    source: str
-    exact: bool
-    """True if no version can have been lost; else learners that hold newer ones bring them back."""
-    versions: list[int]
-    tokens_merged: int
-    load_ns: int
-    problems: list[str] = field(default_factory=list)
-    """What was damaged or missing, in words."""
-
-
-@dataclass(frozen=True, slots=True)
-class FragmentHealed:
-    """A learner brought back a version that the syncer had lost; the momentum is older, from the disk."""
-
-    fragment: int
-    version_before: int
-    version: int
-    learner: str
-
-
-@dataclass(frozen=True, slots=True)
 class DurabilityChanged:
     """`level` is what holds now (commit, interval, none or degraded), `wanted` what the run was started with."""
 
@@ -306,29 +309,6 @@ class LayoutFixed:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberChanged:
-    """`state` is joining, active, away, lost or left."""
-
-    learner: str
-    generation: int
-    state: str
-    reason: str
-    silent_ns: int = 0
-    """How long nothing had been heard of it, where that is over now or why it is away."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemberAside:
-    """An active learner that rounds no longer wait for and do not count (`aside`), or that they count again. What it
-    sends is merged all the same, whenever it comes."""
-
-    learner: str
-    generation: int
-    aside: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class LinkThin:
     """A learner's link carries less than the run would need of it. Said again only when it changes by much."""
 
@@ -337,100 +317,6 @@ class LinkThin:
     """up (contributions) or down (published versions)."""
     needs_bytes_s: float
     gets_bytes_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class RoundLaunched:
-    round: int
-    attempt: int
-    fragment: int
-    clock_step: int
-    asked: list[str]
-    quorum: int
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionReceived:
-    round: int
-    fragment: int
-    learner: str
-    generation: int
-    seq: int
-    bytes: int
-    steps: int
-    tokens: int
-    norm: float
-    late: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NormGuardReset:
-    """The contributions of most learners to a fragment were refused as outliers, so the guard takes it for a change of
-    scale and begins anew."""
-
-    fragment: int
-    refused: int
-
-
-@dataclass(frozen=True, slots=True)
-class ContributionRefused:
-    fragment: int
-    learner: str
-    generation: int
-    seq: int
-    tokens: int
-    code: str
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class RoundClosed:
-    """`reason` is "all answered" or "quorum and grace"; times are since the launch."""
-
-    round: int
-    fragment: int
-    contributors: list[str]
-    carried: int
-    """How many of the contributions were made for an earlier round."""
-    reason: str
-    quorum_ns: int
-    grace_ns: int
-    close_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class RoundAborted:
-    round: int
-    attempt: int
-    fragment: int
-    contributions: int
-    quorum: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    fragment: int
-    version: int
-    round: int
-    contributors: list[str]
-    tokens: int
-    """Tokens of the merged contributions."""
-    merge_ns: int
-    update_bytes: int
-    gradient_norm: float
-    rho: float
-    """Cosine between this and the previous merged gradient of the fragment; NaN the first time."""
-    checksum: int
-    steps: list[int] = field(default_factory=list)
-    """Inner steps behind each contribution, in the order of `contributors`."""
-    weights: list[float] = field(default_factory=list)
-    """Normalised weight of each contribution."""
-    store_ns: int = 0
-    store_bytes: int = 0
-    """What making the commit durable took; 0 where nothing was written."""
-    share: float = 1.0
-    """How much of the merged step was taken; the rest is for contributions that are still to come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,14 +342,6 @@ class SyncerStats:
 class SyncerStopped:
     reason: str
     commits: int
-
-
-@dataclass(frozen=True, slots=True)
-class Warned:
-    """Something that a person should know about."""
-
-    source: str
-    text: str
 
 
 Event = (

@@ -9,6 +9,7 @@ from random import Random
 from atoll.check import Checkers, all_checkers, facts
 from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
+from atoll.core.events import ContributionRefused, NormGuardReset
 from atoll.core.layout import BLOCK, Layout
 from atoll.core.messages import PushHeader, TensorSpec
 from atoll.core.syncer_machine import SyncerMachine
@@ -100,12 +101,12 @@ class World:
         return self.checkers.broken
 
     def note(self, source: str, note: fx.Note) -> None:
-        if note.kind == "ContributionRefused":
+        if isinstance(note.event, ContributionRefused):
             self._refusals_noted += 1
-        elif note.kind == "NormGuardReset":
-            self.state(facts.GuardReset(int(note.fields["fragment"])))
+        elif isinstance(note.event, NormGuardReset):
+            self.state(facts.GuardReset(note.event.fragment))
         if self.tracing:
-            self.say(f"{source} notes {note.kind}")
+            self.say(f"{source} notes {type(note.event).__name__}")
 
     def refusal_noted(self, header: PushHeader) -> bool:
         """Whether an event was written since the last refusal."""

@@ -21,6 +21,7 @@ from atoll.core import effects as fx
 from atoll.core.beginning import Begin
 from atoll.core.config import SyncConfig
 from atoll.core.durable import Recovery
+from atoll.core.events import MemberAside
 from atoll.core.messages import (
     INLINE_BYTES_MAX,
     NO_VERSION,
@@ -109,9 +110,9 @@ class SyncerShell(BulkService):
         if isinstance(effect, fx.ToLearner):
             self._say(effect.session, effect.message)
         elif isinstance(effect, fx.Note):
-            self._writer.emit(getattr(events, effect.kind)(**effect.fields))
-            if effect.kind == "MemberAside" and effect.fields["aside"]:
-                self._loop.call_later(THIN_LOOK_S, self._tell_thin, effect.fields["learner"])
+            self._writer.emit(effect.event)
+            if isinstance(effect.event, MemberAside) and effect.event.aside:
+                self._loop.call_later(THIN_LOOK_S, self._tell_thin, effect.event.learner)
         elif isinstance(effect, fx.Merge):
             self._start(self._merge(effect))
         elif isinstance(effect, fx.Forget):

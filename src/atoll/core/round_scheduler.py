@@ -7,37 +7,27 @@ some 9% of loss. At most `rounds_in_flight_max` rounds run at once, on distinct 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from atoll.core.config import SECOND_NS, SyncConfig
+from atoll.core.delivery import DeliveryWatch
 from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
+from atoll.core.events import Committed, ContributionRefused, RoundAborted, RoundClosed, RoundLaunched
 from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
+from atoll.core.merging import HANDED_KEPT, MergeScales, handed_after, norms_after
 from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
 from atoll.core.policy import (
-    MISSING_PERIODS,
     age_limit,
     clock_step,
-    contribution_weight,
     first_due_step,
     grace_ns,
     may_set_aside,
     median,
-    missing_tokens,
     moving_average,
-    present_tokens,
     quorum_count,
-    rounds_missed_max,
-    scales_steps,
-    stale_factor,
-    step_share,
-    with_norm,
 )
 from atoll.core.rounds import Contribution, ContributionId, FragmentTrack, Round
-
-HANDED_KEPT = 256
-"""Merged contributions of learners that have left, remembered per fragment: their files are deleted at once, so this
-covers what a crash may leave of the last few versions."""
 
 STANDSTILL_NS = 15 * SECOND_NS
 STANDSTILL_STEPS = 4
@@ -46,13 +36,15 @@ learner, so that a long step is not mistaken for it."""
 NEVER_NS = 2**63
 
 
-class RoundBook:
+class RoundScheduler:
     """Owned by the SyncerMachine; appends its effects to the list it is given."""
 
     def __init__(self, config: SyncConfig, membership: Membership, ledger: Ledger) -> None:
-        self._config = config
+        self.config = config
         self._membership = membership
         self._ledger = ledger
+        self._delivery = DeliveryWatch(config, membership)
+        self._scales = MergeScales(config, membership, ledger)
         self.tracks = [FragmentTrack(p, first_due_step(config, p)) for p in range(config.fragments)]
         self.clock_last = 0
         """The last clock there was: where a joiner starts while too few are active to have one."""
@@ -88,18 +80,18 @@ class RoundBook:
         known = (self._membership.stamp, self._membership.joined_max)
         if known != self._quorum_for:
             self._quorum_for = known
-            self._quorum = quorum_count(self._config, self._membership.counted(), self._joined_max)
+            self._quorum = quorum_count(self.config, self._membership.counted(), self._joined_max)
         return self._quorum
 
     @property
     def _joined_max(self) -> int:
         """The most learners that were active at once; all that are expected, once nobody waits for them any more."""
-        expected = self._config.learners_expected if self.expected_waived else 0
+        expected = self.config.learners_expected if self.expected_waived else 0
         return max(self._membership.joined_max, expected)
 
     def waits_for_expected(self) -> bool:
         """True while there would be rounds if those who are here were all that are expected."""
-        short = self._joined_max < self._config.learners_expected and self._membership.counted() > 0
+        short = self._joined_max < self.config.learners_expected and self._membership.counted() > 0
         return short and self.quorum() > self._membership.counted()
 
     def waive_expected(self) -> None:
@@ -147,19 +139,19 @@ class RoundBook:
         self._launched_for, self._changed_ns = seen, now_ns
         for track in self.tracks:
             # When the fastest learner goes, the clock falls back to the others: nobody waits for it to catch up.
-            track.due_step = min(track.due_step, clock + self._config.sync_every)
+            track.due_step = min(track.due_step, clock + self.config.sync_every)
             self._ask_newcomers(track, clock, out)
         due = sorted(
             (t for t in self.tracks if not t.busy and t.due_step <= clock), key=lambda t: (t.due_step, t.index)
         )
-        for track in due[: max(0, self._config.rounds_in_flight_max - self.in_flight)]:
+        for track in due[: max(0, self.config.rounds_in_flight_max - self.in_flight)]:
             self._launch(track, clock, now_ns, out)
 
     def _ask_newcomers(self, track: FragmentTrack, clock: int, out: list[SyncerEffect]) -> None:
         """A round that has waited a whole period for its quorum, and not asked everybody who is here by now, begins
         anew: those who were not asked need not wait with their progress for one whose link is slow."""
         opened = track.round
-        if opened is None or opened.quorum_ns >= 0 or clock < opened.clock_step + self._config.sync_every:
+        if opened is None or opened.quorum_ns >= 0 or clock < opened.clock_step + self.config.sync_every:
             return
         newcomers = sum(member.learner not in opened.asked for member in self._membership.active())
         if opened.asked and newcomers:
@@ -174,7 +166,7 @@ class RoundBook:
             self._disturbed_by = self._membership.stamp
             self._disturbed = set(range(len(self.tracks)))
         paces = self._membership.counted_paces()
-        if not self._config.synchronous or not self._disturbed or self.in_flight or not self.clock() or not paces:
+        if not self.config.synchronous or not self._disturbed or self.in_flight or not self.clock() or not paces:
             return NEVER_NS
         return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * paces[-1]))
 
@@ -196,18 +188,17 @@ class RoundBook:
         opened = Round(number, attempt, track.index, now_ns, clock, track.due_step, asked=asked, waiting=waiting)
         track.round, track.last_round = opened, self.rounds_started
         track.asked_last = len(asked) or track.asked_last
-        track.due_step = clock + self._config.sync_every
+        track.due_step = clock + self.config.sync_every
         out.append(
             Note(
-                "RoundLaunched",
-                {
-                    "round": opened.number,
-                    "attempt": opened.attempt,
-                    "fragment": track.index,
-                    "clock_step": clock,
-                    "asked": asked,
-                    "quorum": self.quorum(),
-                },
+                RoundLaunched(
+                    round=opened.number,
+                    attempt=opened.attempt,
+                    fragment=track.index,
+                    clock_step=clock,
+                    asked=asked,
+                    quorum=self.quorum(),
+                )
             )
         )
         held, track.held = list(track.held.values()), {}
@@ -243,7 +234,7 @@ class RoundBook:
             return
         if usable:
             track.missed.pop(learner, None)
-            self._answered(learner, False, True, out)
+            self._delivery.answered(learner, False, True, out)
         else:
             opened.unusable.add(learner)
         if learner in opened.waiting:
@@ -266,7 +257,7 @@ class RoundBook:
     def _enter(self, track: FragmentTrack, item: Contribution, now_ns: int, out: list[SyncerEffect]) -> None:
         opened = track.round
         assert opened is not None
-        if track.version - item.base_version > age_limit(self._config, aside=True):
+        if track.version - item.base_version > age_limit(self.config, aside=True):
             self.drop(item, Discard.STALE, out)
             return
         opened.contributions[item.id] = item
@@ -274,9 +265,9 @@ class RoundBook:
         if opened.quorum_ns < 0 and len(opened.contributors()) >= self.quorum():
             opened.quorum_ns = now_ns - opened.launched_ns
             self._quorum_ns = moving_average(self._quorum_ns, float(opened.quorum_ns))
-            grace, _ = grace_ns(self._config, self.step_ns(), self._quorum_ns, self._sync_ns)
+            grace, _ = grace_ns(self.config, self.step_ns(), self._quorum_ns, self._sync_ns)
             # A learner that reports a step of an hour must not hold the round beyond the time that a quorum has.
-            opened.grace_ns = min(grace, max(0, self._config.quorum_timeout_ns - opened.quorum_ns))
+            opened.grace_ns = min(grace, max(0, self.config.quorum_timeout_ns - opened.quorum_ns))
 
     # ------------------------------------------------------------ close or abort
 
@@ -289,7 +280,7 @@ class RoundBook:
         reason = opened.close_reason(quorum, now_ns)
         if reason is not None:
             self._close(track, opened, reason, now_ns, out)
-        elif now_ns >= opened.launched_ns + self._config.quorum_timeout_ns:
+        elif now_ns >= opened.launched_ns + self.config.quorum_timeout_ns:
             self._abort(track, opened, f"no quorum of {quorum} in time", out)
         elif not opened.waiting:
             self._abort(track, opened, f"fewer than {quorum} learners are left to answer", out)
@@ -302,78 +293,29 @@ class RoundBook:
             return
         out.append(
             Note(
-                "RoundClosed",
-                {
-                    "round": opened.number,
-                    "fragment": track.index,
-                    "contributors": sorted(opened.contributors()),
-                    "carried": sum(item.round != opened.number for item in items),
-                    "reason": reason,
-                    "quorum_ns": max(0, opened.quorum_ns),
-                    "grace_ns": opened.grace_ns,
-                    "close_ns": now_ns - opened.launched_ns,
-                },
+                RoundClosed(
+                    round=opened.number,
+                    fragment=track.index,
+                    contributors=sorted(opened.contributors()),
+                    carried=sum(item.round != opened.number for item in items),
+                    reason=reason,
+                    quorum_ns=max(0, opened.quorum_ns),
+                    grace_ns=opened.grace_ns,
+                    close_ns=now_ns - opened.launched_ns,
+                )
             )
         )
-        ages = [max(0, track.version - item.base_version) for item in items]
-        weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
-        if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
-            weights = [1.0] * len(items)
-        fresh = sum(weights)
-        weights = [w * stale_factor(self._config, a) for w, a in zip(weights, ages, strict=True)]
-        track.share = 1.0
-        if scales_steps(self._config):
-            present = [present_tokens(self._config, item.steps, item.tokens) for item in items]
-            missing = self._missing(track, opened)
-            track.share = step_share(self._config, self._ledger.processed, present, missing)
-            track.share = min(track.share, self._share_at_the_end(track, opened))
-            # What is taken from old contributions is not given to the others: the step is so much smaller.
-            weights = [weight * (track.share / fresh) for weight in weights]
-        track.merging = True
-        track.weights = weights
+        made = self._scales.weigh(track, opened, items, self.ending)
+        track.merging, track.weights, track.share = True, made.weights, made.share
         self._closed[track.index] = (opened, items, now_ns)
-        out.append(
-            Merge(track.index, opened.number, track.version + 1, tuple(item.id for item in items), tuple(weights))
-        )
-        for item, age in zip(items, ages, strict=True):
+        identities = tuple(item.id for item in items)
+        out.append(Merge(track.index, opened.number, track.version + 1, identities, tuple(made.weights)))
+        for item in items:
             track.missed.pop(item.id.learner, None)
-            fresh = age <= self._config.carry_versions_max
-            self._answered(item.id.learner, item.round != opened.number, fresh, out)
-        self._count_missed(track, opened, now_ns, out)
-
-    def _missing(self, track: FragmentTrack, opened: Round) -> list[int]:
-        """What learners hold of this fragment who were asked, have neither answered nor gone, and have nothing from an
-        earlier round in this one; of each no more than it can have made meanwhile, and nothing of one that has missed
-        the last two rounds of the fragment, whatever it does with others."""
-        tokens = []
-        for learner in sorted(opened.waiting - opened.contributors()):
-            member = self._membership.members.get(learner)
-            if member is not None and track.missed.get(learner, 0) < MISSING_PERIODS:
-                rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
-                tokens.append(missing_tokens(self._config, rest, member.steps, member.tokens))
-        return tokens
-
-    def _share_at_the_end(self, track: FragmentTrack, opened: Round) -> float:
-        """When a run ends its learners hand over one by one, and whoever comes last comes alone: what it brings still
-        counts as one of all. (A thin link's last 304 steps, alone in the last merge, once cost a run 10% of loss.)"""
-        crowd = self.ending or (0 if opened.asked else track.asked_last)
-        return min(1.0, len(opened.contributors()) / crowd) if crowd else 1.0
-
-    # ------------------------------------------------------------ who does not deliver
-
-    def _count_missed(self, track: FragmentTrack, opened: Round, now_ns: int, out: list[SyncerEffect]) -> None:
-        """Others have closed this round: whoever was asked and did not answer has missed it."""
-        answered = opened.contributors() | (opened.nothing - opened.unusable)
-        for learner in opened.asked:
-            member = self._membership.members.get(learner)
-            if member is None or member.state is not MemberState.ACTIVE or learner in answered:
-                continue
-            member.missed += 1
-            track.missed[learner] = track.missed.get(learner, 0) + 1
-            late = member.missed >= rounds_missed_max(self._config) and (not member.aside or member.quiet)
-            if late:
-                what = "brought only what was too old" if learner in opened.unusable else "answered none"
-                self.set_aside(member, f"{what} in the last {member.missed} rounds", now_ns, out)
+            fresh = track.age(item) <= self.config.carry_versions_max
+            self._delivery.answered(item.id.learner, item.round != opened.number, fresh, out)
+        for member, why in self._delivery.missed(track, opened):
+            self.set_aside(member, why, now_ns, out)
 
     def set_aside(
         self, member: Member, reason: str, now_ns: int, out: list[SyncerEffect], *, quiet: bool = False
@@ -381,37 +323,21 @@ class RoundBook:
         """Rounds go on without this member, if those who are left make a quorum. It is asked all the same."""
         if not member.aside and not self.spares_one():
             return
-        self._membership.set_aside(member, reason, quiet=quiet)
-        out.append(_aside(member, True, reason))
+        self._delivery.set_aside(member, reason, out, quiet=quiet)
         self.learner_gone(member.learner, now_ns, out)
 
     def spares_one(self) -> bool:
         """True if rounds can do without one of those that they count."""
-        return may_set_aside(self._config, self._membership.counted(), self._joined_max)
+        return may_set_aside(self.config, self._membership.counted(), self._joined_max)
 
     def take_in(self, member: Member, reason: str, out: list[SyncerEffect]) -> None:
         """Rounds count on this member again."""
-        self._membership.set_aside(member, "")
-        out.append(_aside(member, False, reason))
-
-    def _answered(self, learner: str, late: bool, fresh: bool, out: list[SyncerEffect]) -> None:
-        """A learner's answer is of use: it enters a merge, or there is nothing to give. One that was set aside is
-        counted again when it answers in time, or late but no more seldom than those do who are not set aside; and with
-        something that is not too old."""
-        member = self._membership.members.get(learner)
-        if member is None or member.state is not MemberState.ACTIVE:
-            return
-        soon = not late or member.missed < rounds_missed_max(self._config)
-        member.missed = 0
-        if member.aside and soon and fresh:
-            self.take_in(member, "answers again", out)
+        self._delivery.take_in(member, reason, out)
 
     def _keep_enough(self, out: list[SyncerEffect]) -> None:
         """When others have gone, those who were set aside may be needed for a quorum."""
-        if self._membership.counted() >= self.quorum():
-            return
-        for member in [m for m in self._membership.active() if m.aside]:
-            self.take_in(member, "too few others are left", out)
+        if self._membership.counted() < self.quorum():
+            self._delivery.take_all_in("too few others are left", out)
 
     def _abort(self, track: FragmentTrack, opened: Round, reason: str, out: list[SyncerEffect]) -> None:
         self.aborts += 1
@@ -421,15 +347,14 @@ class RoundBook:
         track.due_step = min(opened.due_step, opened.clock_step)
         out.append(
             Note(
-                "RoundAborted",
-                {
-                    "round": opened.number,
-                    "attempt": opened.attempt,
-                    "fragment": track.index,
-                    "contributions": len(opened.contributions),
-                    "quorum": self.quorum(),
-                    "reason": reason,
-                },
+                RoundAborted(
+                    round=opened.number,
+                    attempt=opened.attempt,
+                    fragment=track.index,
+                    contributions=len(opened.contributions),
+                    quorum=self.quorum(),
+                    reason=reason,
+                )
             )
         )
 
@@ -438,7 +363,7 @@ class RoundBook:
         self._ledger.release(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
         out.append(Forget(item.id))
         detail = f"contribution {item.id.seq} of fragment {item.id.fragment} was dropped: {reason}"
-        out.append(_refused(item, reason, detail))
+        out.append(refused(item.id, item.tokens, reason, detail))
         if reason == Discard.UNCERTAIN:
             return  # only while healing: when the run goes on its learner hears it, with the version
         member = self._membership.members.get(item.id.learner)
@@ -466,14 +391,14 @@ class RoundBook:
             for item in items:
                 self.drop(item, Refusal.NOT_FINITE, out)
             return
-        track.handed = self.handed(done.fragment, items, track.version + 1)
+        track.handed = handed_after(track, items, track.version + 1, self._membership)
         track.version += 1
         self._disturbed.discard(track.index)
         track.checksum = done.checksum
         self.commits += 1
         self.contributions_merged += len(items)
         track.contributions_merged += len(items)
-        track.norms = self.norms_after(track, items)
+        track.norms = norms_after(self.config, track, items)
         self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
         for item in items:
             self._ledger.merge(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
@@ -485,24 +410,23 @@ class RoundBook:
             out.append(Forget(item.id))
         out.append(
             Note(
-                "Committed",
-                {
-                    "fragment": track.index,
-                    "version": track.version,
-                    "round": opened.number,
-                    "contributors": [item.id.learner for item in items],
-                    "tokens": sum(item.tokens for item in items),
-                    "steps": [item.steps for item in items],
-                    "weights": [weight / (sum(track.weights) or 1.0) for weight in track.weights],
-                    "merge_ns": done.merge_ns,
-                    "update_bytes": done.update_bytes,
-                    "gradient_norm": done.gradient_norm,
-                    "rho": done.rho,
-                    "checksum": done.checksum,
-                    "store_ns": done.store_ns,
-                    "store_bytes": done.store_bytes,
-                    "share": track.share,
-                },
+                Committed(
+                    fragment=track.index,
+                    version=track.version,
+                    round=opened.number,
+                    contributors=[item.id.learner for item in items],
+                    tokens=sum(item.tokens for item in items),
+                    steps=[item.steps for item in items],
+                    weights=[weight / (sum(track.weights) or 1.0) for weight in track.weights],
+                    merge_ns=done.merge_ns,
+                    update_bytes=done.update_bytes,
+                    gradient_norm=done.gradient_norm,
+                    rho=done.rho,
+                    checksum=done.checksum,
+                    store_ns=done.store_ns,
+                    store_bytes=done.store_bytes,
+                    share=track.share,
+                )
             )
         )
         self._publish(track, opened, self._membership.connected(), len(items), out)
@@ -526,28 +450,9 @@ class RoundBook:
             items += self._closed[track.index][1] if track.merging else ()
         return [item for item in items if (item.id.learner, item.id.generation) == (learner, generation)]
 
-    def handed(self, fragment: int, items: Iterable[Contribution], version: int) -> list[tuple[str, int, int, int]]:
-        """What the fragment's record says of merged contributions whose learners have left."""
-        members = self._membership.members
-        gone = [
-            (item.id.learner, item.id.generation, item.id.seq, version)
-            for item in items
-            if (member := members.get(item.id.learner)) is None
-            or member.generation != item.id.generation
-            or member.state is MemberState.LEFT
-        ]
-        return [*self.tracks[fragment].handed, *gone][-HANDED_KEPT:]
-
     def merging(self, fragment: int) -> list[Contribution]:
         """What is in the merge of this fragment that is under way."""
         return self._closed[fragment][1]
-
-    def norms_after(self, track: FragmentTrack, items: Sequence[Contribution]) -> list[float]:
-        """What the guard knows of usual norms once these are merged."""
-        norms = track.norms
-        for item in items:
-            norms = with_norm(self._config, norms, item.norm, item.steps)
-        return norms
 
     def holds(self, identity: ContributionId) -> bool:
         """True while this contribution waits for a round, is in one, or is being merged."""
@@ -566,7 +471,7 @@ class RoundBook:
         wakes = [
             t.round.grace_deadline_ns()
             if t.round.quorum_ns >= 0 and len(t.round.contributors()) >= self.quorum()
-            else t.round.launched_ns + self._config.quorum_timeout_ns
+            else t.round.launched_ns + self.config.quorum_timeout_ns
             for t in self.tracks
             if t.round is not None
         ]
@@ -575,21 +480,7 @@ class RoundBook:
         return min(wakes) if wakes else None
 
 
-def _aside(member: Member, aside: bool, reason: str) -> Note:
-    fields = {"learner": member.learner, "generation": member.generation, "aside": aside, "reason": reason}
-    return Note("MemberAside", fields)
-
-
-def _refused(item: Contribution, code: str, detail: str) -> Note:
-    return Note(
-        "ContributionRefused",
-        {
-            "fragment": item.id.fragment,
-            "learner": item.id.learner,
-            "generation": item.id.generation,
-            "seq": item.id.seq,
-            "tokens": item.tokens,
-            "code": str(code),
-            "detail": detail,
-        },
-    )
+def refused(identity: ContributionId, tokens: int, code: str, detail: str) -> Note:
+    """A contribution that was not let in, or that is dropped."""
+    fields = (identity.fragment, identity.learner, identity.generation, identity.seq, tokens)
+    return Note(ContributionRefused(*fields, str(code), detail))

@@ -1,0 +1,149 @@
+"""Contributions as they come in: may this one enter, and what its learner and its round hear of it.
+
+What can be told from the header is checked in `admission`, before any bytes are sent; the values are judged here.
+"""
+
+from __future__ import annotations
+
+from atoll.core.admission import check_contribution
+from atoll.core.effects import Answer, Note, PushCompleted, SyncerEffect, ToLearner
+from atoll.core.events import ContributionReceived, NormGuardReset
+from atoll.core.membership import Member
+from atoll.core.messages import Fate, Nothing, PushHeader, PushKind, PushReply, Refusal, Reseed
+from atoll.core.policy import NORMS_KEPT, norm_limit
+from atoll.core.round_scheduler import refused
+from atoll.core.rounds import Contribution, ContributionId, FragmentTrack
+from atoll.core.syncer_state import SyncerState, warned
+
+OUTLIERS_IN_A_ROW = 4
+"""How many contributions to a fragment, with none accepted between them, are refused as outliers before the guard may
+take it for a change of scale."""
+OUTLIERS_EACH = 2
+"""How many of those each of most learners must have had: the second after it was given the run's own state again."""
+
+
+class ContributionIntake:
+    def __init__(self, state: SyncerState) -> None:
+        self._state = state
+
+    def check(self, header: PushHeader) -> PushReply | None:
+        if not self._state.committed:
+            who = f"learner {header.learner!r}, fragment {header.fragment}"
+            return PushReply(False, Refusal.NOT_READY, f"{who}: the run has no committed state yet")
+        member = self._state.membership.members.get(header.learner)
+        track = self._state.book.tracks[header.fragment]
+        return check_contribution(header, self._state.config, member, track, self._state.book.rounds_started)
+
+    def check_values(self, event: PushCompleted) -> PushReply | None:
+        header = event.header
+        who = f"learner {header.learner!r}, fragment {header.fragment}, contribution {header.seq}"
+        if not event.finite:
+            return PushReply(
+                False, Refusal.NOT_FINITE, f"{who}: it holds NaN or Inf; its learner starts from the run's state"
+            )
+        if header.kind is not PushKind.CONTRIBUTION:
+            return None
+        limit = norm_limit(self._state.config, self._state.book.tracks[header.fragment].norms, header.steps)
+        if event.norm > limit:
+            return PushReply(
+                False, Refusal.NORM_OUTLIER, f"{who}: norm {event.norm:.3g} is above the limit {limit:.3g}"
+            )
+        return None
+
+    def accept(self, event: PushCompleted, now_ns: int, out: list[SyncerEffect]) -> None:
+        header, book = event.header, self._state.book
+        member = self._state.membership.members[header.learner]
+        member.heard_ns = now_ns
+        member.seq_seen[header.fragment] = header.seq
+        track = book.tracks[header.fragment]
+        late = header.round > 0 and (track.round is None or track.round.number != header.round)
+        contribution = Contribution(
+            _identity(header),
+            header.round,
+            header.base_version,
+            header.steps,
+            header.tokens,
+            header.size,
+            event.norm,
+            late,
+        )
+        track.outliers.clear()
+        self._state.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)
+        out.append(Answer(PushReply(accepted=True, late=late)))
+        received = ContributionReceived(
+            round=header.round,
+            fragment=header.fragment,
+            learner=header.learner,
+            generation=header.generation,
+            seq=header.seq,
+            bytes=header.size,
+            steps=header.steps,
+            tokens=header.tokens,
+            norm=event.norm,
+            late=late,
+        )
+        out.append(Note(received))
+        book.offer(contribution, now_ns, out)
+
+    # ------------------------------------------------------------ refusals
+
+    def answer_for(self, header: PushHeader, refusal: PushReply, now_ns: int, out: list[SyncerEffect]) -> None:
+        """A refused contribution is an answer too: its round must not wait for another."""
+        known = 0 <= header.fragment < self._state.config.fragments
+        if self._sender(header) is not None and known and refusal.code != Refusal.DUPLICATE:
+            answer, usable = Nothing(header.round, header.fragment), refusal.code != Refusal.STALE_BASE
+            self._state.book.answer_nothing(header.learner, answer, now_ns, out, usable=usable)
+
+    def refuse(self, event: PushCompleted, refusal: PushReply, out: list[SyncerEffect]) -> None:
+        """Say loudly why this push, of whichever kind, does not come in."""
+        header = event.header
+        out.append(Answer(refusal))
+        out.append(refused(_identity(header), header.tokens, refusal.code, refusal.detail))
+        member = self._sender(header)
+        if member is not None and refusal.code == Refusal.DUPLICATE:
+            self._tell_fate_again(member, header, out)
+        elif member is not None and refusal.code in (Refusal.NOT_FINITE, Refusal.NORM_OUTLIER):
+            self._quarantine(member, event, refusal, out)
+
+    def _sender(self, header: PushHeader) -> Member | None:
+        """Who made this contribution, if it is one and of a process that is still in the run."""
+        member = self._state.membership.members.get(header.learner)
+        current = member is not None and member.generation == header.generation
+        return member if current and header.kind is PushKind.CONTRIBUTION else None
+
+    def _tell_fate_again(self, member: Member, header: PushHeader, out: list[SyncerEffect]) -> None:
+        version = dict(member.merged[header.fragment]).get(header.seq)
+        if version is not None and member.connected:
+            out.append(ToLearner(member.session, Fate(header.fragment, header.seq, version, "")))
+        elif member.connected and not self._state.book.holds(_identity(header)):
+            # It was refused or dropped before, and the word of that was lost.
+            out.append(ToLearner(member.session, Fate(header.fragment, header.seq, -1, Refusal.UNKNOWN_ROUND)))
+
+    def _quarantine(self, member: Member, event: PushCompleted, refusal: PushReply, out: list[SyncerEffect]) -> None:
+        header = event.header
+        member.seq_seen[header.fragment] = header.seq
+        track = self._state.book.tracks[header.fragment]
+        if event.finite:
+            # The limit itself enters the median, so that a lasting change of scale is accepted in the end.
+            limit = norm_limit(self._state.config, track.norms, header.steps)
+            track.norms = [*track.norms[-NORMS_KEPT + 1 :], min(event.norm, limit)]
+            self._judge_guard(track, header.learner, out)
+        if member.connected:
+            out.append(ToLearner(member.session, Reseed(refusal.detail)))
+        out.append(warned(f"quarantined: {refusal.detail}"))
+
+    def _judge_guard(self, track: FragmentTrack, learner: str, out: list[SyncerEffect]) -> None:
+        """An outlier is what differs from the others. When most learners are refused, twice each, and nobody's
+        contribution was accepted meanwhile, then it is the scale that has changed: the guard begins anew. (Something
+        huge may have come in before the guard knew any norms; refusing what repairs it would keep it for ever.)"""
+        track.outliers[learner] = track.outliers.get(learner, 0) + 1
+        active = {member.learner for member in self._state.membership.active()}
+        again = {name for name in active if track.outliers.get(name, 0) >= OUTLIERS_EACH}
+        most = 2 * len(again) > len(active)
+        if most and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW:
+            out.append(Note(NormGuardReset(track.index, sum(track.outliers.values()))))
+            track.norms, track.outliers = [], {}
+
+
+def _identity(header: PushHeader) -> ContributionId:
+    return ContributionId(header.learner, header.generation, header.fragment, header.seq)

@@ -1,0 +1,239 @@
+"""Snapshots and contributions of one learner: what is copied, what is given to which round, and what comes back.
+
+A contribution is made of a snapshot, taken at a step boundary, and of nothing newer. What becomes of it is told by the
+answer to its push, by the version that holds it, or by the syncer's word (Fate).
+"""
+
+from __future__ import annotations
+
+from atoll.core.effects import (
+    Contribute,
+    DropSnapshot,
+    LearnerEffect,
+    PushAgain,
+    PushBroken,
+    PushDone,
+    Settle,
+    TakeSnapshot,
+    ToSyncer,
+)
+from atoll.core.learner_state import LearnerState
+from atoll.core.messages import NO_VERSION, Discard, Fate, Nothing, PushHeader, PushKind, Refusal, Request
+from atoll.core.progress import FragmentProgress, Sent
+
+_CAUSES: dict[str, Discard] = {
+    Refusal.STALE_BASE: Discard.STALE,
+    Discard.STALE: Discard.STALE,
+    Refusal.NOT_FINITE: Discard.QUARANTINED,
+    Refusal.NORM_OUTLIER: Discard.QUARANTINED,
+}
+"""Why a contribution was dropped -> what the ledger calls it; anything else is `refused`."""
+
+
+class ContributionMaker:
+    def __init__(self, state: LearnerState) -> None:
+        self._state = state
+        self.upcoming: tuple[int, ...] = ()
+        """Fragments that may be asked for before the next step ends."""
+
+    @property
+    def unsent(self) -> bool:
+        """True while some contribution is not on the syncer's host, as far as is known."""
+        return any(not s.pushed for p in self._state.fragments for s in p.outstanding)
+
+    @property
+    def boundary_wanted(self) -> bool:
+        """True if a fragment was asked for that can be copied only at a step boundary."""
+        asked = [p for p in self._state.fragments if p.request is not None and p.snapshot is None]
+        return any(p.may_contribute and p.local.steps > 0 for p in asked) and self._uplink_free
+
+    # ------------------------------------------------------------ snapshots
+
+    def give_before_overwritten(self, out: list[LearnerEffect]) -> None:
+        """Under adopt policy overwrite, a learner whose steps take longer than the run's rounds would have nothing to
+        give whenever it is asked. One that had to pass hands over its next progress before it is overwritten, for
+        whichever round comes next."""
+        if self._state.config.adopt != "overwrite" or not self._state.started:
+            return
+        for progress in self._state.fragments:
+            free = not progress.outstanding and not progress.reseed and progress.base != NO_VERSION
+            if progress.passed and progress.prepared and free and self._uplink_free:
+                out.append(TakeSnapshot(progress.index))
+                progress.snapshot = progress.local
+                self._contribute(progress, 0, 0, out)
+
+    def take_snapshots(self, out: list[LearnerEffect]) -> None:
+        """Copy what may be asked for before the next step ends, and answer what was asked already."""
+        if not self.upcoming and not self._state.config.synchronous:
+            for progress in self._state.fragments:
+                if progress.request is not None or progress.snapshot is not None:
+                    break
+            else:
+                return
+        if self._state.config.synchronous:
+            # A learner behind the clock (it was away) is asked before it reaches the step itself.
+            wanted = {p.index for p in self._state.fragments if self._state.step >= p.due_step} | set(self.upcoming)
+        else:
+            wanted = set(self.upcoming)
+        for progress in sorted(self._state.fragments, key=lambda p: p.contributed_step):
+            asked = progress.request is not None and self._uplink_free
+            if (progress.index in wanted or asked) and progress.may_contribute and progress.local.steps > 0:
+                if progress.snapshot != progress.local:
+                    out.append(TakeSnapshot(progress.index))
+                    progress.snapshot = progress.local
+            elif progress.snapshot is not None and progress.index not in wanted:
+                self.drop_snapshot(progress, out)
+            if asked:
+                self._answer(progress, out)
+
+    def drop_snapshot(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
+        if progress.snapshot is not None:
+            progress.snapshot = None
+            out.append(DropSnapshot(progress.index))
+
+    # ------------------------------------------------------------ giving
+
+    @property
+    def _uplink_free(self) -> bool:
+        """On a thin uplink, pushes that share it would all arrive too old. So only as many run at once as the run has
+        rounds in flight; other requests stay open and are answered, with newer snapshots, as the uplink comes free."""
+        pushing = sum(not s.pushed for p in self._state.fragments for s in p.outstanding)
+        return pushing < self._state.config.rounds_in_flight_max
+
+    def ask(self, request: Request, out: list[LearnerEffect]) -> None:
+        """A round wants a fragment."""
+        progress = self._state.fragments[request.fragment]
+        progress.request = request
+        self._answer(progress, out)
+
+    def _answer(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
+        """Answer the open request now if that is possible; otherwise it stays open until the next boundary."""
+        request = progress.request
+        if request is None or not progress.may_contribute:
+            return
+        if progress.local.steps == 0:
+            progress.request = None
+            progress.passed = True
+            self._pass(progress, request.round, out)
+        elif progress.snapshot is not None and self._uplink_free:
+            progress.request = None
+            self._contribute(progress, request.round, request.attempt, out)
+
+    def _contribute(
+        self, progress: FragmentProgress, round_number: int, attempt: int, out: list[LearnerEffect]
+    ) -> None:
+        counters = progress.snapshot
+        assert counters is not None
+        progress.snapshot = None
+        progress.passed = False
+        progress.contributed_step = self._state.step
+        progress.local = progress.local.minus(counters)
+        minus = tuple(s.seq for s in progress.outstanding if not s.overwritten)
+        feedback = not progress.outstanding
+        sent = Sent(progress.next_seq, round_number, counters)
+        progress.next_seq += 1
+        progress.outstanding.append(sent)
+        header = PushHeader(
+            kind=PushKind.CONTRIBUTION,
+            learner=self._state.learner,
+            generation=self._state.generation,
+            fragment=progress.index,
+            round=round_number,
+            attempt=attempt,
+            seq=sent.seq,
+            base_version=progress.base,
+            steps=counters.steps,
+            tokens=counters.tokens,
+            codec=self._state.config.codec_up,
+            size=0,
+            checksum=0,
+        )
+        out.append(Contribute(header, minus, feedback))
+
+    def flush(self, out: list[LearnerEffect]) -> None:
+        """Hand over all progress that is in no contribution yet, for whichever round comes next. A fragment whose base
+        was refused as too old (the link was down) first catches up; and one whose last contribution is still being
+        pushed waits for it, because contribution numbers must arrive in order."""
+        assert self._state.closing is not None
+        if not self._state.closing.flush or not self._state.joined:
+            return
+        for progress in self._state.fragments:
+            behind = progress.too_old and progress.announced > progress.base
+            pushing = any(not sent.pushed for sent in progress.outstanding)
+            based = progress.base != NO_VERSION
+            if self._state.started and based and self.to_flush(progress) and not behind and not pushing:
+                out.append(TakeSnapshot(progress.index))
+                progress.snapshot = progress.local
+                self._contribute(progress, 0, 0, out)
+
+    def to_flush(self, progress: FragmentProgress) -> bool:
+        return progress.local.steps > 0 and not progress.reseed and not progress.given_up
+
+    # ------------------------------------------------------------ what becomes of it
+
+    def push_done(self, event: PushDone, out: list[LearnerEffect]) -> None:
+        if not 0 <= event.fragment < len(self._state.fragments):
+            return  # a Received of the syncer's for a fragment that the run does not have
+        progress = self._state.fragments[event.fragment]
+        sent = progress.find(event.seq)
+        if sent is None:
+            return
+        if event.reply.accepted or event.reply.code == Refusal.DUPLICATE or sent.merged_version != NO_VERSION:
+            sent.pushed = True
+        else:
+            self.dropped(progress, sent, event.reply.code, out)
+            progress.too_old = event.reply.code == Refusal.STALE_BASE
+            progress.given_up = self._state.closing is not None and not progress.too_old
+            self._pass(progress, sent.round, out)
+        for waiting in sorted(self._state.fragments, key=lambda p: p.contributed_step):
+            self._answer(waiting, out)
+
+    def _pass(self, progress: FragmentProgress, round_number: int, out: list[LearnerEffect]) -> None:
+        """Tell a round that nothing will come from here, so that it does not wait; a synchronous learner then waits
+        for the fragment's next round."""
+        if round_number:
+            out.append(ToSyncer(Nothing(round_number, progress.index)))
+        progress.due_step = max(progress.due_step, self._state.step + self._state.config.sync_every)
+
+    def push_broken(self, event: PushBroken, out: list[LearnerEffect]) -> None:
+        known = 0 <= event.fragment < len(self._state.fragments)
+        sent = self._state.fragments[event.fragment].find(event.seq) if known else None
+        if sent is not None and sent.merged_version == NO_VERSION and self._state.started:
+            out.append(PushAgain(event.fragment, event.seq))
+
+    def push_again(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
+        """The link is back: whatever was not answered is pushed once more."""
+        again = [s for s in progress.outstanding if not s.pushed and s.merged_version == NO_VERSION]
+        out += [PushAgain(progress.index, s.seq) for s in again]
+
+    def fate(self, message: Fate, out: list[LearnerEffect]) -> None:
+        progress = self._state.fragments[message.fragment]
+        sent = progress.find(message.seq)
+        if sent is None or sent.merged_version != NO_VERSION:
+            return
+        if message.version == NO_VERSION:
+            self.dropped(progress, sent, message.reason, out)
+            progress.due_step = max(progress.due_step, self._state.step + self._state.config.sync_every)
+        else:
+            sent.merged_version = message.version
+            if message.reason == Discard.UNCERTAIN:
+                sent.uncertain = True
+                self._state.discard(progress, sent.counters.tokens, Discard.UNCERTAIN, out)
+
+    def dropped(self, progress: FragmentProgress, sent: Sent, reason: str, out: list[LearnerEffect]) -> None:
+        """The contribution will not be merged: its progress is local again, or (if overwritten) discarded."""
+        progress.outstanding.remove(sent)
+        out.append(Settle(progress.index, sent.seq, merged=False))
+        if sent.uncertain:
+            return  # its tokens are discarded; what is left of it in the parameters is nobody's
+        if sent.overwritten:
+            self._state.discard(progress, sent.counters.tokens, _CAUSES.get(reason, Discard.REFUSED), out)
+        else:
+            progress.local = progress.local.plus(sent.counters)
+            self.drop_snapshot(progress, out)
+
+    def lost_beyond(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
+        """The syncer lost its versions beyond this one; what was merged into them is the learner's own again."""
+        for sent in list(progress.outstanding):
+            if sent.merged_version > version:
+                self.dropped(progress, sent, Refusal.UNKNOWN_VERSION, out)

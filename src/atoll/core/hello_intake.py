@@ -1,0 +1,95 @@
+"""A learner says hello: may it join, and its place in the books.
+
+What a Hello says of itself is checked in `admission`; which run it belongs to is decided in `run_selection`.
+"""
+
+from __future__ import annotations
+
+from atoll.core.admission import check_hello, check_settings
+from atoll.core.effects import SyncerEffect
+from atoll.core.layout import build_layout, elements_of
+from atoll.core.membership import CLAIMED_MAX, Member
+from atoll.core.messages import PROTOCOL_VERSION, Hello, Refusal, Refused
+from atoll.core.policy import fragments_for
+from atoll.core.ranks import rank_of
+from atoll.core.relays import INNER_PROTOCOL
+from atoll.core.run_selection import RunSelection
+from atoll.core.syncer_state import SyncerState, warned
+from atoll.errors import LayoutError
+
+
+class HelloIntake:
+    def __init__(self, state: SyncerState, selection: RunSelection) -> None:
+        self._state = state
+        self._selection = selection
+
+    def check(self, hello: Hello, stopping: str, now_ns: int, out: list[SyncerEffect]) -> Refused | None:
+        """None if this learner may join. `stopping` is why the run ends, if it does."""
+        if self._selection.fresh and not self._state.membership.connected():
+            self._state.layout = None  # whoever fixed it is gone and gave no parameters
+        gives_way = self._selection.gives_way(hello)  # then neither its layout nor its members count
+        layout, known = (
+            (None, None) if gives_way else (self._state.layout, self._state.membership.members.get(hello.learner))
+        )
+        refusal = check_hello(hello, self._state.run, layout, known) or check_settings(hello, self._state.config)
+        if refusal is not None:
+            return refusal
+        if stopping:
+            return Refused(Refusal.CLOSED, f"the run is over ({stopping}); start a new one to train on")
+        return self._selection.meet(hello, now_ns, out) or self._fix_layout(hello)
+
+    def _fix_layout(self, hello: Hello) -> Refused | None:
+        """The first learner says what the model looks like."""
+        if self._state.layout is not None:
+            return None
+        parameters = sum(map(elements_of, hello.tensors))
+        given = self._state.given
+        try:
+            self._state.lay_out(
+                build_layout(hello.tensors, given.fragments or fragments_for(parameters, given.sync_every))
+            )
+        except LayoutError as error:
+            return Refused(Refusal.LAYOUT, str(error))
+        return None
+
+    def claimed(self, hello: Hello) -> int:
+        """The generation that this learner was given earlier in this run, by its own word; 0: none."""
+        return hello.generation if hello.run == self._state.run and hello.generation <= CLAIMED_MAX else 0
+
+    def admit(self, hello: Hello, session: int, now_ns: int) -> tuple[Member, Member | None]:
+        """The learner's place in the books; and, if a newer process took its id over, who is fenced out."""
+        claimed = self.claimed(hello)
+        known = self._state.membership.members.get(hello.learner)
+        member, fenced = self._state.membership.admit(
+            hello.learner, hello.instance, session, now_ns, self._state.config.fragments, claimed
+        )
+        member.protocol = min(hello.protocol, PROTOCOL_VERSION)
+        if claimed and (fenced is not None or known is None):
+            # It was in the run before, and the record that this syncer continues from is older than that.
+            member.recovered = member.unbalanced = True
+        member.rank = rank_of(
+            member, known, self._state.membership.members.values(), self._state.config.learners_expected
+        )
+        member.wants_inner = hello.wants_inner and member.protocol >= INNER_PROTOCOL
+        if fenced is not None:
+            self._state.retire(fenced)
+            self._state.leases.release(fenced.learner, before_generation=member.generation)
+        self._state.prune_members()
+        self._state.ledger.set_gone(member.learner, member.generation, False)
+        self._state.remember_member(member)
+        self._state.hellos[member.learner] = hello
+        return member, fenced
+
+    def compare_frozen(self, hello: Hello, out: list[SyncerEffect]) -> None:
+        """Frozen parameters never travel: learners whose own differ train different models, and nothing else tells.
+        Said once for each process, which has no generation yet when it first comes."""
+        first, checksum = self._state.frozen
+        if not checksum:
+            self._state.frozen = (hello.learner, hello.frozen)
+        elif hello.frozen not in (0, checksum) and not hello.generation:
+            text = (
+                f"the frozen parameters of learner {hello.learner!r} differ from those of {first!r}, and they are "
+                "never sent, so these two train different models; load the same frozen weights in every learner "
+                "before it makes its Learner"
+            )
+            out.append(warned(text))

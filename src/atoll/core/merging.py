@@ -1,0 +1,99 @@
+"""What a round's contributions weigh in its merge, and what a fragment's record says of them afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from atoll.core.config import SyncConfig
+from atoll.core.ledger import Ledger
+from atoll.core.membership import Membership, MemberState
+from atoll.core.policy import (
+    MISSING_PERIODS,
+    contribution_weight,
+    missing_tokens,
+    present_tokens,
+    scales_steps,
+    stale_factor,
+    step_share,
+    with_norm,
+)
+from atoll.core.rounds import Contribution, FragmentTrack, Round
+
+HANDED_KEPT = 256
+"""Merged contributions of learners that have left, remembered per fragment: their files are deleted at once, so this
+covers what a crash may leave of the last few versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeWeights:
+    """`share` is how much of its step the merge takes, the rest being for contributions that are still to come."""
+
+    weights: list[float]
+    share: float
+
+
+class MergeScales:
+    """Weighs the contributions of a round (design section 4, syncer 4)."""
+
+    def __init__(self, config: SyncConfig, membership: Membership, ledger: Ledger) -> None:
+        self._config = config
+        self._membership = membership
+        self._ledger = ledger
+
+    def weigh(self, track: FragmentTrack, opened: Round, items: Sequence[Contribution], ending: int) -> MergeWeights:
+        """Weights in the order of `items`. `ending` is how many learners there were when the run was told to stop."""
+        ages = [track.age(item) for item in items]
+        weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
+        if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
+            weights = [1.0] * len(items)
+        fresh = sum(weights)
+        weights = [w * stale_factor(self._config, a) for w, a in zip(weights, ages, strict=True)]
+        if not scales_steps(self._config):
+            return MergeWeights(weights, 1.0)
+        present = [present_tokens(self._config, item.steps, item.tokens) for item in items]
+        share = step_share(self._config, self._ledger.processed, present, self._missing(track, opened))
+        share = min(share, _share_at_the_end(track, opened, ending))
+        # What is taken from old contributions is not given to the others: the step is so much smaller.
+        return MergeWeights([weight * (share / fresh) for weight in weights], share)
+
+    def _missing(self, track: FragmentTrack, opened: Round) -> list[int]:
+        """What learners hold of this fragment who were asked, have neither answered nor gone, and have nothing from an
+        earlier round in this one; of each no more than it can have made meanwhile, and nothing of one that has missed
+        the last two rounds of the fragment, whatever it does with others."""
+        tokens = []
+        for learner in sorted(opened.waiting - opened.contributors()):
+            member = self._membership.members.get(learner)
+            if member is not None and track.missed.get(learner, 0) < MISSING_PERIODS:
+                rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
+                tokens.append(missing_tokens(self._config, rest, member.steps, member.tokens))
+        return tokens
+
+
+def _share_at_the_end(track: FragmentTrack, opened: Round, ending: int) -> float:
+    """When a run ends its learners hand over one by one, and whoever comes last comes alone: what it brings still
+    counts as one of all. (A thin link's last 304 steps, alone in the last merge, once cost a run 10% of loss.)"""
+    crowd = ending or (0 if opened.asked else track.asked_last)
+    return min(1.0, len(opened.contributors()) / crowd) if crowd else 1.0
+
+
+def norms_after(config: SyncConfig, track: FragmentTrack, items: Iterable[Contribution]) -> list[float]:
+    """What the guard knows of usual norms once these are merged."""
+    norms = track.norms
+    for item in items:
+        norms = with_norm(config, norms, item.norm, item.steps)
+    return norms
+
+
+def handed_after(
+    track: FragmentTrack, items: Iterable[Contribution], version: int, membership: Membership
+) -> list[tuple[str, int, int, int]]:
+    """What the fragment's record says, once these are merged, of contributions whose learners have left."""
+    gone = [
+        (item.id.learner, item.id.generation, item.id.seq, version)
+        for item in items
+        if (member := membership.members.get(item.id.learner)) is None
+        or member.generation != item.id.generation
+        or member.state is MemberState.LEFT
+    ]
+    return [*track.handed, *gone][-HANDED_KEPT:]
