@@ -14,8 +14,12 @@ newer, and what was trained since and not merged is what a death costs.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from atoll.core.learner_machine import LearnerMachine
 from atoll.errors import ConfigError, PayloadError
@@ -26,6 +30,7 @@ from atoll.learner.inner import (
     OptimizerLike,
     Stateful,
     capture,
+    pack,
     restore,
     restore_optimizer_only,
     unpack,
@@ -165,12 +170,12 @@ class InnerCare:
         about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
         return capture(self._optimizer, self._extras, about, reuse=reuse)
 
-    def give(self) -> Captured:
-        """What a joiner needs of it: the optimizer's state alone."""
+    def give(self) -> Callable[[], NDArray[np.uint8]]:
+        """What a joiner needs of it: the optimizer's state alone. It is copied now; calling the result packs it."""
         machine = self._machine
         bases = tuple(progress.base for progress in machine.fragments)
         about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
-        return capture(self._optimizer, {}, about, rng=False)
+        return partial(pack, capture(self._optimizer, {}, about, rng=False))
 
     # ------------------------------------------------------------ leaving
 

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.learner.vault import F32, U8, Copied, Sending, Vault
+from atoll.learner.parameters import F32, Snapshot
+from atoll.learner.vault import U8, Sending, Vault
 
 VARIANTS = ("nan", "huge", "flip")
 HUGE = 1000.0
@@ -30,7 +31,7 @@ VARIANT_BYTES_MAX = 16
 class _Scaled:
     """A snapshot whose progress since the base was multiplied."""
 
-    snapshot: Copied
+    snapshot: Snapshot
     origin: F32
     factor: float
 

@@ -40,8 +40,7 @@ from atoll.core.messages import (
 )
 from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableError
 from atoll.learner.chaos import poison_from_environment
-from atoll.learner.inner import Captured, pack
-from atoll.learner.snapshot import Mover, Staged
+from atoll.learner.parameters import F32, Parameters
 from atoll.learner.thin import LinkMeter
 from atoll.learner.vault import U8, AdoptKey, Published, Sending, Vault
 from atoll.observe import Writer, events
@@ -87,18 +86,18 @@ class Arrival:
 class Exchange(ABC):
     """Everything that moves bytes. All of it runs on the link's event loop; `changed` guards machine and vault."""
 
-    def __init__(self, machine: LearnerMachine, writer: Writer) -> None:
+    def __init__(self, parameters: Parameters[Any], machine: LearnerMachine, writer: Writer) -> None:
+        self.parameters = parameters
         self.machine = machine
         self.writer = writer
         self.changed = threading.Condition()
         self.vault: Vault | None = None
-        self._mover: Mover | None = None
         self._poison = poison_from_environment()
         self._bulk: BulkClient | None = None
         self._loop = asyncio.new_event_loop()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-codec")
         self._send: Callable[[LearnerMessage], None] | None = None
-        self._seeds: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._seeds: dict[int, F32] = {}
         self._seeding = False
         self._seed_wanted = False
         self._pushing: set[tuple[int, int]] = set()
@@ -285,7 +284,7 @@ class Exchange(ABC):
             if await self._push_whole(header, payload) is None:
                 return  # the link is gone: the next Hello says what this host holds
 
-    async def _push_whole(self, header: PushHeader, payload: np.ndarray[Any, np.dtype[np.uint8]]) -> PushReply | None:
+    async def _push_whole(self, header: PushHeader, payload: U8) -> PushReply | None:
         """Push something that the syncer waits for. While the session lasts it asks nobody else, so a push that broke
         is tried again; None once the session is over."""
         assert self._bulk is not None
@@ -320,20 +319,20 @@ class Exchange(ABC):
             checksum=checksum,
         )
 
-    def _seed_values(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        assert self.vault is not None and self._mover is not None
+    def _seed_values(self, fragment: int) -> F32:
+        assert self.vault is not None
         current = self.vault.current[fragment]
         if current is not None:
             return current.theta
-        return self._mover.take(fragment).values()
+        return self.parameters.read(fragment).values()
 
     # ------------------------------------------------------------ inner state, for a joiner
 
-    async def _push_inner(self, slot: int, captured: Captured) -> None:
+    async def _push_inner(self, slot: int, pack: Callable[[], U8]) -> None:
         """Give a joiner this learner's inner state, piece by piece, as fast as it takes them."""
         assert self._bulk is not None
         try:
-            blob = await self._loop.run_in_executor(self._workers, pack, captured)
+            blob = await self._loop.run_in_executor(self._workers, pack)
         except AtollError as error:  # a joiner must not cost this learner its run
             self.writer.emit(events.Warned(self.machine.learner, f"inner state cannot be given to others: {error}"))
             return
@@ -353,7 +352,7 @@ class Exchange(ABC):
             if not await self._push_piece(header, piece):
                 return  # nobody waits for it any more
 
-    async def _push_piece(self, header: PushHeader, piece: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
+    async def _push_piece(self, header: PushHeader, piece: U8) -> bool:
         assert self._bulk is not None
         for _ in range(INNER_TRIES):
             try:
@@ -494,7 +493,7 @@ class Exchange(ABC):
         needs = needed_bytes_s(self.vault.config, self.vault.layout, direction, self.machine.step_ns)
         self._meter.moved(direction, size, took_ns, needs)
 
-    async def _own_first(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    async def _own_first(self, fragment: int) -> F32 | None:
         """The parameters with which this learner came. If they are the run's first ones (it gave them, or everybody
         begins with the same) there is nothing to fetch. The training thread waits to join, so they do not move."""
         seed = self._seeds.pop(fragment, None)
@@ -537,6 +536,6 @@ class Exchange(ABC):
 
     def _stage_values(
         self, fragment: int, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]
-    ) -> Staged:
-        assert self.vault is not None and self._mover is not None
-        return self._mover.stage(fragment, partial(self.vault.adopt_values, key, old, new, sent))
+    ) -> Any:
+        assert self.vault is not None
+        return self.parameters.stage(fragment, partial(self.vault.adopt_values, key, old, new, sent))

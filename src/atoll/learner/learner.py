@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self, SupportsIndex
@@ -43,9 +44,10 @@ from atoll.learner.inner import Stateful
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.leaving import NEVER_STEPPED, HandOver, sentence
 from atoll.learner.meter import LossReader, StepMeter
+from atoll.learner.parameters import into
 from atoll.learner.patience import Patience
 from atoll.learner.preempt import Preemption
-from atoll.learner.tensors import describe
+from atoll.learner.torch_parameters import TorchParameters
 from atoll.learner.watch import ModelWatch, frozen_checksum
 from atoll.observe import Writer, events
 from atoll.wire import ClientOptions
@@ -102,7 +104,7 @@ class Learner:
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
         refuse_ranks()
         refuse_sharded(model)
-        tensors = describe(model, merge_modes or {})
+        parameters = TorchParameters(model, merge_modes)
         inner = check_optimizer(optimizer, model)
         options = ClientOptions(
             address=place.address,
@@ -115,11 +117,12 @@ class Learner:
         self._place = place
         self._optimizer = inner
         self._model = model
+        self._parameters = parameters
         self._join_timeout_s = join_timeout_s
-        self._machine = LearnerMachine(place.learner, secrets.token_hex(16), tensors, frozen_checksum(model))
+        self._machine = LearnerMachine(place.learner, secrets.token_hex(16), parameters.specs, frozen_checksum(model))
         self.events: Writer = place.writer()
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
-        self._engine = Engine(model, self._machine, options, self.events)
+        self._engine = Engine(parameters, self._machine, options, self.events)
         self._doctor = Doctor(options, place.learner, self._engine, patience_s=join_timeout_s)
         self._meter = StepMeter(self.events, self._machine)
         self._care = InnerCare(inner, extras or {}, place.run_folder, checkpoint_every_s, self._machine, self.events)
@@ -398,14 +401,14 @@ class Learner:
     def global_params(self) -> Iterator[None]:
         """Swap the published parameters into the model, for evaluation and saving; swap back on exit. Evaluate these,
         not a replica. Do not call `step` inside."""
-        vault, parameters = self._engine.vault, self._engine.parameters
-        if self._state != "running" or vault is None or parameters is None:
+        vault, parameters = self._engine.vault, self._parameters
+        if self._state != "running" or vault is None:
             raise LocalProtocolError("global_params needs a learner that has joined a run")
-        saved = parameters.clone()
+        saved = parameters.save()
         try:
             for fragment, published in enumerate(vault.current):
                 assert published is not None
-                parameters.write(fragment, torch.from_numpy(published.theta))
+                parameters.write(fragment, parameters.stage(fragment, partial(into, published.theta)))
             yield
         finally:
             parameters.restore(saved)
@@ -414,10 +417,10 @@ class Learner:
     def published_state_dict(self) -> dict[str, torch.Tensor]:
         """The published parameters that this learner has adopted, by plain name: copies in fp32, as they are published,
         on the CPU. What is not synced (frozen parameters, buffers) is not in it. Also after the run."""
-        vault, parameters = self._engine.vault, self._engine.parameters
-        if self._state == "new" or vault is None or parameters is None or any(p is None for p in vault.current):
+        vault = self._engine.vault
+        if self._state == "new" or vault is None or any(p is None for p in vault.current):
             raise LocalProtocolError("published_state_dict needs a learner that has joined a run")
-        return parameters.named([published.theta for published in vault.current if published is not None])
+        return self._parameters.named([published.theta for published in vault.current if published is not None])
 
     # ------------------------------------------------------------ leaving
 

@@ -5,14 +5,14 @@ parameters it is Theta rounded to bf16, so that rounding is not mistaken for pro
 one array. Arrays are never changed once they are in here, so background threads may read them without the engine's
 lock; the dictionaries themselves are read and changed under it.
 
-There is no torch in this file: the simulator uses it, too.
+There is no framework in this file: the simulator uses it, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -24,19 +24,9 @@ from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
 from atoll.core.messages import INLINE_BYTES_MAX, PushHeader
 from atoll.errors import PayloadError
+from atoll.learner.parameters import F32, Snapshot, into
 
-if TYPE_CHECKING:
-    from atoll.learner.snapshot import Staged
-
-F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
-
-
-class Copied(Protocol):
-    """A copy of one fragment's parameters (`learner.snapshot.Snapshot`)."""
-
-    def values(self) -> F32:
-        """The copy, once it is complete."""
 
 
 def as_it_is(fragment: int, theta: F32) -> F32:
@@ -62,7 +52,7 @@ class Published:
     base: F32
     checksum: int = 0
     """Of theta; 0 while it was not computed."""
-    staged: tuple[AdoptKey, Staged] | None = None
+    staged: tuple[AdoptKey, Any] | None = None
     """What the training thread will add or write, made and brought to the device ahead of the adopt."""
 
 
@@ -71,7 +61,7 @@ class Sending:
     """A contribution on its way: what it was made from, and its bytes."""
 
     header: PushHeader
-    snapshot: Copied
+    snapshot: Snapshot
     origin: F32
     """What the snapshot is measured from: the base, plus the progress of older contributions still on their way."""
     feedback: bool
@@ -137,10 +127,7 @@ class Vault:
         """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it.
         They are in `out`, if it is given."""
         if key.rule != "rebase":
-            if out is None:
-                return new.theta
-            out[:] = new.theta
-            return out
+            return into(new.theta, out)
         assert old is not None
         increment = np.empty_like(new.base) if out is None else out
         kernels.rebase(new.base, old.base, [(one.snapshot.values(), one.origin) for one in sent], increment)
@@ -156,7 +143,7 @@ class Vault:
 
     # ------------------------------------------------------------ contributions
 
-    def start_sending(self, header: PushHeader, snapshot: Copied, minus: tuple[int, ...], feedback: bool) -> Sending:
+    def start_sending(self, header: PushHeader, snapshot: Snapshot, minus: tuple[int, ...], feedback: bool) -> Sending:
         current = self.current[header.fragment]
         assert current is not None and current.version == header.base_version
         origin = current.base
