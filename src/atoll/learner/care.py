@@ -24,17 +24,18 @@ from numpy.typing import NDArray
 from atoll.core.learner_machine import LearnerMachine
 from atoll.errors import ConfigError, PayloadError
 from atoll.learner.checkpoint import CheckpointFile, CheckpointWriter, WriteStats
+from atoll.learner.checks import heal_optimizer
 from atoll.learner.inner import (
     Captured,
     InnerAbout,
     OptimizerLike,
-    Stateful,
     capture,
     pack,
     restore,
     restore_optimizer_only,
     unpack,
 )
+from atoll.learner.inner_state import Stateful
 from atoll.learner.warmup import InnerWarmup
 from atoll.observe import Writer, events
 
@@ -60,6 +61,7 @@ class InnerCare:
         machine: LearnerMachine,
         writer: Writer,
     ) -> None:
+        self.shared = optimizer is not None
         self._optimizer = optimizer
         self._extras = dict(extras)
         self._machine = machine
@@ -176,6 +178,10 @@ class InnerCare:
         bases = tuple(progress.base for progress in machine.fragments)
         about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
         return partial(pack, capture(self._optimizer, {}, about, rng=False))
+
+    def heal(self) -> None:
+        """Optimizer state that is not finite starts anew; the rest is kept."""
+        heal_optimizer(self._optimizer)
 
     # ------------------------------------------------------------ leaving
 

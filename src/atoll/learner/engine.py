@@ -31,6 +31,7 @@ from atoll.core.messages import (
 from atoll.core.messages import Published as PublishedNotice
 from atoll.errors import AtollError, ConfigError, RemoteProtocolError
 from atoll.learner.exchange import Exchange
+from atoll.learner.island import BoundaryOrder, Island
 from atoll.learner.parameters import Parameters, Snapshot, adopt
 from atoll.learner.vault import U8, AdoptKey, Vault
 from atoll.observe import Writer, events
@@ -62,7 +63,12 @@ class Engine(Exchange):
     """Runs the machine and the link. `changed` is the lock, and tells the training thread of news."""
 
     def __init__(
-        self, parameters: Parameters[Any], machine: LearnerMachine, options: ClientOptions, writer: Writer
+        self,
+        parameters: Parameters[Any],
+        machine: LearnerMachine,
+        options: ClientOptions,
+        writer: Writer,
+        island: Island,
     ) -> None:
         super().__init__(parameters, machine, writer)
         self.failure: Exception | None = None
@@ -77,6 +83,9 @@ class Engine(Exchange):
         self.reseeded = False
         self.give_inner: Callable[[], Callable[[], U8]] | None = None
         """Copies the inner state for a joiner, on the training thread; what it gives packs the copy, on another."""
+        self._island = island
+        self._orders: list[BoundaryOrder] = []
+        """What was done to the parameters at this boundary."""
         self._sources: dict[str, DataSource] = {}
         self._poked: set[str] = set()
         self._options = options
@@ -144,6 +153,9 @@ class Engine(Exchange):
         """Feed the machine and perform what it says. The caller holds `changed`."""
         for effect in self.machine.handle(event, time.monotonic_ns()):
             self._perform(effect)
+        if isinstance(event, fx.Stepped | fx.Boundary | fx.Closing):
+            self._island.agree(self._orders)
+            self._orders = []
         self.changed.notify_all()
 
     def _perform(self, effect: fx.LearnerEffect) -> None:
@@ -234,6 +246,7 @@ class Engine(Exchange):
         started_ns = time.perf_counter_ns()
         self._drop(fragment)
         self._snapshots[fragment] = self.parameters.read(fragment)
+        self._orders.append(fx.TakeSnapshot(fragment))
         self.snapshot_ns += time.perf_counter_ns() - started_ns
 
     def _drop(self, fragment: int) -> None:
@@ -253,6 +266,7 @@ class Engine(Exchange):
         else:
             sent = [self.vault.sending[effect.fragment, seq] for seq in effect.minus]
             values = self._stage_values(effect.fragment, key, old, new, sent)
+        self._orders.append(effect)
         adopt(self.parameters, effect.fragment, values, rule=effect.rule, alpha=effect.alpha)
         self.vault.adopted(effect.fragment, effect.version)
         for old_key in [k for k in self._updates if k[0] == effect.fragment and k[1] <= effect.version]:

@@ -33,6 +33,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.errors import ConfigError, PayloadError
+from atoll.learner.inner_state import Stateful
 from atoll.learner.warmup import torch_optimizers
 
 Blob: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8]
@@ -84,13 +85,6 @@ _SHAPED_OTHERWISE = ("LBFGS", "Adafactor")
 _GENERATORS = {"python", "numpy", "torch", "cuda"}
 _WRONG = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RuntimeError, struct.error)
 """What Python, numpy and torch raise when data is not of the form that it should have."""
-
-
-class Stateful(Protocol):
-    """A schedule, a data position, a gradient scaler: anything that can say and take back its state."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
 
 
 class OptimizerLike(Stateful, Protocol):
