@@ -25,7 +25,7 @@ from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout, TensorSlice
 from atoll.core.messages import TensorSpec
 from atoll.learner import Learner, ParametersLearner
-from atoll.learner.island import BoundaryOrder, Island
+from atoll.learner.island import BoundaryOrder, RankCoordinator
 from atoll.learner.parameters import F32, MakeValues, Snapshot, adopt
 
 STEPS = 12
@@ -335,9 +335,9 @@ def test_two_ranks_are_the_same_learner_to_the_run_as_one(adopt_rule: str, synce
     seen, own = train(syncers[0], numpy_model())
     other = FollowingRank()
     speaking = SpeakingRank(other)
-    island: Island = TwoRanks(other)
+    ranks: RankCoordinator = TwoRanks(other)
     other.start()
-    with ParametersLearner(speaking, island=island, address=syncers[1].address, learner_id="l") as learner:
+    with ParametersLearner(speaking, ranks=ranks, address=syncers[1].address, learner_id="l") as learner:
         for step in range(STEPS):
             for rank in (speaking, other.parameters):
                 for flat, (start, stop) in zip(rank._flat, rank._own, strict=True):
@@ -355,4 +355,4 @@ def test_a_process_that_does_not_speak_makes_no_learner() -> None:
         speaks = False
 
     with pytest.raises(ConfigError, match="in the one that does"):
-        ParametersLearner(numpy_model(), island=Silent(FollowingRank()), address="127.0.0.1:1")
+        ParametersLearner(numpy_model(), ranks=Silent(FollowingRank()), address="127.0.0.1:1")

@@ -28,7 +28,7 @@ from atoll.errors import PayloadError
 from atoll.lab.replica import Replica
 from atoll.learner.parameters import adopt
 from atoll.learner.torch_parameters import TorchParameters, TorchSnapshot, TorchStaged
-from atoll.learner.vault import AdoptKey, Published, Sending, Vault
+from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
 from atoll.sim.arrays import ArraySyncer, VaultLearner
 from atoll.sim.payloads import Made
 from atoll.syncer.state import Held
@@ -90,7 +90,7 @@ class SharedVersions:
     def find(self, fragment: int, version: int, checksum: int) -> F32 | None:
         return self._kept[fragment].get((version, checksum)) if checksum else None
 
-    def keep(self, fragment: int, published: Published) -> None:
+    def keep(self, fragment: int, published: HeldVersion) -> None:
         kept = self._kept[fragment]
         kept[published.version, published.checksum] = published.theta
         while len(kept) > VERSIONS_SHARED:
@@ -165,7 +165,7 @@ class LabLearner(VaultLearner):
         sending = self.vault.start_sending(header, self._snapshots.pop(header.fragment), minus, feedback)
         self._encoding[header.fragment, header.seq] = self._threads.submit(self._encode, sending)
 
-    def _encode(self, sending: Sending) -> tuple[U8, int]:
+    def _encode(self, sending: HeldContribution) -> tuple[U8, int]:
         payload = self.vault.encode(sending)
         self._look(sending.header.fragment, payload)
         return payload, xxhash.xxh3_64_intdigest(payload.data)
@@ -206,12 +206,12 @@ class LabLearner(VaultLearner):
             published = self.vault.prepare_update(fragment, before, payload, checksum)
             self._shared.keep(fragment, published)
         else:
-            published = Published(version, theta, self._parameters.as_kept(fragment, theta), checksum)
+            published = HeldVersion(version, theta, self._parameters.as_kept(fragment, theta), checksum)
         self._prepared[fragment] = published
         self._stage_ahead(fragment, published)
         return published.checksum
 
-    def _stage_ahead(self, fragment: int, new: Published) -> None:
+    def _stage_ahead(self, fragment: int, new: HeldVersion) -> None:
         """Make what the adopt will need. If the guess is wrong, the adopt makes it again."""
         if self.vault.prepared[fragment]:
             return  # an older one will be adopted first
@@ -223,7 +223,7 @@ class LabLearner(VaultLearner):
         make = self._make(fragment, key, old, new)
         self._staging[fragment, new.version] = (key, self._threads.submit(self._parameters.stage, fragment, make))
 
-    def _make(self, fragment: int, key: AdoptKey, old: Published | None, new: Published) -> Callable[..., F32]:
+    def _make(self, fragment: int, key: AdoptKey, old: HeldVersion | None, new: HeldVersion) -> Callable[..., F32]:
         """What makes the values of an adopt; the contributions that it will read are looked up now."""
         return partial(self.vault.adopt_values, key, old, new, [self.vault.sending[fragment, seq] for seq in key.minus])
 

@@ -9,18 +9,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.learner.island import Island
+    from atoll.learner.island import RankCoordinator
     from atoll.learner.learner import ParametersLearner
     from atoll.learner.load import load_model
     from atoll.learner.parameters import Parameters
     from atoll.learner.torch_learner import Learner
 
-__all__ = ["EXIT_NOT_HANDED_OVER", "Island", "Learner", "Parameters", "ParametersLearner", "load_model"]
+__all__ = ["EXIT_NOT_HANDED_OVER", "Learner", "Parameters", "ParametersLearner", "RankCoordinator", "load_model"]
 
 EXIT_NOT_HANDED_OVER = 4
 """Exit status of a learner that was told to leave (SIGTERM) and could not hand over its last progress in time."""
 _HOMES = {
-    "Island": "island",
+    "RankCoordinator": "island",
     "Learner": "torch_learner",
     "Parameters": "parameters",
     "ParametersLearner": "learner",

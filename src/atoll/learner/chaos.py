@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.learner.parameters import F32, Snapshot
-from atoll.learner.vault import U8, Sending, Vault
+from atoll.learner.vault import U8, HeldContribution, Vault
 
 VARIANTS = ("nan", "huge", "flip")
 HUGE = 1000.0
@@ -46,7 +46,7 @@ class Poison:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def encode(self, vault: Vault, sending: Sending) -> U8:
+    def encode(self, vault: Vault, sending: HeldContribution) -> U8:
         """As `Vault.encode`, of what the variant makes of the contribution. The progress that the learner itself
         reckons with stays true."""
         variant = self._variant()

@@ -31,7 +31,7 @@ from atoll.core.messages import (
 from atoll.core.messages import Published as PublishedNotice
 from atoll.errors import AtollError, ConfigError, RemoteProtocolError
 from atoll.learner.exchange import Exchange
-from atoll.learner.island import BoundaryOrder, Island
+from atoll.learner.island import BoundaryOrder, RankCoordinator
 from atoll.learner.parameters import Parameters, Snapshot, adopt
 from atoll.learner.vault import U8, AdoptKey, Vault
 from atoll.observe import Writer, events
@@ -68,7 +68,7 @@ class Engine(Exchange):
         machine: LearnerMachine,
         options: ClientOptions,
         writer: Writer,
-        island: Island,
+        ranks: RankCoordinator,
     ) -> None:
         super().__init__(parameters, machine, writer)
         self.failure: Exception | None = None
@@ -83,7 +83,7 @@ class Engine(Exchange):
         self.reseeded = False
         self.give_inner: Callable[[], Callable[[], U8]] | None = None
         """Copies the inner state for a joiner, on the training thread; what it gives packs the copy, on another."""
-        self._island = island
+        self._ranks = ranks
         self._orders: list[BoundaryOrder] = []
         """What was done to the parameters at this boundary."""
         self._sources: dict[str, DataSource] = {}
@@ -154,7 +154,7 @@ class Engine(Exchange):
         for effect in self.machine.handle(event, time.monotonic_ns()):
             self._perform(effect)
         if isinstance(event, fx.Stepped | fx.Boundary | fx.Closing):
-            self._island.agree(self._orders)
+            self._ranks.agree(self._orders)
             self._orders = []
         self.changed.notify_all()
 

@@ -42,7 +42,7 @@ from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableErro
 from atoll.learner.chaos import poison_from_environment
 from atoll.learner.parameters import F32, Parameters
 from atoll.learner.thin import LinkMeter
-from atoll.learner.vault import U8, AdoptKey, Published, Sending, Vault
+from atoll.learner.vault import U8, AdoptKey, HeldContribution, HeldVersion, Vault
 from atoll.observe import Writer, events
 from atoll.wire import BulkClient
 
@@ -128,7 +128,7 @@ class Exchange(ABC):
 
     # ------------------------------------------------------------ contributions
 
-    async def _encode(self, sending: Sending) -> None:
+    async def _encode(self, sending: HeldContribution) -> None:
         assert self.vault is not None
         header = sending.header
         started_ns = time.perf_counter_ns()
@@ -141,11 +141,11 @@ class Exchange(ABC):
         sending.header = replace(header, size=int(payload.nbytes), checksum=checksum)
         await self._push(header.fragment, header.seq, time.perf_counter_ns() - started_ns)
 
-    def _encoded(self, sending: Sending) -> U8:
+    def _encoded(self, sending: HeldContribution) -> U8:
         assert self.vault is not None
         return self.vault.encode(sending) if self._poison is None else self._poison.encode(self.vault, sending)
 
-    def _send_small(self, sending: Sending) -> None:
+    def _send_small(self, sending: HeldContribution) -> None:
         """Encode and send a small contribution at once, on the loop: its kernel takes less than a thread switch."""
         assert self.vault is not None
         header, started_ns = sending.header, time.perf_counter_ns()
@@ -161,7 +161,7 @@ class Exchange(ABC):
         else:
             self._spawn(lambda: self._push(header.fragment, header.seq, sending.encode_ns))
 
-    def _transmit_small(self, sending: Sending) -> None:
+    def _transmit_small(self, sending: HeldContribution) -> None:
         key = (sending.header.fragment, sending.header.seq)
         assert self.vault is not None and sending.payload is not None
         if self._send is not None and key in self.vault.sending and key not in self._sent:
@@ -425,7 +425,7 @@ class Exchange(ABC):
         self.writer.emit(events.Warned(self.machine.learner, f"{error}; fetching the fragment whole"))
         self.apply(fx.FetchBroken(effect.fragment, effect.version, gone=True))
 
-    def _prepared(self, effect: fx.Fetch, published: Published) -> None:
+    def _prepared(self, effect: fx.Fetch, published: HeldVersion) -> None:
         """Tell the machine; keep the version if it will be adopted. The caller holds `changed`."""
         assert self.vault is not None
         self.apply(fx.Fetched(effect.fragment, published.version, effect.version, published.checksum))
@@ -467,7 +467,7 @@ class Exchange(ABC):
             await asyncio.sleep(RETRY_S)
         self._apply_here(fx.FetchBroken(effect.fragment, effect.version, gone))
 
-    async def _get(self, effect: fx.Fetch) -> tuple[Published, int]:
+    async def _get(self, effect: fx.Fetch) -> tuple[HeldVersion, int]:
         """Get the bytes and make the version; returns it and the bytes that came."""
         assert self.vault is not None and self._bulk is not None
         fragment = effect.fragment
@@ -507,7 +507,7 @@ class Exchange(ABC):
         assert self._bulk is not None
         await self._bulk.start_again()
 
-    async def _stage(self, fragment: int, published: Published) -> None:
+    async def _stage(self, fragment: int, published: HeldVersion) -> None:
         """Make what the adopt will need while the training thread is still computing. If the guess is wrong (another
         version was adopted in between), the adopt makes it again."""
         with self.changed:
@@ -521,7 +521,9 @@ class Exchange(ABC):
             return
         published.staged = (key, values)
 
-    def _plan(self, fragment: int, published: Published) -> tuple[AdoptKey | None, Published | None, list[Sending]]:
+    def _plan(
+        self, fragment: int, published: HeldVersion
+    ) -> tuple[AdoptKey | None, HeldVersion | None, list[HeldContribution]]:
         """How this version will be adopted, as far as can be told now. The caller holds `changed`. Only the next
         version is worth preparing for: one behind it would be made anew anyway."""
         assert self.vault is not None
@@ -535,7 +537,7 @@ class Exchange(ABC):
         return AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus), old, sent
 
     def _stage_values(
-        self, fragment: int, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]
+        self, fragment: int, key: AdoptKey, old: HeldVersion | None, new: HeldVersion, sent: list[HeldContribution]
     ) -> Any:
         assert self.vault is not None
         return self.parameters.stage(fragment, partial(self.vault.adopt_values, key, old, new, sent))

@@ -2,8 +2,8 @@
 
 One process speaks: it has the link, the machine and the vault. At every step boundary its machine says which fragments
 to copy and which versions to adopt, and all processes must do the same between the same two steps, or their parameters
-drift apart. `Island` carries that word from the one to the others; how values travel between ranks is the business of a
-`Parameters` whose tensors are cut over them.
+drift apart. `RankCoordinator` carries that word from the one to the others. Which rows are a rank's own, and how values
+travel between ranks, is the business of a `Parameters` whose tensors are cut over them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ BoundaryOrder: TypeAlias = fx.TakeSnapshot | fx.Adopt
 """What is done to the parameters between two steps, and to nothing but the parameters."""
 
 
-class Island(Protocol):
+class RankCoordinator(Protocol):
     @property
     def speaks(self) -> bool:
         """True in the one process that speaks with the syncer."""

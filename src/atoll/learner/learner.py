@@ -38,7 +38,7 @@ from atoll.learner.doctor import Doctor
 from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
 from atoll.learner.inner_state import InnerState, NoInnerState, Stateful
-from atoll.learner.island import Island, OneProcess
+from atoll.learner.island import OneProcess, RankCoordinator
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.leaving import NEVER_STEPPED, HandOver, sentence
 from atoll.learner.meter import StepMeter, count_tokens
@@ -71,7 +71,7 @@ class ParametersLearner:
         parameters: Parameters[Any],
         *,
         inner: Callable[[LearnerMachine, Writer, Path | None], InnerState] | None = None,
-        island: Island | None = None,
+        ranks: RankCoordinator | None = None,
         frozen_checksum: int = 0,
         address: str | None = None,
         learner_id: str | None = None,
@@ -85,14 +85,14 @@ class ParametersLearner:
     ) -> None:
         """`parameters` is the model, as `parameters.Parameters` describes it. `inner` makes what keeps the optimizer's
         state over deaths, of this learner's machine, events and run folder; without it there is none, and a process
-        that is started again begins with published parameters alone. `island` connects the processes of a learner that
-        has several: only the one that speaks makes a learner, the others call `island.agree(())` after each step and
+        that is started again begins with published parameters alone. `ranks` connects the processes of a learner that
+        has several: only the one that speaks makes a learner, the others call `ranks.agree(())` after each step and
         carry out what it gives. `frozen_checksum` is of what is not trained; learners whose ones differ are told.
         The rest is as in `atoll.Learner`."""
         end_in_one_sentence()
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
-        island = island or OneProcess()
-        if not island.speaks:
+        ranks = ranks or OneProcess()
+        if not ranks.speaks:
             raise ConfigError("this process does not speak for its island; make the learner in the one that does")
         options = ClientOptions(
             address=place.address,
@@ -108,7 +108,7 @@ class ParametersLearner:
         self._machine = LearnerMachine(place.learner, secrets.token_hex(16), parameters.specs, frozen_checksum)
         self.events: Writer = place.writer()
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
-        self._engine = Engine(parameters, self._machine, options, self.events, island)
+        self._engine = Engine(parameters, self._machine, options, self.events, ranks)
         self._doctor = Doctor(options, place.learner, self._engine, patience_s=join_timeout_s)
         self._meter = StepMeter(self.events, self._machine)
         self._inner = inner(self._machine, self.events, place.run_folder) if inner is not None else NoInnerState()

@@ -20,8 +20,8 @@ from torch import nn
 from atoll.core.learner_machine import LearnerMachine
 from atoll.errors import LocalProtocolError
 from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
-from atoll.learner.care import CHECKPOINT_EVERY_S, InnerCare
 from atoll.learner.checks import check_optimizer, refuse_ranks, refuse_sharded
+from atoll.learner.inner_recovery import CHECKPOINT_EVERY_S, InnerRecovery
 from atoll.learner.inner_state import Stateful
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.learner import JOIN_TIMEOUT_S, ParametersLearner
@@ -74,8 +74,8 @@ class Learner(ParametersLearner):
         self._optimizer = check_optimizer(optimizer, model)
         self._losses = LossReader()
 
-        def inner(machine: LearnerMachine, writer: Writer, folder: Path | None) -> InnerCare:
-            return InnerCare(self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
+        def inner(machine: LearnerMachine, writer: Writer, folder: Path | None) -> InnerRecovery:
+            return InnerRecovery(self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
 
         super().__init__(
             parameters,

@@ -44,7 +44,7 @@ class AdoptKey:
 
 
 @dataclass(slots=True)
-class Published:
+class HeldVersion:
     """One version of a fragment on this host."""
 
     version: int
@@ -57,7 +57,7 @@ class Published:
 
 
 @dataclass(slots=True)
-class Sending:
+class HeldContribution:
     """A contribution on its way: what it was made from, and its bytes."""
 
     header: PushHeader
@@ -81,10 +81,10 @@ class Vault:
         self.config = config
         self._to_base = to_base
         count = len(layout.fragments)
-        self.current: list[Published | None] = [None] * count
-        self.prepared: list[dict[int, Published]] = [{} for _ in range(count)]
+        self.current: list[HeldVersion | None] = [None] * count
+        self.prepared: list[dict[int, HeldVersion]] = [{} for _ in range(count)]
         self.residuals: list[F32 | None] = [None] * count
-        self.sending: dict[tuple[int, int], Sending] = {}
+        self.sending: dict[tuple[int, int], HeldContribution] = {}
 
     def small(self, fragment: int) -> bool:
         """True if contributions of this fragment are small enough for the control connection."""
@@ -93,18 +93,18 @@ class Vault:
 
     # ------------------------------------------------------------ published versions
 
-    def prepare_whole(self, fragment: int, version: int, payload: U8, checksum: int = 0) -> Published:
+    def prepare_whole(self, fragment: int, version: int, payload: U8, checksum: int = 0) -> HeldVersion:
         expected = 4 * self.layout.fragments[fragment].size
         if payload.nbytes != expected:
             raise PayloadError(f"fragment {fragment} came with {payload.nbytes} bytes, expected {expected}")
         return self._published(fragment, version, np.frombuffer(payload, np.float32), checksum)
 
-    def newest(self, fragment: int) -> Published | None:
+    def newest(self, fragment: int) -> HeldVersion | None:
         """The newest version on this host, adopted or not."""
         prepared = self.prepared[fragment]
         return prepared[max(prepared)] if prepared else self.current[fragment]
 
-    def prepare_update(self, fragment: int, before: Published, payload: U8, checksum: int) -> Published:
+    def prepare_update(self, fragment: int, before: HeldVersion, payload: U8, checksum: int) -> HeldVersion:
         """The version after `before`; PayloadError if the bits are not the syncer's."""
         theta = before.theta.copy()
         get_codec(self.config.codec_down).decode_add(payload, theta)
@@ -113,16 +113,21 @@ class Vault:
             raise PayloadError(f"version {before.version + 1} of fragment {fragment} differs from the syncer's")
         return self._published(fragment, before.version + 1, theta, digest)
 
-    def held(self, fragment: int, version: int) -> Published | None:
+    def held(self, fragment: int, version: int) -> HeldVersion | None:
         """This version, if it is on this host."""
         current = self.current[fragment]
         return current if current is not None and current.version == version else self.prepared[fragment].get(version)
 
-    def _published(self, fragment: int, version: int, theta: F32, checksum: int) -> Published:
-        return Published(version, theta, self._to_base(fragment, theta), checksum)
+    def _published(self, fragment: int, version: int, theta: F32, checksum: int) -> HeldVersion:
+        return HeldVersion(version, theta, self._to_base(fragment, theta), checksum)
 
     def adopt_values(
-        self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending], out: F32 | None = None
+        self,
+        key: AdoptKey,
+        old: HeldVersion | None,
+        new: HeldVersion,
+        sent: list[HeldContribution],
+        out: F32 | None = None,
     ) -> F32:
         """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it.
         They are in `out`, if it is given."""
@@ -143,17 +148,19 @@ class Vault:
 
     # ------------------------------------------------------------ contributions
 
-    def start_sending(self, header: PushHeader, snapshot: Snapshot, minus: tuple[int, ...], feedback: bool) -> Sending:
+    def start_sending(
+        self, header: PushHeader, snapshot: Snapshot, minus: tuple[int, ...], feedback: bool
+    ) -> HeldContribution:
         current = self.current[header.fragment]
         assert current is not None and current.version == header.base_version
         origin = current.base
         for seq in minus:
             origin = origin + self.sending[header.fragment, seq].progress()
-        sending = Sending(header, snapshot, origin, feedback)
+        sending = HeldContribution(header, snapshot, origin, feedback)
         self.sending[header.fragment, header.seq] = sending
         return sending
 
-    def encode(self, sending: Sending) -> U8:
+    def encode(self, sending: HeldContribution) -> U8:
         """Encode delta (+ residual). Background threads only. A run without feedback never has a residual."""
         fragment, feedback = sending.header.fragment, self.config.feedback_up
         residual = self.residuals[fragment] if sending.feedback else None
@@ -162,7 +169,7 @@ class Vault:
         sending.payload = payload
         return payload
 
-    def settle(self, fragment: int, seq: int, merged: bool) -> Sending | None:
+    def settle(self, fragment: int, seq: int, merged: bool) -> HeldContribution | None:
         """The fate is known. A residual is replaced only when the contribution it came from was merged."""
         sending = self.sending.pop((fragment, seq), None)
         if sending is not None and merged and sending.residual is not None:

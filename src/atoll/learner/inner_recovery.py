@@ -49,7 +49,7 @@ CLOSE_S = 15.0
 """How long the last checkpoint may take when a learner leaves."""
 
 
-class InnerCare:
+class InnerRecovery:
     """Owned by the Learner; everything but the writes happens on the training thread."""
 
     def __init__(
