@@ -20,7 +20,7 @@ from torch import nn
 
 from atoll.core.config import SyncConfig
 from atoll.errors import UnreachableError
-from atoll.learner.learner import Learner
+from atoll.learner import Learner
 from atoll.observe import EventWriter, NullWriter
 from atoll.syncer.shell import SyncerShell
 from atoll.wire import ClientOptions, ServerOptions, fetch_status, serve

@@ -15,7 +15,7 @@ from atoll.codec import get_codec
 from atoll.core.config import CODECS, SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import PushHeader, PushKind, TensorSpec
-from atoll.learner.vault import F32, Sending, Vault
+from atoll.learner.vault import F32, HeldContribution, Vault
 
 SIZE = 600
 ROUNDED = dict.fromkeys(CODECS, 0.05) | {"int2": 0.1}
@@ -31,7 +31,7 @@ class Snapshot:
         return self._values
 
 
-def made(codec: str) -> tuple[Vault, Sending, F32]:
+def made(codec: str) -> tuple[Vault, HeldContribution, F32]:
     layout = build_layout((TensorSpec("weight", (SIZE,), "float32"),), 1)
     vault = Vault(layout, SyncConfig(codec_up=codec))
     size = layout.fragments[0].size
@@ -53,7 +53,7 @@ def made(codec: str) -> tuple[Vault, Sending, F32]:
         size=0,
         checksum=0,
     )
-    return vault, Sending(header, Snapshot(base + delta), base, feedback=False), delta
+    return vault, HeldContribution(header, Snapshot(base + delta), base, feedback=False), delta
 
 
 def sent(tmp_path: Path, codec: str, variant: str) -> tuple[np.ndarray, F32]:

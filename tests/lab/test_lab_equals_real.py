@@ -15,7 +15,7 @@ from atoll.lab.payloads import LabLearner
 from atoll.lab.replica import Replica
 from atoll.lab.run import ClusterRun, Workshop
 from atoll.lab.spec import LabSpec
-from atoll.learner.learner import Learner
+from atoll.learner import Learner
 from atoll.zoo.corpus import Batches, Corpus
 from atoll.zoo.gpt import build_model, next_byte_loss
 from atoll.zoo.optim import GRADIENT_NORM_MAX, lr_at, make_optimizer, set_lr

@@ -73,7 +73,7 @@ def equal(path: Path, source: nn.Module) -> bool:
 
 
 def write_buffers(folder: Path, learner: str, value: float, run: str = "r") -> None:
-    """A learner's checkpoint with statistics in it, as InnerCare writes them."""
+    """A learner's checkpoint with statistics in it, as InnerRecovery writes them."""
     norm = nn.BatchNorm1d(4)
     norm.running_mean.fill_(value)  # type: ignore[union-attr]
     norm.num_batches_tracked.fill_(int(value))  # type: ignore[union-attr]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cluster import SyncerThread, TrainingThread, small_model
 
 from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
-from atoll.learner.snapshot import Mover
-from atoll.learner.tensors import ParameterSet, describe
+from atoll.learner.parameters import into
+from atoll.learner.torch_parameters import TorchParameters
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -19,14 +21,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_snapshots_hold_the_values_of_their_step(dtype: torch.dtype) -> None:
     model = small_model(512).to("cuda", dtype)
-    layout = build_layout(describe(model, {}), 3)
-    parameters = ParameterSet(model, layout)
-    mover = Mover(parameters)
+    parameters = TorchParameters(model)
+    layout = build_layout(parameters.specs, 3)
+    parameters.lay_out(layout)
     taken = []
     for step in range(20):
         for parameter in model.parameters():
             parameter.data.fill_(step)
-        taken.append([mover.take(fragment.index) for fragment in layout.fragments])
+        taken.append([parameters.read(fragment.index) for fragment in layout.fragments])
     for step, snapshots in enumerate(taken):
         for fragment, snapshot in zip(layout.fragments, snapshots, strict=True):
             assert snapshot.values().sum() == step * fragment.parameters
@@ -51,12 +53,9 @@ def test_a_run_on_the_gpu(adopt: str) -> None:
     stats = syncer.check_ledger()
     assert adopt != "rebase" or stats["tokens_merged"] == stats["tokens_processed"]
     for learner in learners:
-        vault, parameters = learner.learner._engine.vault, learner.learner._engine.parameters
-        assert vault is not None and parameters is not None
-        flat = torch.zeros(vault.layout.fragments[0].size)
-        assert vault.current[0] is not None
-        parameters.write(0, torch.from_numpy(vault.current[0].theta))
-        parameters.read(0, flat)
-        torch.cuda.synchronize()
-        assert torch.equal(flat, torch.from_numpy(vault.current[0].theta))
+        vault, parameters = learner.learner._engine.vault, learner.learner._parameters
+        assert vault is not None and vault.current[0] is not None
+        theta = vault.current[0].theta
+        parameters.write(0, parameters.stage(0, partial(into, theta)))
+        assert np.array_equal(parameters.read(0).values(), theta)
     syncer.stop()

@@ -20,8 +20,17 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from atoll.errors import ConfigError, PayloadError
-from atoll.learner import inner
-from atoll.learner.inner import Captured, InnerAbout, capture, pack, restore, restore_optimizer_only, size_of, unpack
+from atoll.learner.inner import (
+    Captured,
+    InnerAbout,
+    capture,
+    limits,
+    pack,
+    restore,
+    restore_optimizer_only,
+    size_of,
+    unpack,
+)
 from atoll.zoo.optim import CombinedOptimizer
 
 ABOUT = InnerAbout(learner="l0", run="r", generation=2, step=7, bases=(3, 4, -1), tokens=2**40)
@@ -355,10 +364,10 @@ def test_a_cycle_and_a_flood_have_an_end(monkeypatch: pytest.MonkeyPatch) -> Non
     cycle.append(cycle)
     with pytest.raises(ConfigError, match="no cycles"):
         capture(None, {"x": Holder(cycle)}, ABOUT)
-    monkeypatch.setattr(inner, "NODES_MAX", 100)
+    monkeypatch.setattr(limits, "NODES_MAX", 100)
     with pytest.raises(ConfigError, match="as tensors"):
         capture(None, {"x": Holder(list(range(101)))}, ABOUT, rng=False)
-    monkeypatch.setattr(inner, "TENSORS_MAX", 3)
+    monkeypatch.setattr(limits, "TENSORS_MAX", 3)
     with pytest.raises(ConfigError, match="more than 3 tensors"):
         capture(None, {"x": Holder([torch.ones(1) for _ in range(4)])}, ABOUT, rng=False)
 
@@ -552,7 +561,7 @@ def test_optimizer_states_of_a_wrong_form_are_refused(state: Any) -> None:
 
 def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     blob = bytes(pack(capture(None, {"x": Holder(list(range(200)))}, ABOUT, rng=False)))
-    monkeypatch.setattr(inner, "NODES_MAX", 150)
+    monkeypatch.setattr(limits, "NODES_MAX", 150)
     with pytest.raises(PayloadError, match="too large"):
         unpack(blob)
 

@@ -16,8 +16,8 @@ from ports import quiet_port
 
 from atoll.core.config import SyncConfig
 from atoll.errors import CertificateError
+from atoll.learner import Learner
 from atoll.learner.last_words import LastWords
-from atoll.learner.learner import Learner
 from atoll.wire import ClientOptions, ask_to_leave
 
 SCRIPT = """

@@ -14,7 +14,7 @@ import torch
 from cluster import WAIT_S, SyncerProcess, check_books, small_model
 
 import atoll.data
-from atoll.learner.learner import Learner
+from atoll.learner import Learner
 
 SAMPLES = 1200
 

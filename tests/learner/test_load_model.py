@@ -17,7 +17,7 @@ import atoll
 from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
 from atoll.errors import ConfigError, LayoutError, PayloadError
-from atoll.learner.tensors import describe
+from atoll.learner.torch_parameters import describe
 
 
 class Own(nn.Module):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -17,8 +19,8 @@ from torch import nn
 from atoll import ConfigError, FencedError, Learner, RefusedError, UnreachableError
 from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
-from atoll.learner.snapshot import Mover
-from atoll.learner.tensors import ParameterSet, describe
+from atoll.learner.parameters import into
+from atoll.learner.torch_parameters import TorchParameters
 from atoll.observe import events, read_events
 
 
@@ -357,11 +359,17 @@ def test_tied_frozen_bf16_scalar_and_channels_last_parameters(adopt: str, parts:
 def test_a_learner_that_mixes_with_1_keeps_its_own_parameters_to_the_bit() -> None:
     model = small_model().to(torch.bfloat16)
     model[2].to(torch.float32)  # type: ignore[index]
-    layout = build_layout(describe(model, {}), 1)
-    parameters = ParameterSet(model, layout)
-    before = parameters.clone()
-    parameters.mix(0, torch.randn(layout.fragments[0].size), 1.0)
+    parameters = laid_out(model, 1)
+    before = parameters.save()
+    other = torch.randn(parameters.layout.fragments[0].size).numpy()
+    parameters.mix(0, parameters.stage(0, partial(into, other)), 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def laid_out(model: nn.Module, fragments: int) -> TorchParameters:
+    parameters = TorchParameters(model)
+    parameters.lay_out(build_layout(parameters.specs, fragments))
+    return parameters
 
 
 def nudge(module: nn.Module) -> None:
@@ -384,11 +392,8 @@ def test_global_params_swaps_the_published_model_in_and_back(parts: list[Any]) -
         with learner.global_params():
             inside = [p.detach().clone() for p in model.parameters()]
             vault = learner._engine.vault
-            assert vault is not None and learner._engine.parameters is not None
-            flat = torch.zeros(learner._engine.parameters.layout.fragments[0].size)
-            learner._engine.parameters.read(0, flat)
-            assert vault.current[0] is not None
-            assert torch.equal(flat, torch.from_numpy(vault.current[0].theta))
+            assert vault is not None and vault.current[0] is not None
+            assert np.array_equal(learner._parameters.read(0).values(), vault.current[0].theta)
         assert all(torch.equal(a, b) for a, b in zip(local, model.parameters(), strict=True))
         assert any(not torch.equal(a, b) for a, b in zip(local, inside, strict=True))
 
@@ -433,18 +438,18 @@ def test_values_that_could_not_be_prepared_are_made_by_the_adopt(
     width: int, parts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU without memory to spare between two steps: training and merging go on."""
-    stage, refused = Mover.stage, []
+    stage, refused = TorchParameters.stage, []
 
-    def short_of_memory(mover: Mover, fragment: int, make: Any) -> Any:
+    def short_of_memory(parameters: TorchParameters, fragment: int, make: Any) -> Any:
         if threading.current_thread() not in [learner.thread for learner in learners]:
             refused.append(fragment)
             raise torch.OutOfMemoryError("not in the background")
-        return stage(mover, fragment, make)
+        return stage(parameters, fragment, make)
 
     syncer = SyncerThread(config())
     parts.append(syncer)
     learners: list[TrainingThread] = []
-    monkeypatch.setattr(Mover, "stage", short_of_memory)
+    monkeypatch.setattr(TorchParameters, "stage", short_of_memory)
     for i in range(2):
         learners.append(TrainingThread(syncer.address, f"l{i}", seed=i, model=small_model(width)))
     parts += learners
@@ -462,14 +467,13 @@ def test_snapshots_keep_the_padding_zero_whatever_fragment_came_before() -> None
     """Fragments of equal size whose slices end at different places must not share buffers."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(784, 300), nn.ReLU(), nn.Linear(300, 100), nn.ReLU(), nn.Linear(100, 10))
-    layout = build_layout(describe(model, {}), 4)
-    mover = Mover(ParameterSet(model, layout))
+    parameters = laid_out(model, 4)
     for _ in range(2):
-        for fragment in layout.fragments:
-            snapshot = mover.take(fragment.index)
+        for fragment in parameters.layout.fragments:
+            snapshot = parameters.read(fragment.index)
             values = snapshot.values()
             used = torch.zeros(fragment.size, dtype=torch.bool)
             for piece in fragment.slices:
                 used[piece.offset : piece.offset + piece.size] = True
             assert not values[~used.numpy()].any()
-            mover.release(snapshot)
+            parameters.release(snapshot)

@@ -12,7 +12,7 @@ import torch
 from cluster import WAIT_S, SyncerThread, TrainingThread, small_model, spawn
 
 from atoll.core.config import SyncConfig
-from atoll.learner.learner import Learner
+from atoll.learner import Learner
 
 
 @pytest.fixture

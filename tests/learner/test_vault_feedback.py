@@ -9,7 +9,7 @@ from atoll.codec import get_codec
 from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import PushHeader, PushKind, TensorSpec
-from atoll.learner.vault import AdoptKey, Sending, Vault
+from atoll.learner.vault import AdoptKey, HeldContribution, Vault
 
 
 class Copy:
@@ -20,7 +20,7 @@ class Copy:
         return self._values
 
 
-def send(vault: Vault, seq: int, values: np.ndarray, *, merged: bool = True) -> Sending:
+def send(vault: Vault, seq: int, values: np.ndarray, *, merged: bool = True) -> HeldContribution:
     codec = vault.config.codec_up
     header = PushHeader(PushKind.CONTRIBUTION, "a", 1, 0, seq, 0, seq, 0, 1, 1, codec, 0, 0)
     sending = vault.start_sending(header, Copy(values), (), feedback=True)

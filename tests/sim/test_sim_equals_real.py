@@ -15,7 +15,7 @@ from atoll.check import Checker, Checkers
 from atoll.check.facts import Committed
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout, build_layout
-from atoll.learner.learner import Learner
+from atoll.learner import Learner
 from atoll.sim.arrays import ArrayLearner, inner_step, target_of
 from atoll.sim.scenario import LearnerSpec, Scenario
 from atoll.sim.world import World, tensors_for

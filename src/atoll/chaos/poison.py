@@ -16,7 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.learner.vault import F32, U8, Copied, Sending, Vault
+from atoll.learner.parameters import F32, Snapshot
+from atoll.learner.vault import U8, HeldContribution, Vault
 
 VARIANTS = ("nan", "huge", "flip")
 HUGE = 1000.0
@@ -28,7 +29,7 @@ VARIANT_BYTES_MAX = 16
 class _Scaled:
     """A snapshot whose progress since the base was multiplied."""
 
-    snapshot: Copied
+    snapshot: Snapshot
     origin: F32
     factor: float
 
@@ -43,7 +44,7 @@ class Poison:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def encode(self, vault: Vault, sending: Sending) -> U8:
+    def encode(self, vault: Vault, sending: HeldContribution) -> U8:
         """As `Vault.encode`, of what the variant makes of the contribution. The progress that the learner itself
         reckons with stays true."""
         variant = self._variant()

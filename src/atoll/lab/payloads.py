@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 import xxhash
 from numpy.typing import NDArray
 
@@ -27,9 +26,9 @@ from atoll.core.layout import Layout
 from atoll.core.messages import NO_VERSION, PushHeader
 from atoll.errors import PayloadError
 from atoll.lab.replica import Replica
-from atoll.learner.snapshot import Mover, Snapshot, Staged
-from atoll.learner.tensors import ParameterSet
-from atoll.learner.vault import AdoptKey, Published, Sending, Vault
+from atoll.learner.parameters import adopt
+from atoll.learner.torch_parameters import TorchParameters, TorchSnapshot, TorchStaged
+from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
 from atoll.sim.arrays import ArraySyncer, VaultLearner
 from atoll.sim.payloads import Made
 from atoll.syncer.state import Held
@@ -91,7 +90,7 @@ class SharedVersions:
     def find(self, fragment: int, version: int, checksum: int) -> F32 | None:
         return self._kept[fragment].get((version, checksum)) if checksum else None
 
-    def keep(self, fragment: int, published: Published) -> None:
+    def keep(self, fragment: int, published: HeldVersion) -> None:
         kept = self._kept[fragment]
         kept[published.version, published.checksum] = published.theta
         while len(kept) > VERSIONS_SHARED:
@@ -135,18 +134,17 @@ class LabLearner(VaultLearner):
         look: Look,
     ) -> None:
         self.replica = replica
-        self._parameters = ParameterSet(replica.model, layout)
+        self._parameters = TorchParameters(replica.model)
+        with replica.queue():
+            self._parameters.lay_out(layout)
         super().__init__(Vault(layout, config, self._parameters.as_kept))
         self._shared = shared
         self._threads = threads
         self._plan_adopt = plan_adopt
         self._look = look
-        with replica.queue():
-            self._mover = Mover(self._parameters)
-        self._sizes = [fragment.size for fragment in layout.fragments]
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, TorchSnapshot] = {}
         self._encoding: dict[tuple[int, int], Future[tuple[U8, int]]] = {}
-        self._staging: dict[tuple[int, int], tuple[AdoptKey, Future[Staged]]] = {}
+        self._staging: dict[tuple[int, int], tuple[AdoptKey, Future[TorchStaged]]] = {}
 
     def step(self) -> None:
         """The step was queued when it began."""
@@ -156,18 +154,18 @@ class LabLearner(VaultLearner):
     def take(self, fragment: int) -> None:
         self.drop(fragment)
         with self.replica.queue():
-            self._snapshots[fragment] = self._mover.take(fragment)
+            self._snapshots[fragment] = self._parameters.read(fragment)
 
     def drop(self, fragment: int) -> None:
         snapshot = self._snapshots.pop(fragment, None)
         if snapshot is not None:
-            self._mover.release(snapshot)
+            self._parameters.release(snapshot)
 
     def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None:
         sending = self.vault.start_sending(header, self._snapshots.pop(header.fragment), minus, feedback)
         self._encoding[header.fragment, header.seq] = self._threads.submit(self._encode, sending)
 
-    def _encode(self, sending: Sending) -> tuple[U8, int]:
+    def _encode(self, sending: HeldContribution) -> tuple[U8, int]:
         payload = self.vault.encode(sending)
         self._look(sending.header.fragment, payload)
         return payload, xxhash.xxh3_64_intdigest(payload.data)
@@ -196,8 +194,8 @@ class LabLearner(VaultLearner):
         self._finish(fragment)
         self._encoding.pop((fragment, seq), None)
         sending = self.vault.settle(fragment, seq, merged)
-        if sending is not None and isinstance(sending.snapshot, Snapshot):
-            self._mover.release(sending.snapshot)
+        if sending is not None:
+            self._parameters.release(sending.snapshot)
 
     # ------------------------------------------------------------ versions
 
@@ -208,12 +206,12 @@ class LabLearner(VaultLearner):
             published = self.vault.prepare_update(fragment, before, payload, checksum)
             self._shared.keep(fragment, published)
         else:
-            published = Published(version, theta, self._parameters.as_kept(fragment, theta), checksum)
+            published = HeldVersion(version, theta, self._parameters.as_kept(fragment, theta), checksum)
         self._prepared[fragment] = published
         self._stage_ahead(fragment, published)
         return published.checksum
 
-    def _stage_ahead(self, fragment: int, new: Published) -> None:
+    def _stage_ahead(self, fragment: int, new: HeldVersion) -> None:
         """Make what the adopt will need. If the guess is wrong, the adopt makes it again."""
         if self.vault.prepared[fragment]:
             return  # an older one will be adopted first
@@ -223,9 +221,9 @@ class LabLearner(VaultLearner):
             return
         key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
         make = self._make(fragment, key, old, new)
-        self._staging[fragment, new.version] = (key, self._threads.submit(self._mover.stage, fragment, make))
+        self._staging[fragment, new.version] = (key, self._threads.submit(self._parameters.stage, fragment, make))
 
-    def _make(self, fragment: int, key: AdoptKey, old: Published | None, new: Published) -> Callable[..., F32]:
+    def _make(self, fragment: int, key: AdoptKey, old: HeldVersion | None, new: HeldVersion) -> Callable[..., F32]:
         """What makes the values of an adopt; the contributions that it will read are looked up now."""
         return partial(self.vault.adopt_values, key, old, new, [self.vault.sending[fragment, seq] for seq in key.minus])
 
@@ -246,17 +244,11 @@ class LabLearner(VaultLearner):
         if ahead is not None and ahead[0] == key:
             staged = ahead[1].result()
         else:
-            staged = self._mover.stage(fragment, self._make(fragment, key, old, new))
+            staged = self._parameters.stage(fragment, self._make(fragment, key, old, new))
         for late in [version for of, version in self._staging if of == fragment and version < effect.version]:
             del self._staging[fragment, late]
         with self.replica.queue():
-            values = staged.tensor()
-            if effect.rule == "rebase":
-                self._parameters.add(fragment, values)
-            elif effect.rule == "mix":
-                self._parameters.mix(fragment, values, effect.alpha)
-            else:
-                self._parameters.write(fragment, values)
+            adopt(self._parameters, fragment, staged, rule=effect.rule, alpha=effect.alpha)
         vault.adopted(fragment, effect.version)
         return new.checksum or xxhash.xxh3_64_intdigest(new.theta.data)
 
@@ -265,7 +257,4 @@ class LabLearner(VaultLearner):
         if current is not None:
             return current.theta.copy().view(np.uint8)
         with self.replica.queue():
-            flat = torch.zeros(self._sizes[fragment], dtype=torch.float32, device=self._parameters.device)
-            self._parameters.read(fragment, flat)
-            values: F32 = flat.cpu().numpy()
-        return values.view(np.uint8)
+            return self._parameters.read(fragment).values().view(np.uint8)

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +31,8 @@ from atoll.lab.scenario import LabScenario
 from atoll.lab.spec import LOCAL_METHODS, LabResult, LabSpec
 from atoll.lab.task import Task, load_task
 from atoll.lab.world import LabWorld
-from atoll.learner.tensors import ParameterSet, describe
+from atoll.learner.parameters import into
+from atoll.learner.torch_parameters import TorchParameters, describe
 from atoll.sim.scenario import Scenario
 from atoll.zoo.optim import lr_at
 
@@ -278,9 +280,10 @@ class ClusterRun(_Run):
         if syncer is None:
             return None
         self.bench.initialise(self.bench.template, self.spec.seed)
-        parameters = ParameterSet(self.bench.template, syncer.state.layout)
+        parameters = TorchParameters(self.bench.template)
+        parameters.lay_out(syncer.state.layout)
         for fragment, arrays in enumerate(syncer.state.fragments):
-            parameters.write(fragment, torch.from_numpy(arrays.theta))
+            parameters.write(fragment, parameters.stage(fragment, partial(into, arrays.theta)))
         return self.bench.evaluate(self.bench.template)
 
     def run(self) -> LabResult:

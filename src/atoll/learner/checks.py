@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, SupportsIndex, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -14,8 +13,6 @@ from atoll.errors import ConfigError
 from atoll.learner.inner import OptimizerLike
 from atoll.learner.warmup import WRAPPERS_MAX, torch_optimizers
 
-TOKENS_PER_STEP_MAX = 2**40
-"""A thousand times the largest batches; four million such steps still fit the wire's counters (2**62)."""
 ONE_PROCESS = (
     "today one process is one learner: start the script with `atoll run --learners N -- python train.py` instead of "
     "torchrun, one learner per GPU (several GPUs in one process work through torch.nn.DataParallel)"
@@ -114,19 +111,6 @@ def _what(thing: object) -> str:
 def _stepped(optimizer: OptimizerLike) -> Iterator[object]:
     for group in optimizer.param_groups:
         yield from group["params"]
-
-
-def count_tokens(tokens: SupportsIndex) -> int:
-    """The tokens of one step as a plain number; anything that cannot be one is refused before it is counted."""
-    try:
-        count = operator.index(tokens)
-    except (TypeError, RuntimeError, ValueError):  # torch says what it is not in its own ways
-        count = 0
-    truth = isinstance(tokens, bool) or (isinstance(tokens, torch.Tensor) and tokens.dtype is torch.bool)
-    if truth or not 1 <= count <= TOKENS_PER_STEP_MAX:
-        told = f"{tokens!r:.100}" if count <= TOKENS_PER_STEP_MAX else "more"
-        raise ConfigError(f"step(tokens=...) needs the tokens of this step, at least 1 and at most 2**40; not {told}")
-    return count
 
 
 def heal_optimizer(optimizer: OptimizerLike | None) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from atoll.learner.vault import U8, Sending, Vault
+from atoll.learner.vault import U8, HeldContribution, Vault
 
-EncodeContribution = Callable[[Vault, Sending], U8]
+EncodeContribution = Callable[[Vault, HeldContribution], U8]
 
 _encode: EncodeContribution = Vault.encode
 
 
-def encode_contribution(vault: Vault, sending: Sending) -> U8:
+def encode_contribution(vault: Vault, sending: HeldContribution) -> U8:
     """As `Vault.encode`, unless something else was installed in this process."""
     return _encode(vault, sending)
 

@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from torch import nn
-
 from atoll.core import effects as fx
 from atoll.core.layout import build_layout
 from atoll.core.learner_machine import LearnerMachine
@@ -33,10 +31,9 @@ from atoll.core.messages import (
 from atoll.core.messages import Published as PublishedNotice
 from atoll.errors import AtollError, ConfigError, RemoteProtocolError
 from atoll.learner.exchange import Exchange
-from atoll.learner.inner import Captured
-from atoll.learner.snapshot import Mover, Snapshot
-from atoll.learner.tensors import ParameterSet
-from atoll.learner.vault import AdoptKey, Vault
+from atoll.learner.island import BoundaryOrder, RankCoordinator
+from atoll.learner.parameters import Parameters, Snapshot, adopt
+from atoll.learner.vault import U8, AdoptKey, Vault
 from atoll.observe import Writer, events
 from atoll.wire import SYNCER_ENDED, BulkClient, ClientOptions, run_sessions
 
@@ -65,8 +62,15 @@ class DataSource(Protocol):
 class Engine(Exchange):
     """Runs the machine and the link. `changed` is the lock, and tells the training thread of news."""
 
-    def __init__(self, model: nn.Module, machine: LearnerMachine, options: ClientOptions, writer: Writer) -> None:
-        super().__init__(machine, writer)
+    def __init__(
+        self,
+        parameters: Parameters[Any],
+        machine: LearnerMachine,
+        options: ClientOptions,
+        writer: Writer,
+        ranks: RankCoordinator,
+    ) -> None:
+        super().__init__(parameters, machine, writer)
         self.failure: Exception | None = None
         self.left = False
         self.ever_linked = False
@@ -77,12 +81,13 @@ class Engine(Exchange):
         self.snapshot_ns = 0
         self.adopt_ns = 0
         self.reseeded = False
-        self.parameters: ParameterSet | None = None
-        self.give_inner: Callable[[], Captured] | None = None
-        """Copies the inner state for a joiner; called on the training thread."""
+        self.give_inner: Callable[[], Callable[[], U8]] | None = None
+        """Copies the inner state for a joiner, on the training thread; what it gives packs the copy, on another."""
+        self._ranks = ranks
+        self._orders: list[BoundaryOrder] = []
+        """What was done to the parameters at this boundary."""
         self._sources: dict[str, DataSource] = {}
         self._poked: set[str] = set()
-        self._model = model
         self._options = options
         self._snapshots: dict[int, Snapshot] = {}
         self._stop = asyncio.Event()
@@ -148,6 +153,9 @@ class Engine(Exchange):
         """Feed the machine and perform what it says. The caller holds `changed`."""
         for effect in self.machine.handle(event, time.monotonic_ns()):
             self._perform(effect)
+        if isinstance(event, fx.Stepped | fx.Boundary | fx.Closing):
+            self._ranks.agree(self._orders)
+            self._orders = []
         self.changed.notify_all()
 
     def _perform(self, effect: fx.LearnerEffect) -> None:
@@ -197,12 +205,12 @@ class Engine(Exchange):
         if self.give_inner is None:
             return
         try:
-            captured = self.give_inner()
+            pack = self.give_inner()
         except (AtollError, RuntimeError, MemoryError) as error:
             self.give_inner = None
             self.writer.emit(events.Warned(self.machine.learner, f"inner state cannot be given to others: {error}"))
             return
-        self._background(lambda: self._push_inner(slot, captured))
+        self._background(lambda: self._push_inner(slot, pack))
 
     def _background(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._post(self._spawn, make)
@@ -235,35 +243,31 @@ class Engine(Exchange):
     # ------------------------------------------------------------ the training thread's effects
 
     def _take(self, fragment: int) -> None:
-        assert self._mover is not None
         started_ns = time.perf_counter_ns()
         self._drop(fragment)
-        self._snapshots[fragment] = self._mover.take(fragment)
+        self._snapshots[fragment] = self.parameters.read(fragment)
+        self._orders.append(fx.TakeSnapshot(fragment))
         self.snapshot_ns += time.perf_counter_ns() - started_ns
 
     def _drop(self, fragment: int) -> None:
         snapshot = self._snapshots.pop(fragment, None)
-        if snapshot is not None and self._mover is not None:
-            self._mover.release(snapshot)
+        if snapshot is not None:
+            self.parameters.release(snapshot)
 
     def _adopt(self, effect: fx.Adopt) -> None:
-        assert self.vault is not None and self.parameters is not None and self._mover is not None
+        assert self.vault is not None
         started_ns = time.perf_counter_ns()
         old = self.vault.current[effect.fragment]
         new = self.vault.prepared[effect.fragment].get(effect.version, old)
         assert new is not None and new.version == effect.version, "the machine and the vault disagree"
         key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus)
         if new.staged is not None and new.staged[0] == key:
-            values = new.staged[1].tensor()
+            values = new.staged[1]
         else:
             sent = [self.vault.sending[effect.fragment, seq] for seq in effect.minus]
-            values = self._stage_values(effect.fragment, key, old, new, sent).tensor()
-        if effect.rule == "rebase":
-            self.parameters.add(effect.fragment, values)
-        elif effect.rule == "mix":
-            self.parameters.mix(effect.fragment, values, effect.alpha)
-        else:
-            self.parameters.write(effect.fragment, values)
+            values = self._stage_values(effect.fragment, key, old, new, sent)
+        self._orders.append(effect)
+        adopt(self.parameters, effect.fragment, values, rule=effect.rule, alpha=effect.alpha)
         self.vault.adopted(effect.fragment, effect.version)
         for old_key in [k for k in self._updates if k[0] == effect.fragment and k[1] <= effect.version]:
             del self._updates[old_key]
@@ -279,10 +283,10 @@ class Engine(Exchange):
             self._background(lambda: self._encode(sending))
 
     def _settle(self, effect: fx.Settle) -> None:
-        assert self.vault is not None and self._mover is not None
+        assert self.vault is not None
         sending = self.vault.settle(effect.fragment, effect.seq, effect.merged)
-        if sending is not None and sending.payload is not None and isinstance(sending.snapshot, Snapshot):
-            self._mover.release(sending.snapshot)
+        if sending is not None and sending.payload is not None:
+            self.parameters.release(sending.snapshot)
 
     # ------------------------------------------------------------ session callbacks (wire.SessionHandler)
 
@@ -377,9 +381,8 @@ class Engine(Exchange):
     def _fix_layout(self, welcome: Welcome) -> None:
         if self.vault is None:
             layout = build_layout(self.machine.tensors, welcome.config.fragments)
-            parameters = ParameterSet(self._model, layout)
-            self.parameters, self._mover = parameters, Mover(parameters)
-            self.vault = Vault(layout, welcome.config, parameters.as_kept)
+            self.parameters.lay_out(layout)
+            self.vault = Vault(layout, welcome.config, self.parameters.as_kept)
         if self.vault.layout.fingerprint != welcome.fingerprint:
             raise RemoteProtocolError(
                 "the syncer lays this model out differently; install the same version of atoll on both sides"

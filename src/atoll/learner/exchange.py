@@ -40,10 +40,9 @@ from atoll.core.messages import (
 )
 from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableError
 from atoll.learner.encode_hook import encode_contribution
-from atoll.learner.inner import Captured, pack
-from atoll.learner.snapshot import Mover, Staged
+from atoll.learner.parameters import F32, Parameters
 from atoll.learner.thin import LinkMeter
-from atoll.learner.vault import U8, AdoptKey, Published, Sending, Vault
+from atoll.learner.vault import U8, AdoptKey, HeldContribution, HeldVersion, Vault
 from atoll.observe import Writer, events
 from atoll.wire import BulkClient
 
@@ -87,17 +86,17 @@ class Arrival:
 class Exchange(ABC):
     """Everything that moves bytes. All of it runs on the link's event loop; `changed` guards machine and vault."""
 
-    def __init__(self, machine: LearnerMachine, writer: Writer) -> None:
+    def __init__(self, parameters: Parameters[Any], machine: LearnerMachine, writer: Writer) -> None:
+        self.parameters = parameters
         self.machine = machine
         self.writer = writer
         self.changed = threading.Condition()
         self.vault: Vault | None = None
-        self._mover: Mover | None = None
         self._bulk: BulkClient | None = None
         self._loop = asyncio.new_event_loop()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-codec")
         self._send: Callable[[LearnerMessage], None] | None = None
-        self._seeds: dict[int, np.ndarray[Any, np.dtype[np.float32]]] = {}
+        self._seeds: dict[int, F32] = {}
         self._seeding = False
         self._seed_wanted = False
         self._pushing: set[tuple[int, int]] = set()
@@ -128,7 +127,7 @@ class Exchange(ABC):
 
     # ------------------------------------------------------------ contributions
 
-    async def _encode(self, sending: Sending) -> None:
+    async def _encode(self, sending: HeldContribution) -> None:
         assert self.vault is not None
         header = sending.header
         started_ns = time.perf_counter_ns()
@@ -141,11 +140,11 @@ class Exchange(ABC):
         sending.header = replace(header, size=int(payload.nbytes), checksum=checksum)
         await self._push(header.fragment, header.seq, time.perf_counter_ns() - started_ns)
 
-    def _encoded(self, sending: Sending) -> U8:
+    def _encoded(self, sending: HeldContribution) -> U8:
         assert self.vault is not None
         return encode_contribution(self.vault, sending)
 
-    def _send_small(self, sending: Sending) -> None:
+    def _send_small(self, sending: HeldContribution) -> None:
         """Encode and send a small contribution at once, on the loop: its kernel takes less than a thread switch."""
         assert self.vault is not None
         header, started_ns = sending.header, time.perf_counter_ns()
@@ -161,7 +160,7 @@ class Exchange(ABC):
         else:
             self._spawn(lambda: self._push(header.fragment, header.seq, sending.encode_ns))
 
-    def _transmit_small(self, sending: Sending) -> None:
+    def _transmit_small(self, sending: HeldContribution) -> None:
         key = (sending.header.fragment, sending.header.seq)
         assert self.vault is not None and sending.payload is not None
         if self._send is not None and key in self.vault.sending and key not in self._sent:
@@ -284,7 +283,7 @@ class Exchange(ABC):
             if await self._push_whole(header, payload) is None:
                 return  # the link is gone: the next Hello says what this host holds
 
-    async def _push_whole(self, header: PushHeader, payload: np.ndarray[Any, np.dtype[np.uint8]]) -> PushReply | None:
+    async def _push_whole(self, header: PushHeader, payload: U8) -> PushReply | None:
         """Push something that the syncer waits for. While the session lasts it asks nobody else, so a push that broke
         is tried again; None once the session is over."""
         assert self._bulk is not None
@@ -319,20 +318,20 @@ class Exchange(ABC):
             checksum=checksum,
         )
 
-    def _seed_values(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        assert self.vault is not None and self._mover is not None
+    def _seed_values(self, fragment: int) -> F32:
+        assert self.vault is not None
         current = self.vault.current[fragment]
         if current is not None:
             return current.theta
-        return self._mover.take(fragment).values()
+        return self.parameters.read(fragment).values()
 
     # ------------------------------------------------------------ inner state, for a joiner
 
-    async def _push_inner(self, slot: int, captured: Captured) -> None:
+    async def _push_inner(self, slot: int, pack: Callable[[], U8]) -> None:
         """Give a joiner this learner's inner state, piece by piece, as fast as it takes them."""
         assert self._bulk is not None
         try:
-            blob = await self._loop.run_in_executor(self._workers, pack, captured)
+            blob = await self._loop.run_in_executor(self._workers, pack)
         except AtollError as error:  # a joiner must not cost this learner its run
             self.writer.emit(events.Warned(self.machine.learner, f"inner state cannot be given to others: {error}"))
             return
@@ -352,7 +351,7 @@ class Exchange(ABC):
             if not await self._push_piece(header, piece):
                 return  # nobody waits for it any more
 
-    async def _push_piece(self, header: PushHeader, piece: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
+    async def _push_piece(self, header: PushHeader, piece: U8) -> bool:
         assert self._bulk is not None
         for _ in range(INNER_TRIES):
             try:
@@ -425,7 +424,7 @@ class Exchange(ABC):
         self.writer.emit(events.Warned(self.machine.learner, f"{error}; fetching the fragment whole"))
         self.apply(fx.FetchBroken(effect.fragment, effect.version, gone=True))
 
-    def _prepared(self, effect: fx.Fetch, published: Published) -> None:
+    def _prepared(self, effect: fx.Fetch, published: HeldVersion) -> None:
         """Tell the machine; keep the version if it will be adopted. The caller holds `changed`."""
         assert self.vault is not None
         self.apply(fx.Fetched(effect.fragment, published.version, effect.version, published.checksum))
@@ -467,7 +466,7 @@ class Exchange(ABC):
             await asyncio.sleep(RETRY_S)
         self._apply_here(fx.FetchBroken(effect.fragment, effect.version, gone))
 
-    async def _get(self, effect: fx.Fetch) -> tuple[Published, int]:
+    async def _get(self, effect: fx.Fetch) -> tuple[HeldVersion, int]:
         """Get the bytes and make the version; returns it and the bytes that came."""
         assert self.vault is not None and self._bulk is not None
         fragment = effect.fragment
@@ -493,7 +492,7 @@ class Exchange(ABC):
         needs = needed_bytes_s(self.vault.config, self.vault.layout, direction, self.machine.step_ns)
         self._meter.moved(direction, size, took_ns, needs)
 
-    async def _own_first(self, fragment: int) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    async def _own_first(self, fragment: int) -> F32 | None:
         """The parameters with which this learner came. If they are the run's first ones (it gave them, or everybody
         begins with the same) there is nothing to fetch. The training thread waits to join, so they do not move."""
         seed = self._seeds.pop(fragment, None)
@@ -507,7 +506,7 @@ class Exchange(ABC):
         assert self._bulk is not None
         await self._bulk.start_again()
 
-    async def _stage(self, fragment: int, published: Published) -> None:
+    async def _stage(self, fragment: int, published: HeldVersion) -> None:
         """Make what the adopt will need while the training thread is still computing. If the guess is wrong (another
         version was adopted in between), the adopt makes it again."""
         with self.changed:
@@ -521,7 +520,9 @@ class Exchange(ABC):
             return
         published.staged = (key, values)
 
-    def _plan(self, fragment: int, published: Published) -> tuple[AdoptKey | None, Published | None, list[Sending]]:
+    def _plan(
+        self, fragment: int, published: HeldVersion
+    ) -> tuple[AdoptKey | None, HeldVersion | None, list[HeldContribution]]:
         """How this version will be adopted, as far as can be told now. The caller holds `changed`. Only the next
         version is worth preparing for: one behind it would be made anew anyway."""
         assert self.vault is not None
@@ -535,7 +536,7 @@ class Exchange(ABC):
         return AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus), old, sent
 
     def _stage_values(
-        self, fragment: int, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending]
-    ) -> Staged:
-        assert self.vault is not None and self._mover is not None
-        return self._mover.stage(fragment, partial(self.vault.adopt_values, key, old, new, sent))
+        self, fragment: int, key: AdoptKey, old: HeldVersion | None, new: HeldVersion, sent: list[HeldContribution]
+    ) -> Any:
+        assert self.vault is not None
+        return self.parameters.stage(fragment, partial(self.vault.adopt_values, key, old, new, sent))

@@ -1,29 +1,30 @@
-"""`atoll.Learner`: what a user puts into a PyTorch loop.
+"""One learner, whatever its framework: joining, stepping and leaving, around `Parameters`.
 
-    with atoll.Learner(model, optimizer) as learner:
+`torch_learner.Learner` is what PyTorch users put into their loop; it is made of this. For another framework, write a
+class with the methods of `parameters.Parameters` and give it to `ParametersLearner`:
+
+    with ParametersLearner(MyParameters(model)) as learner:
         for batch in data:
-            ...; optimizer.step(); learner.step(tokens=batch.numel())
+            ...; learner.step(tokens=batch.size)
 
-`step` is called once per optimizer step (with gradient accumulation: once per update, with the tokens of all of its
-micro-batches). It never waits for the network, unless the run was configured as synchronous (overlap 0).
+There is no framework in this file.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import secrets
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self, SupportsIndex
-
-import torch
-from torch import nn
+from typing import Any, Self, SupportsFloat, SupportsIndex
 
 from atoll import kernels
 from atoll.core import effects as fx
@@ -31,22 +32,19 @@ from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import ASKED_TO_LEAVE, Refusal
 from atoll.core.ranks import numbers
-from atoll.errors import FencedError, LocalProtocolError, RefusedError, UnreachableError
+from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
 from atoll.learner import EXIT_NOT_HANDED_OVER
-from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
-from atoll.learner.care import CHECKPOINT_EVERY_S, InnerCare
-from atoll.learner.checks import check_optimizer, count_tokens, heal_optimizer, refuse_ranks, refuse_sharded
 from atoll.learner.doctor import Doctor
 from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
-from atoll.learner.inner import Stateful
+from atoll.learner.inner_state import InnerState, NoInnerState, Stateful
+from atoll.learner.island import OneProcess, RankCoordinator
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.leaving import NEVER_STEPPED, HandOver, sentence
-from atoll.learner.meter import LossReader, StepMeter
+from atoll.learner.meter import StepMeter, count_tokens
+from atoll.learner.parameters import Parameters, into
 from atoll.learner.patience import Patience
 from atoll.learner.preempt import Preemption
-from atoll.learner.tensors import describe
-from atoll.learner.watch import ModelWatch, frozen_checksum
 from atoll.observe import Writer, events
 from atoll.wire import ClientOptions
 
@@ -65,45 +63,37 @@ WAIT_SLICE_S = 0.5
 """A waiting training thread looks up this often, so that Ctrl-C works and a dead link is noticed."""
 
 
-class Learner:
+class ParametersLearner:
     """One island of the run. Use it as a context manager, or call `start` and `close`."""
 
     def __init__(
         self,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        parameters: Parameters[Any],
         *,
+        inner: Callable[[LearnerMachine, Writer, Path | None], InnerState] | None = None,
+        ranks: RankCoordinator | None = None,
+        frozen_checksum: int = 0,
         address: str | None = None,
         learner_id: str | None = None,
         token: str | None = None,
         tls_ca: str | None = None,
         run_folder: str | Path | None = None,
-        merge_modes: Mapping[str, str] | None = None,
         join_timeout_s: float = JOIN_TIMEOUT_S,
         stripes: int = 1,
         kernel_threads: int = 1,
-        extras: Mapping[str, Stateful] | None = None,
-        checkpoint_every_s: float = CHECKPOINT_EVERY_S,
         leave_on_sigterm: bool = True,
     ) -> None:
-        """`address`, `learner_id`, `token` and `run_folder` come from the environment that `atoll run` sets unless
-        given here. `merge_modes` maps parameter names to "mean" or "rda" (as the run's `merge` says) where the
-        rule of thumb (mean for embeddings and heads) is wrong. `stripes` is the number of bulk connections, for long
-        fat links. `kernel_threads` bounds the CPU threads that encode and decode in the background.
-
-        With a run folder, the optimizer's state is kept there every `checkpoint_every_s` seconds (0: never), with
-        random numbers and the `extras`: schedules and whatever else has state_dict and load_state_dict. A process that
-        is started again under the same id continues with them. `leave_on_sigterm`: at SIGTERM, and when
-        `atoll leave` asks this learner to go, the step under way is finished, everything is handed over, and the
-        process exits with status 0, or with 4 (EXIT_NOT_HANDED_OVER) and a sentence on standard error where that did
-        not succeed (unless the script handles SIGTERM itself). Without it `atoll leave` makes `done` true, and the
-        script ends as it likes."""
+        """`parameters` is the model, as `parameters.Parameters` describes it. `inner` makes what keeps the optimizer's
+        state over deaths, of this learner's machine, events and run folder; without it there is none, and a process
+        that is started again begins with published parameters alone. `ranks` connects the processes of a learner that
+        has several: only the one that speaks makes a learner, the others call `ranks.agree(())` after each step and
+        carry out what it gives. `frozen_checksum` is of what is not trained; learners whose ones differ are told.
+        The rest is as in `atoll.Learner`."""
         end_in_one_sentence()
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
-        refuse_ranks()
-        refuse_sharded(model)
-        tensors = describe(model, merge_modes or {})
-        inner = check_optimizer(optimizer, model)
+        ranks = ranks or OneProcess()
+        if not ranks.speaks:
+            raise ConfigError("this process does not speak for its island; make the learner in the one that does")
         options = ClientOptions(
             address=place.address,
             token=place.token,
@@ -113,24 +103,35 @@ class Learner:
         )
         kernels.set_threads(kernel_threads)
         self._place = place
-        self._optimizer = inner
-        self._model = model
+        self._parameters = parameters
         self._join_timeout_s = join_timeout_s
-        self._machine = LearnerMachine(place.learner, secrets.token_hex(16), tensors, frozen_checksum(model))
+        self._machine = LearnerMachine(place.learner, secrets.token_hex(16), parameters.specs, frozen_checksum)
         self.events: Writer = place.writer()
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
-        self._engine = Engine(model, self._machine, options, self.events)
+        self._engine = Engine(parameters, self._machine, options, self.events, ranks)
         self._doctor = Doctor(options, place.learner, self._engine, patience_s=join_timeout_s)
         self._meter = StepMeter(self.events, self._machine)
-        self._care = InnerCare(inner, extras or {}, place.run_folder, checkpoint_every_s, self._machine, self.events)
-        self._engine.give_inner = self._care.give if inner is not None else None
+        self._inner = inner(self._machine, self.events, place.run_folder) if inner is not None else NoInnerState()
+        self._engine.give_inner = self._inner.give if self._inner.shared else None
         self._preemption = Preemption() if leave_on_sigterm else None
-        self._losses = LossReader()
         self._state = "new"
         self._alone = False
         """A synchronous learner gave up waiting; it waits again after the next merge that it adopts."""
         self._resumed = False
         self._unhanded_tokens = 0
+
+    # ------------------------------------------------------------ what a framework may add
+
+    def _model_joined(self) -> None:
+        """The model holds the run's parameters; nothing is trained yet."""
+
+    def _read_loss(self, loss: SupportsFloat | None) -> float:
+        """A loss as a number, NaN if there is none. Where that would wait for a device, an older one."""
+        return math.nan if loss is None else float(loss)
+
+    def _look_at_model(self) -> str:
+        """At a step boundary: what the user should know of the model, once; else nothing."""
+        return ""
 
     # ------------------------------------------------------------ joining
 
@@ -147,12 +148,12 @@ class Learner:
         self._doctor.start()
         try:
             kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
-            self._care.look()
+            self._inner.look()
             self._engine.start()
             atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
             self._join()
             rung = self._recover()
-            self._care.keep(BUFFERS, KeptBuffers(self._model))
+            self._model_joined()
         except BaseException:
             self._state = "closed"
             self._engine.stop(1.0)
@@ -166,11 +167,9 @@ class Learner:
             events.LearnerJoined(self._machine.learner, self._machine.generation, self._machine.step, wait_ns)
         )
         place = (self._machine.learner, self._machine.generation, self._machine.step)
-        self.events.emit(events.LearnerRecovered(*place, rung, self._care.detail, wait_ns))
-        self._resumed = self._care.trained_before or (self._machine.step > 0 and self._machine.generation > 1)
-        self._care.begin()
-        self._watch = ModelWatch(self._model, (spec.name for spec in self._machine.tensors))
-        self._warn(local_statistics(self._model))
+        self.events.emit(events.LearnerRecovered(*place, rung, self._inner.detail, wait_ns))
+        self._resumed = self._inner.trained_before or (self._machine.step > 0 and self._machine.generation > 1)
+        self._inner.begin()
         if self._preemption is not None:
             self._preemption.arm()
         self._meter.resume()
@@ -178,16 +177,16 @@ class Learner:
 
     def _recover(self) -> str:
         """Find this learner's inner state on the best rung there is; returns its name."""
-        care, machine = self._care, self._machine
-        if care.restore_own():
+        inner = self._inner
+        if inner.restore_own():
             return "checkpoint"
-        if machine.step == 0 or self._optimizer is None:
+        if self._machine.step == 0 or not inner.shared:
             return "fresh"
         blob, peer, reason = self._wait_for_peer()
-        if blob and care.take_peer(blob, peer):
+        if blob and inner.take_peer(blob, peer):
             return "peer"
-        care.detail = care.detail or reason
-        care.warm_up()
+        inner.detail = inner.detail or reason
+        inner.warm_up()
         return "parameters"
 
     def _wait_for_peer(self) -> tuple[bytes, str, str]:
@@ -235,7 +234,7 @@ class Learner:
 
     # ------------------------------------------------------------ training
 
-    def step(self, tokens: SupportsIndex, loss: float | torch.Tensor | None = None) -> None:
+    def step(self, tokens: SupportsIndex, loss: SupportsFloat | None = None) -> None:
         """Tell Atoll that one optimizer step is done. `tokens` is what this learner processed for it, as any whole
         number (numpy's and torch's too); `loss` is only reported. Published updates that have arrived are adopted here,
         between two steps."""
@@ -243,7 +242,7 @@ class Learner:
         if self._state != "running":
             raise LocalProtocolError("step was called outside of the `with atoll.Learner(...)` block")
         compute_ns = self._meter.enter()
-        value = self._losses.read(loss)
+        value = self._read_loss(loss)
         engine = self._engine
         adopt_ns, snapshot_ns = engine.adopt_ns, engine.snapshot_ns
         with engine.changed:
@@ -252,11 +251,11 @@ class Learner:
             stall_ns = self._wait_if_synchronous()
             if engine.reseeded and not any(progress.reseed for progress in self._machine.fragments):
                 engine.reseeded = False
-                heal_optimizer(self._optimizer)
+                self._inner.heal()
         for source in engine.data_sources():
             source.stepped()
-        self._warn(self._watch.stepped())
-        capture_ns = self._care.stepped()
+        self._warn(self._look_at_model())
+        capture_ns = self._inner.stepped()
         self._meter.leave(
             tokens=tokens,
             loss=value,
@@ -326,7 +325,7 @@ class Learner:
     def keep(self, name: str, extra: Stateful) -> None:
         """Add something made after joining (a schedule, a loader's position) to this learner's checkpoints; its state
         is put back now if this process continues from one."""
-        self._care.keep(name, extra)
+        self._inner.keep(name, extra)
 
     def attach_data(self, source: DataSource) -> None:
         """For `atoll.data`: a reader of leased chunks."""
@@ -398,26 +397,18 @@ class Learner:
     def global_params(self) -> Iterator[None]:
         """Swap the published parameters into the model, for evaluation and saving; swap back on exit. Evaluate these,
         not a replica. Do not call `step` inside."""
-        vault, parameters = self._engine.vault, self._engine.parameters
-        if self._state != "running" or vault is None or parameters is None:
+        vault, parameters = self._engine.vault, self._parameters
+        if self._state != "running" or vault is None:
             raise LocalProtocolError("global_params needs a learner that has joined a run")
-        saved = parameters.clone()
+        saved = parameters.save()
         try:
             for fragment, published in enumerate(vault.current):
                 assert published is not None
-                parameters.write(fragment, torch.from_numpy(published.theta))
+                parameters.write(fragment, parameters.stage(fragment, partial(into, published.theta)))
             yield
         finally:
             parameters.restore(saved)
             self._meter.resume()
-
-    def published_state_dict(self) -> dict[str, torch.Tensor]:
-        """The published parameters that this learner has adopted, by plain name: copies in fp32, as they are published,
-        on the CPU. What is not synced (frozen parameters, buffers) is not in it. Also after the run."""
-        vault, parameters = self._engine.vault, self._engine.parameters
-        if self._state == "new" or vault is None or parameters is None or any(p is None for p in vault.current):
-            raise LocalProtocolError("published_state_dict needs a learner that has joined a run")
-        return parameters.named([published.theta for published in vault.current if published is not None])
 
     # ------------------------------------------------------------ leaving
 
@@ -444,7 +435,7 @@ class Learner:
             else:
                 source.dropped()  # progress that is thrown away was not trained: its chunks are issued again
         why = self._leave(flush, reason)
-        checkpoint = self._care.close(last=engine.failure is None)
+        checkpoint = self._inner.close(last=engine.failure is None)
         if why:
             self._say(sentence(self._machine.learner, self._unhanded_tokens, why, checkpoint))
         if flush and reason == "finished" and self._never_stepped:

@@ -1,49 +1,33 @@
-"""Where a learner's time goes, told as LearnerSteps events, and losses that are read without stalling a GPU."""
+"""Where a learner's time and tokens go, told as LearnerSteps events."""
 
 from __future__ import annotations
 
 import math
+import operator
 import time
-
-import torch
+from typing import SupportsIndex
 
 from atoll.core.learner_machine import LearnerMachine
+from atoll.errors import ConfigError
 from atoll.observe import Writer, events
 
 EVENT_EVERY_NS = 250_000_000
 """At most about four LearnerSteps a second: fine enough for a live view, small enough for days of training."""
+TOKENS_PER_STEP_MAX = 2**40
+"""A thousand times the largest batches; four million such steps still fit the wire's counters (2**62)."""
 
 
-class LossReader:
-    """Turns what the loop gives as a loss into a number. A CUDA tensor is copied on its stream and read some steps
-    later, when the copy has arrived: asking for it at once would make the training thread wait for the device."""
-
-    def __init__(self) -> None:
-        self._last = math.nan
-        self._pending: tuple[torch.Tensor, torch.cuda.Event] | None = None
-
-    def read(self, loss: float | torch.Tensor | None) -> float:
-        if loss is None:
-            return self._last
-        if not isinstance(loss, torch.Tensor):
-            self._last = float(loss)
-        elif loss.device.type != "cuda":
-            self._last = float(loss.detach())
-        else:
-            self._read_device(loss.detach())
-        return self._last
-
-    def _read_device(self, loss: torch.Tensor) -> None:
-        if self._pending is not None:
-            host, ready = self._pending
-            if not ready.query():  # type: ignore[no-untyped-call]
-                return
-            self._last = float(host)
-        host = torch.empty((), dtype=torch.float32, pin_memory=True)
-        host.copy_(loss.float(), non_blocking=True)
-        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        ready.record()
-        self._pending = (host, ready)
+def count_tokens(tokens: SupportsIndex) -> int:
+    """The tokens of one step as a plain number; anything that cannot be one is refused before it is counted."""
+    try:
+        count = operator.index(tokens)
+    except (TypeError, RuntimeError, ValueError):  # frameworks say what it is not in their own ways
+        count = 0
+    truth = isinstance(tokens, bool) or str(getattr(tokens, "dtype", "")) == "torch.bool"
+    if truth or not 1 <= count <= TOKENS_PER_STEP_MAX:
+        told = f"{tokens!r:.100}" if count <= TOKENS_PER_STEP_MAX else "more"
+        raise ConfigError(f"step(tokens=...) needs the tokens of this step, at least 1 and at most 2**40; not {told}")
+    return count
 
 
 class StepMeter:

@@ -5,14 +5,14 @@ parameters it is Theta rounded to bf16, so that rounding is not mistaken for pro
 one array. Arrays are never changed once they are in here, so background threads may read them without the engine's
 lock; the dictionaries themselves are read and changed under it.
 
-There is no torch in this file: the simulator uses it, too.
+There is no framework in this file: the simulator uses it, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -24,19 +24,9 @@ from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
 from atoll.core.messages import INLINE_BYTES_MAX, PushHeader
 from atoll.errors import PayloadError
+from atoll.learner.parameters import F32, Snapshot, into
 
-if TYPE_CHECKING:
-    from atoll.learner.snapshot import Staged
-
-F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
-
-
-class Copied(Protocol):
-    """A copy of one fragment's parameters (`learner.snapshot.Snapshot`)."""
-
-    def values(self) -> F32:
-        """The copy, once it is complete."""
 
 
 def as_it_is(fragment: int, theta: F32) -> F32:
@@ -54,7 +44,7 @@ class AdoptKey:
 
 
 @dataclass(slots=True)
-class Published:
+class HeldVersion:
     """One version of a fragment on this host."""
 
     version: int
@@ -62,16 +52,16 @@ class Published:
     base: F32
     checksum: int = 0
     """Of theta; 0 while it was not computed."""
-    staged: tuple[AdoptKey, Staged] | None = None
+    staged: tuple[AdoptKey, Any] | None = None
     """What the training thread will add or write, made and brought to the device ahead of the adopt."""
 
 
 @dataclass(slots=True)
-class Sending:
+class HeldContribution:
     """A contribution on its way: what it was made from, and its bytes."""
 
     header: PushHeader
-    snapshot: Copied
+    snapshot: Snapshot
     origin: F32
     """What the snapshot is measured from: the base, plus the progress of older contributions still on their way."""
     feedback: bool
@@ -91,10 +81,10 @@ class Vault:
         self.config = config
         self._to_base = to_base
         count = len(layout.fragments)
-        self.current: list[Published | None] = [None] * count
-        self.prepared: list[dict[int, Published]] = [{} for _ in range(count)]
+        self.current: list[HeldVersion | None] = [None] * count
+        self.prepared: list[dict[int, HeldVersion]] = [{} for _ in range(count)]
         self.residuals: list[F32 | None] = [None] * count
-        self.sending: dict[tuple[int, int], Sending] = {}
+        self.sending: dict[tuple[int, int], HeldContribution] = {}
 
     def small(self, fragment: int) -> bool:
         """True if contributions of this fragment are small enough for the control connection."""
@@ -103,18 +93,18 @@ class Vault:
 
     # ------------------------------------------------------------ published versions
 
-    def prepare_whole(self, fragment: int, version: int, payload: U8, checksum: int = 0) -> Published:
+    def prepare_whole(self, fragment: int, version: int, payload: U8, checksum: int = 0) -> HeldVersion:
         expected = 4 * self.layout.fragments[fragment].size
         if payload.nbytes != expected:
             raise PayloadError(f"fragment {fragment} came with {payload.nbytes} bytes, expected {expected}")
         return self._published(fragment, version, np.frombuffer(payload, np.float32), checksum)
 
-    def newest(self, fragment: int) -> Published | None:
+    def newest(self, fragment: int) -> HeldVersion | None:
         """The newest version on this host, adopted or not."""
         prepared = self.prepared[fragment]
         return prepared[max(prepared)] if prepared else self.current[fragment]
 
-    def prepare_update(self, fragment: int, before: Published, payload: U8, checksum: int) -> Published:
+    def prepare_update(self, fragment: int, before: HeldVersion, payload: U8, checksum: int) -> HeldVersion:
         """The version after `before`; PayloadError if the bits are not the syncer's."""
         theta = before.theta.copy()
         get_codec(self.config.codec_down).decode_add(payload, theta)
@@ -123,24 +113,26 @@ class Vault:
             raise PayloadError(f"version {before.version + 1} of fragment {fragment} differs from the syncer's")
         return self._published(fragment, before.version + 1, theta, digest)
 
-    def held(self, fragment: int, version: int) -> Published | None:
+    def held(self, fragment: int, version: int) -> HeldVersion | None:
         """This version, if it is on this host."""
         current = self.current[fragment]
         return current if current is not None and current.version == version else self.prepared[fragment].get(version)
 
-    def _published(self, fragment: int, version: int, theta: F32, checksum: int) -> Published:
-        return Published(version, theta, self._to_base(fragment, theta), checksum)
+    def _published(self, fragment: int, version: int, theta: F32, checksum: int) -> HeldVersion:
+        return HeldVersion(version, theta, self._to_base(fragment, theta), checksum)
 
     def adopt_values(
-        self, key: AdoptKey, old: Published | None, new: Published, sent: list[Sending], out: F32 | None = None
+        self,
+        key: AdoptKey,
+        old: HeldVersion | None,
+        new: HeldVersion,
+        sent: list[HeldContribution],
+        out: F32 | None = None,
     ) -> F32:
         """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it.
         They are in `out`, if it is given."""
         if key.rule != "rebase":
-            if out is None:
-                return new.theta
-            out[:] = new.theta
-            return out
+            return into(new.theta, out)
         assert old is not None
         increment = np.empty_like(new.base) if out is None else out
         kernels.rebase(new.base, old.base, [(one.snapshot.values(), one.origin) for one in sent], increment)
@@ -156,17 +148,19 @@ class Vault:
 
     # ------------------------------------------------------------ contributions
 
-    def start_sending(self, header: PushHeader, snapshot: Copied, minus: tuple[int, ...], feedback: bool) -> Sending:
+    def start_sending(
+        self, header: PushHeader, snapshot: Snapshot, minus: tuple[int, ...], feedback: bool
+    ) -> HeldContribution:
         current = self.current[header.fragment]
         assert current is not None and current.version == header.base_version
         origin = current.base
         for seq in minus:
             origin = origin + self.sending[header.fragment, seq].progress()
-        sending = Sending(header, snapshot, origin, feedback)
+        sending = HeldContribution(header, snapshot, origin, feedback)
         self.sending[header.fragment, header.seq] = sending
         return sending
 
-    def encode(self, sending: Sending) -> U8:
+    def encode(self, sending: HeldContribution) -> U8:
         """Encode delta (+ residual). Background threads only. A run without feedback never has a residual."""
         fragment, feedback = sending.header.fragment, self.config.feedback_up
         residual = self.residuals[fragment] if sending.feedback else None
@@ -175,7 +169,7 @@ class Vault:
         sending.payload = payload
         return payload
 
-    def settle(self, fragment: int, seq: int, merged: bool) -> Sending | None:
+    def settle(self, fragment: int, seq: int, merged: bool) -> HeldContribution | None:
         """The fate is known. A residual is replaced only when the contribution it came from was merged."""
         sending = self.sending.pop((fragment, seq), None)
         if sending is not None and merged and sending.residual is not None:

@@ -18,7 +18,7 @@ from atoll.core.effects import Adopt
 from atoll.core.layout import Layout, padded
 from atoll.core.messages import NO_VERSION, PushHeader
 from atoll.errors import PayloadError
-from atoll.learner.vault import AdoptKey, Published, Sending, Vault
+from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
 from atoll.sim.payloads import Made
 from atoll.syncer.state import ModelState
 
@@ -112,7 +112,7 @@ class VaultLearner:
 
     def __init__(self, vault: Vault) -> None:
         self.vault = vault
-        self._prepared: dict[int, Published] = {}
+        self._prepared: dict[int, HeldVersion] = {}
 
     def sending(self, fragment: int, seq: int) -> tuple[PushHeader, U8] | None:
         sending = self.vault.sending.get((fragment, seq))
@@ -123,7 +123,7 @@ class VaultLearner:
         sending = self.vault.sending[fragment, seq]
         sending.header = replace(sending.header, size=int(payload.nbytes), checksum=checksum)
 
-    def encode_poisoned(self, sending: Sending, poison: str) -> U8:
+    def encode_poisoned(self, sending: HeldContribution, poison: str) -> U8:
         """As a learner encodes that went wrong; its own snapshot stays what it was."""
         honest = sending.snapshot
         sending.snapshot = Replaced(poisoned(honest.values(), sending.origin, poison))
@@ -137,7 +137,7 @@ class VaultLearner:
         self._prepared[fragment] = self.vault.prepare_whole(fragment, version, payload, checksum)
         return checksum
 
-    def before(self, fragment: int, version: int) -> Published:
+    def before(self, fragment: int, version: int) -> HeldVersion:
         """What the update to this version must follow."""
         before = self.vault.newest(fragment)
         if before is None or before.version != version - 1:
@@ -155,7 +155,7 @@ class VaultLearner:
     def forget_residuals(self) -> None:
         self.vault.residuals = [None] * len(self.vault.residuals)
 
-    def adopted(self, effect: Adopt) -> tuple[AdoptKey, Published | None, Published]:
+    def adopted(self, effect: Adopt) -> tuple[AdoptKey, HeldVersion | None, HeldVersion]:
         """How the vault knows this adopt, and the versions before and after it."""
         old = self.vault.current[effect.fragment]
         new = self.vault.prepared[effect.fragment].get(effect.version, old)

@@ -14,22 +14,28 @@ newer, and what was trained since and not merged is what a death costs.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from atoll.core.learner_machine import LearnerMachine
 from atoll.errors import ConfigError, PayloadError
 from atoll.learner.checkpoint import CheckpointFile, CheckpointWriter, WriteStats
+from atoll.learner.checks import heal_optimizer
 from atoll.learner.inner import (
     Captured,
     InnerAbout,
     OptimizerLike,
-    Stateful,
     capture,
+    pack,
     restore,
     restore_optimizer_only,
     unpack,
 )
+from atoll.learner.inner_state import Stateful
 from atoll.learner.warmup import InnerWarmup
 from atoll.observe import Writer, events
 
@@ -43,7 +49,7 @@ CLOSE_S = 15.0
 """How long the last checkpoint may take when a learner leaves."""
 
 
-class InnerCare:
+class InnerRecovery:
     """Owned by the Learner; everything but the writes happens on the training thread."""
 
     def __init__(
@@ -55,6 +61,7 @@ class InnerCare:
         machine: LearnerMachine,
         writer: Writer,
     ) -> None:
+        self.shared = optimizer is not None
         self._optimizer = optimizer
         self._extras = dict(extras)
         self._machine = machine
@@ -165,12 +172,16 @@ class InnerCare:
         about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
         return capture(self._optimizer, self._extras, about, reuse=reuse)
 
-    def give(self) -> Captured:
-        """What a joiner needs of it: the optimizer's state alone."""
+    def give(self) -> Callable[[], NDArray[np.uint8]]:
+        """What a joiner needs of it: the optimizer's state alone. It is copied now; calling the result packs it."""
         machine = self._machine
         bases = tuple(progress.base for progress in machine.fragments)
         about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
-        return capture(self._optimizer, {}, about, rng=False)
+        return partial(pack, capture(self._optimizer, {}, about, rng=False))
+
+    def heal(self) -> None:
+        """Optimizer state that is not finite starts anew; the rest is kept."""
+        heal_optimizer(self._optimizer)
 
     # ------------------------------------------------------------ leaving
 

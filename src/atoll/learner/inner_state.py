@@ -1,0 +1,90 @@
+"""A framework's inner state (optimizer, schedules, random numbers) as a learner sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import ConfigError
+
+
+class Stateful(Protocol):
+    """A schedule, a data position, a gradient scaler: anything that can say and take back its state."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+class InnerState(Protocol):
+    """Keeps the inner state of one learner over deaths. All of it is called on the training thread."""
+
+    shared: bool
+    """There is an optimizer state that learners can give each other."""
+    trained_before: bool
+    """An earlier process of this id trained, and this one continues from its checkpoint."""
+    detail: str
+    """Why not a better rung."""
+
+    def look(self) -> None:
+        """Before joining: is there a checkpoint of this learner?"""
+
+    def restore_own(self) -> bool:
+        """After joining: put the own checkpoint back, if it is of this run."""
+
+    def take_peer(self, blob: bytes, peer: str) -> bool:
+        """Put a peer's optimizer state into this learner's optimizer."""
+
+    def warm_up(self) -> None:
+        """No inner state to be had: begin gently."""
+
+    def begin(self) -> None:
+        """The learner is in: keep checkpoints from here on."""
+
+    def keep(self, name: str, extra: Stateful) -> None:
+        """Add something to the checkpoint; what the checkpoint at the start held of it is put back now."""
+
+    def stepped(self) -> int:
+        """At a step boundary: take a checkpoint if it is time; returns the nanoseconds that took."""
+
+    def give(self) -> Callable[[], NDArray[np.uint8]]:
+        """What a joiner needs of it: the optimizer's state alone. It is copied now; calling the result packs it."""
+
+    def heal(self) -> None:
+        """Parameters that had gone wrong were replaced by published ones: what is not finite here starts anew."""
+
+    def close(self, last: bool) -> Path | None:
+        """Write a last checkpoint, if the run goes on without this process, and end. Returns where checkpoints are."""
+
+
+class NoInnerState:
+    """Of a learner whose inner loop has no state, or looks after it itself."""
+
+    shared = False
+    trained_before = False
+    detail = ""
+
+    def look(self) -> None: ...
+    def restore_own(self) -> bool:
+        return False
+
+    def take_peer(self, blob: bytes, peer: str) -> bool:
+        return False
+
+    def warm_up(self) -> None: ...
+    def begin(self) -> None: ...
+    def keep(self, name: str, extra: Stateful) -> None:
+        raise ConfigError(f"this learner keeps no inner state, so it cannot keep {name!r}; make it with `inner`")
+
+    def stepped(self) -> int:
+        return 0
+
+    def give(self) -> Callable[[], NDArray[np.uint8]]:
+        return lambda: np.empty(0, np.uint8)
+
+    def heal(self) -> None: ...
+    def close(self, last: bool) -> Path | None:
+        return None

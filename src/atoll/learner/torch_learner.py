@@ -1,0 +1,117 @@
+"""`atoll.Learner`: what a user puts into a PyTorch loop.
+
+    with atoll.Learner(model, optimizer) as learner:
+        for batch in data:
+            ...; optimizer.step(); learner.step(tokens=batch.numel())
+
+`step` is called once per optimizer step (with gradient accumulation: once per update, with the tokens of all of its
+micro-batches). It never waits for the network, unless the run was configured as synchronous (overlap 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self, SupportsFloat
+
+import torch
+from torch import nn
+
+from atoll.core.learner_machine import LearnerMachine
+from atoll.errors import LocalProtocolError
+from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
+from atoll.learner.checks import check_optimizer, refuse_ranks, refuse_sharded
+from atoll.learner.inner_recovery import CHECKPOINT_EVERY_S, InnerRecovery
+from atoll.learner.inner_state import Stateful
+from atoll.learner.last_words import end_in_one_sentence
+from atoll.learner.learner import JOIN_TIMEOUT_S, ParametersLearner
+from atoll.learner.losses import LossReader
+from atoll.learner.torch_parameters import TorchParameters
+from atoll.learner.watch import ModelWatch, frozen_checksum
+from atoll.observe import Writer
+
+
+class Learner(ParametersLearner):
+    """One island of the run. Use it as a context manager, or call `start` and `close`."""
+
+    _parameters: TorchParameters
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        *,
+        address: str | None = None,
+        learner_id: str | None = None,
+        token: str | None = None,
+        tls_ca: str | None = None,
+        run_folder: str | Path | None = None,
+        merge_modes: Mapping[str, str] | None = None,
+        join_timeout_s: float = JOIN_TIMEOUT_S,
+        stripes: int = 1,
+        kernel_threads: int = 1,
+        extras: Mapping[str, Stateful] | None = None,
+        checkpoint_every_s: float = CHECKPOINT_EVERY_S,
+        leave_on_sigterm: bool = True,
+    ) -> None:
+        """`address`, `learner_id`, `token` and `run_folder` come from the environment that `atoll run` sets unless
+        given here. `merge_modes` maps parameter names to "mean" or "rda" (as the run's `merge` says) where the
+        rule of thumb (mean for embeddings and heads) is wrong. `stripes` is the number of bulk connections, for long
+        fat links. `kernel_threads` bounds the CPU threads that encode and decode in the background.
+
+        With a run folder, the optimizer's state is kept there every `checkpoint_every_s` seconds (0: never), with
+        random numbers and the `extras`: schedules and whatever else has state_dict and load_state_dict. A process that
+        is started again under the same id continues with them. `leave_on_sigterm`: at SIGTERM, and when
+        `atoll leave` asks this learner to go, the step under way is finished, everything is handed over, and the
+        process exits with status 0, or with 4 (EXIT_NOT_HANDED_OVER) and a sentence on standard error where that did
+        not succeed (unless the script handles SIGTERM itself). Without it `atoll leave` makes `done` true, and the
+        script ends as it likes."""
+        end_in_one_sentence()
+        refuse_ranks()
+        refuse_sharded(model)
+        parameters = TorchParameters(model, merge_modes)
+        self._model = model
+        self._optimizer = check_optimizer(optimizer, model)
+        self._losses = LossReader()
+
+        def inner(machine: LearnerMachine, writer: Writer, folder: Path | None) -> InnerRecovery:
+            return InnerRecovery(self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
+
+        super().__init__(
+            parameters,
+            inner=inner,
+            frozen_checksum=frozen_checksum(model),
+            address=address,
+            learner_id=learner_id,
+            token=token,
+            tls_ca=tls_ca,
+            run_folder=run_folder,
+            join_timeout_s=join_timeout_s,
+            stripes=stripes,
+            kernel_threads=kernel_threads,
+            leave_on_sigterm=leave_on_sigterm,
+        )
+
+    def start(self) -> Self:
+        """Join the run: returns when the model holds the run's published parameters."""
+        super().start()
+        self._warn(local_statistics(self._model))
+        return self
+
+    def _model_joined(self) -> None:
+        self._inner.keep(BUFFERS, KeptBuffers(self._model))
+        self._watch = ModelWatch(self._model, (spec.name for spec in self._parameters.specs))
+
+    def _read_loss(self, loss: SupportsFloat | None) -> float:
+        return self._losses.read(loss)
+
+    def _look_at_model(self) -> str:
+        return self._watch.stepped()
+
+    def published_state_dict(self) -> dict[str, torch.Tensor]:
+        """The published parameters that this learner has adopted, by plain name: copies in fp32, as they are published,
+        on the CPU. What is not synced (frozen parameters, buffers) is not in it. Also after the run."""
+        vault = self._engine.vault
+        if self._state == "new" or vault is None or any(p is None for p in vault.current):
+            raise LocalProtocolError("published_state_dict needs a learner that has joined a run")
+        return self._parameters.named([published.theta for published in vault.current if published is not None])
