@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
+import pacing_toy  # noqa: F401
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ USED: dict[str, Any] = {
     "outer_schedule": "cosine",
     "momentum_restart": 8,
     "partial": "scaled",
+    "pacing": "patient",
 }
 """What older versions do not do."""
 

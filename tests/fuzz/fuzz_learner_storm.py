@@ -202,7 +202,8 @@ class LearnerStorm:
         rng = self.rng
         if rng.random() < 0.7:
             self.versions[inside] += 1
-            return m.Published(fragment, self.versions[inside], 5, 7, version(rng, max(0, seq)), 1, count(rng, 4))
+            told = (version(rng, max(0, seq)), 1, count(rng, 4), b"", count(rng, 8))
+            return m.Published(fragment, self.versions[inside], 5, 7, *told)
         return m.Published(
             fragment, count(rng, self.versions[inside]), count(rng, 5), 7, version(rng, max(0, seq)), 1, count(rng, 4)
         )

@@ -51,7 +51,7 @@ SYNCER: tuple[m.SyncerMessage, ...] = (
     m.Start(96, (m.FragmentState(0, CHECKSUM), m.FragmentState(3, 0)), (97, 99)),
     m.Upcoming((0, 3)),
     m.Request(9, 1, 3),
-    m.Published(3, 42, 9, CHECKSUM, 12, 4, 96, b"\xffupdate"),
+    m.Published(3, 42, 9, CHECKSUM, 12, 4, 96, b"\xffupdate", 104),
     m.Fate(3, 12, 42, "merged"),
     m.Fate(3, 13, -1, "stale"),
     m.Reseed("not finite"),

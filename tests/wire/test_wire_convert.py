@@ -191,6 +191,7 @@ syncer_messages = st.one_of(
         contributors=counts,
         clock_step=counts,
         update=payloads,
+        due_step=counts,
     ),
     st.builds(m.Fate, fragment=fragments, seq=counts, version=versions, reason=texts),
     st.builds(m.Reseed, reason=texts),

@@ -58,6 +58,8 @@ def check_settings(hello: Hello, config: SyncConfig) -> Refused | None:
         return None
     unknown = [f"{name} int2" for name in ("codec_up", "codec_down") if getattr(config, name) == "int2"]
     unknown += ["feedback_up off"] if not config.feedback_up else []
+    # Who waits for merges must know when they are due; others are asked, whenever that is.
+    unknown += [f"pacing {config.pacing}"] if config.synchronous and config.pacing != "fixed" else []
     if not unknown:
         return None
     return Refused(

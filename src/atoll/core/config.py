@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from typing import Any
 
+from atoll.core.pacing import PACING
 from atoll.errors import ConfigError
 
 SECOND_NS = 1_000_000_000
@@ -41,6 +42,7 @@ LATER_SETTINGS: Mapping[str, Any] = {
     "outer_schedule": "constant",
     "momentum_restart": 0,
     "partial": "full",
+    "pacing": "fixed",
 }
 """Settings that came after the first release, whose code refuses names that it does not know, and what its code does.
 `to_dict` leaves them out where they say just that and it is the default, so that older learners take part as long as
@@ -121,6 +123,8 @@ class SyncConfig:
     partial: str = "scaled"
     """A merge in which contributions of learners that were asked are missing: scaled (so much smaller a step, by
     tokens; theirs count when they come) or full (a whole step for whoever is there)."""
+    pacing: str = "fixed"
+    """How many steps lie between two rounds of the same fragment: fixed (`sync_every`), or a policy of your own."""
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
@@ -147,6 +151,7 @@ class SyncConfig:
         one_of("correction", self.correction, CORRECTIONS)
         one_of("outer_schedule", self.outer_schedule, OUTER_SCHEDULES)
         one_of("partial", self.partial, PARTIALS)
+        PACING.check("pacing", self.pacing)
         _truth("feedback_up", self.feedback_up)
         _truth("feedback_down", self.feedback_down)
         if self.outer_schedule != "constant" and not self.tokens_budget:

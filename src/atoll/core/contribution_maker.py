@@ -193,7 +193,7 @@ class ContributionMaker:
         for the fragment's next round."""
         if round_number:
             out.append(ToSyncer(Nothing(round_number, progress.index)))
-        progress.due_step = max(progress.due_step, self._state.step + self._state.config.sync_every)
+        progress.due_step = max(progress.due_step, self._state.step + progress.period)
 
     def push_broken(self, event: PushBroken, out: list[LearnerEffect]) -> None:
         known = 0 <= event.fragment < len(self._state.fragments)
@@ -213,7 +213,7 @@ class ContributionMaker:
             return
         if message.version == NO_VERSION:
             self.dropped(progress, sent, message.reason, out)
-            progress.due_step = max(progress.due_step, self._state.step + self._state.config.sync_every)
+            progress.due_step = max(progress.due_step, self._state.step + progress.period)
         else:
             sent.merged_version = message.version
             if message.reason == Discard.UNCERTAIN:

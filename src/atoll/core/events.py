@@ -89,6 +89,16 @@ class RoundLaunched:
 
 
 @dataclass(frozen=True, slots=True)
+class PaceChanged:
+    """The pacing policy decided for another number of steps (`period`) between two rounds of a fragment."""
+
+    fragment: int
+    clock_step: int
+    period: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionReceived:
     round: int
     fragment: int
@@ -191,6 +201,7 @@ CoreEvent = (
     | MemberChanged
     | MemberAside
     | RoundLaunched
+    | PaceChanged
     | ContributionReceived
     | NormGuardReset
     | ContributionRefused

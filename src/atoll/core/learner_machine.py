@@ -332,6 +332,8 @@ class LearnerMachine:
             state.fragments = [
                 FragmentProgress(p, due_step=first_due_step(self.config, p)) for p in range(self.config.fragments)
             ]
+        for progress in state.fragments:
+            progress.period = self.config.sync_every
         if message.seed:
             out.append(PushSeed())
 

@@ -288,9 +288,11 @@ class Published:
     merged_seq: int
     contributors: int
     clock_step: int
-    """The clock when the round was launched; the fragment falls due again `sync_every` later."""
+    """The clock when the round was launched."""
     update: bytes = b""
     """The encoded update itself, if it is small; else it is fetched over bulk."""
+    due_step: int = 0
+    """The clock step at which the fragment is next asked for. 0: an older syncer, whose period is `sync_every`."""
 
 
 @dataclass(frozen=True, slots=True)

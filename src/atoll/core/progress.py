@@ -51,6 +51,8 @@ class FragmentProgress:
     base_checksum: int = 0
     """Of the base, 0 while unknown: what proves it to a syncer that lost it."""
     due_step: int = 0
+    period: int = 0
+    """Steps between the fragment's last two rounds, as far as is known here; the run's `sync_every` at first."""
     local: Counters = field(default_factory=Counters)
     snapshot: Counters | None = None
     outstanding: list[Sent] = field(default_factory=list)

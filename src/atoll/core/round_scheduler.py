@@ -1,22 +1,24 @@
 """All rounds of all fragments: launching when due, collecting, closing, aborting, committing.
 
-Pacing (design section 4, syncer 1): the clock s is the K-th largest step among active learners; fragment p is due when
-s >= its last launch + H. Without it a fast network would run rounds back to back, H would collapse to about 2 and cost
-some 9% of loss. At most `rounds_in_flight_max` rounds run at once, on distinct fragments.
+The clock s is the K-th largest step among active learners (design section 4, syncer 1); fragment p is due when s has
+reached its last launch + the period that `pacing` decided for it. At most `rounds_in_flight_max` rounds run at once, on
+distinct fragments.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.delivery import DeliveryWatch
 from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
-from atoll.core.events import Committed, ContributionRefused, RoundAborted, RoundClosed, RoundLaunched
+from atoll.core.events import Committed, ContributionRefused, PaceChanged, RoundAborted, RoundClosed, RoundLaunched
 from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.merging import HANDED_KEPT, MergeScales, handed_after, norms_after
 from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
+from atoll.core.pacing import Pace, period
 from atoll.core.policy import (
     age_limit,
     clock_step,
@@ -34,6 +36,8 @@ STANDSTILL_STEPS = 4
 """A synchronous run in which nothing moves for this long is asked for its next fragment: several steps of the slowest
 learner, so that a long step is not mistaken for it."""
 NEVER_NS = 2**63
+DUE_STEP_PROTOCOL = 2
+"""Learners of older protocols are not told when a fragment is next due; they know `sync_every`."""
 
 
 class RoundScheduler:
@@ -45,7 +49,7 @@ class RoundScheduler:
         self._ledger = ledger
         self._delivery = DeliveryWatch(config, membership)
         self._scales = MergeScales(config, membership, ledger)
-        self.tracks = [FragmentTrack(p, first_due_step(config, p)) for p in range(config.fragments)]
+        self.tracks = [FragmentTrack(p, first_due_step(config, p), config.sync_every) for p in range(config.fragments)]
         self.clock_last = 0
         """The last clock there was: where a joiner starts while too few are active to have one."""
         self.rounds_started = 0
@@ -139,7 +143,7 @@ class RoundScheduler:
         self._launched_for, self._changed_ns = seen, now_ns
         for track in self.tracks:
             # When the fastest learner goes, the clock falls back to the others: nobody waits for it to catch up.
-            track.due_step = min(track.due_step, clock + self.config.sync_every)
+            track.due_step = min(track.due_step, clock + track.period)
             self._ask_newcomers(track, clock, out)
         due = sorted(
             (t for t in self.tracks if not t.busy and t.due_step <= clock), key=lambda t: (t.due_step, t.index)
@@ -151,7 +155,7 @@ class RoundScheduler:
         """A round that has waited a whole period for its quorum, and not asked everybody who is here by now, begins
         anew: those who were not asked need not wait with their progress for one whose link is slow."""
         opened = track.round
-        if opened is None or opened.quorum_ns >= 0 or clock < opened.clock_step + self.config.sync_every:
+        if opened is None or opened.quorum_ns >= 0 or clock < opened.clock_step + track.period:
             return
         newcomers = sum(member.learner not in opened.asked for member in self._membership.active())
         if opened.asked and newcomers:
@@ -185,10 +189,15 @@ class RoundScheduler:
         active = self._membership.active()
         asked = [m.learner for m in active]
         waiting = {m.learner for m in active if not m.aside}
-        opened = Round(number, attempt, track.index, now_ns, clock, track.due_step, asked=asked, waiting=waiting)
+        before, (track.period, why) = track.period, period(self.config, self._pace(track, clock))
+        if track.period != before:
+            out.append(Note(PaceChanged(track.index, clock, track.period, why)))
+        due_step, track.due_step = track.due_step, clock + track.period
+        opened = Round(
+            number, attempt, track.index, now_ns, clock, due_step, track.due_step, asked=asked, waiting=waiting
+        )
         track.round, track.last_round = opened, self.rounds_started
         track.asked_last = len(asked) or track.asked_last
-        track.due_step = clock + self.config.sync_every
         out.append(
             Note(
                 RoundLaunched(
@@ -210,6 +219,11 @@ class RoundScheduler:
                 request = Request(opened.number, opened.attempt, track.index)
                 out.append(ToLearner(member.session, request))
         self.settle(track, now_ns, out)
+
+    def _pace(self, track: FragmentTrack, clock: int) -> Pace:
+        learners, step_ns = self._membership.counted(), self.step_ns()
+        place = (track.index, track.version, clock, track.period, learners)
+        return Pace(*place, step_ns, self._quorum_ns, self._sync_ns, track.rho)
 
     # ------------------------------------------------------------ collect
 
@@ -398,6 +412,7 @@ class RoundScheduler:
         self.commits += 1
         self.contributions_merged += len(items)
         track.contributions_merged += len(items)
+        track.rho = done.rho if math.isfinite(done.rho) else 0.0
         track.norms = norms_after(self.config, track, items)
         self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
         for item in items:
@@ -436,8 +451,16 @@ class RoundScheduler:
     ) -> None:
         for member in members:
             merged_seq = max((s for s, v in member.merged[track.index] if v == track.version), default=-1)
+            due_step = opened.next_due_step if member.protocol >= DUE_STEP_PROTOCOL else 0
             message = Published(
-                track.index, track.version, opened.number, track.checksum, merged_seq, contributors, opened.clock_step
+                track.index,
+                track.version,
+                opened.number,
+                track.checksum,
+                merged_seq,
+                contributors,
+                opened.clock_step,
+                due_step=due_step,
             )
             out.append(ToLearner(member.session, message))
 

@@ -56,6 +56,8 @@ class Round:
     clock_step: int
     due_step: int
     """When the fragment had fallen due: learners of a synchronous run wait for it from that step on."""
+    next_due_step: int
+    """When it falls due again, as was decided at the launch."""
     asked: list[str]
     waiting: set[str]
     """Learners asked that have neither answered nor gone."""
@@ -89,6 +91,8 @@ class FragmentTrack:
 
     index: int
     due_step: int
+    period: int
+    """Steps from a launch to the next one, as was last decided."""
     version: int = NO_VERSION
     checksum: int = 0
     round: Round | None = None
@@ -113,6 +117,8 @@ class FragmentTrack:
     share: float = 1.0
     """How much of its step is taken, the rest being for contributions that are still to come."""
     contributions_merged: int = 0
+    rho: float = 0.0
+    """Cosine between the last two merged gradients."""
 
     @property
     def busy(self) -> bool:

@@ -125,7 +125,9 @@ class VersionFollower:
         for sent in progress.outstanding:
             if sent.seq <= message.merged_seq and sent.merged_version == NO_VERSION:
                 sent.merged_version = message.version
-        progress.due_step = max(progress.due_step, message.clock_step + self._state.config.sync_every)
+        due_step = message.due_step or message.clock_step + self._state.config.sync_every
+        progress.period = max(1, due_step - message.clock_step)
+        progress.due_step = max(progress.due_step, due_step)
         if message.version > progress.newest:
             progress.announced = message.version
             progress.checksums[message.version] = message.checksum

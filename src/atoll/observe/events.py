@@ -38,6 +38,9 @@ from atoll.core.events import (
     NormGuardReset as NormGuardReset,
 )
 from atoll.core.events import (
+    PaceChanged as PaceChanged,
+)
+from atoll.core.events import (
     RoundAborted as RoundAborted,
 )
 from atoll.core.events import (
@@ -376,6 +379,7 @@ Event = (
     | MemberAside
     | LinkThin
     | RoundLaunched
+    | PaceChanged
     | ContributionReceived
     | ContributionRefused
     | NormGuardReset

@@ -232,6 +232,7 @@ def _syncer_message(message: m.SyncerMessage) -> Any:
                 contributors=message.contributors,
                 clock_step=message.clock_step,
                 update=message.update,
+                due_step=message.due_step,
             )
             return pb.SyncerMessage(published=published)
         case m.Fate():
@@ -341,6 +342,7 @@ def _parse_published(published: Any) -> m.Published:
         contributors=checks.count("Published.contributors", published.contributors),
         clock_step=checks.count("Published.clock_step", published.clock_step),
         update=bytes(published.update),
+        due_step=checks.count("Published.due_step", published.due_step),
     )
 
 

@@ -278,7 +278,7 @@ class Request(_message.Message):
     def __init__(self, round: _Optional[int] = ..., attempt: _Optional[int] = ..., fragment: _Optional[int] = ...) -> None: ...
 
 class Published(_message.Message):
-    __slots__ = ("fragment", "version", "round", "checksum", "merged_seq", "contributors", "clock_step", "update")
+    __slots__ = ("fragment", "version", "round", "checksum", "merged_seq", "contributors", "clock_step", "update", "due_step")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -287,6 +287,7 @@ class Published(_message.Message):
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_STEP_FIELD_NUMBER: _ClassVar[int]
     UPDATE_FIELD_NUMBER: _ClassVar[int]
+    DUE_STEP_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: int
     round: int
@@ -295,7 +296,8 @@ class Published(_message.Message):
     contributors: int
     clock_step: int
     update: bytes
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., checksum: _Optional[int] = ..., merged_seq: _Optional[int] = ..., contributors: _Optional[int] = ..., clock_step: _Optional[int] = ..., update: _Optional[bytes] = ...) -> None: ...
+    due_step: int
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., round: _Optional[int] = ..., checksum: _Optional[int] = ..., merged_seq: _Optional[int] = ..., contributors: _Optional[int] = ..., clock_step: _Optional[int] = ..., update: _Optional[bytes] = ..., due_step: _Optional[int] = ...) -> None: ...
 
 class Fate(_message.Message):
     __slots__ = ("fragment", "seq", "version", "reason")
