@@ -27,6 +27,7 @@ class ContributionIntake:
         self._state = state
 
     def check(self, header: PushHeader) -> PushReply | None:
+        """Asked before the bytes come and again when they are here: the world may have moved on in between."""
         if not self._state.committed:
             who = f"learner {header.learner!r}, fragment {header.fragment}"
             return PushReply(False, Refusal.NOT_READY, f"{who}: the run has no committed state yet")
@@ -35,6 +36,7 @@ class ContributionIntake:
         return check_contribution(header, self._state.config, member, track, self._state.book.rounds_started)
 
     def check_values(self, event: PushCompleted) -> PushReply | None:
+        """One learner's NaN, or a vector a thousand times too long, must never reach the parameters of all."""
         header = event.header
         who = f"learner {header.learner!r}, fragment {header.fragment}, contribution {header.seq}"
         if not event.finite:
@@ -51,6 +53,7 @@ class ContributionIntake:
         return None
 
     def accept(self, event: PushCompleted, now_ns: int, out: list[SyncerEffect]) -> None:
+        """From here on this number of its learner's is used up, so that the same bytes cannot be merged twice (I2)."""
         header, book = event.header, self._state.book
         member = self._state.membership.members[header.learner]
         member.heard_ns = now_ns

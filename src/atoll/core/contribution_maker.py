@@ -167,11 +167,14 @@ class ContributionMaker:
                 self._contribute(progress, 0, 0, out)
 
     def to_flush(self, progress: FragmentProgress) -> bool:
+        """True if a learner that leaves still has progress of this fragment to hand over."""
         return progress.local.steps > 0 and not progress.reseed and not progress.given_up
 
     # ------------------------------------------------------------ what becomes of it
 
     def push_done(self, event: PushDone, out: list[LearnerEffect]) -> None:
+        """A push was answered. What was refused is the learner's own again; and the uplink may have room for the
+        next."""
         if not 0 <= event.fragment < len(self._state.fragments):
             return  # a Received of the syncer's for a fragment that the run does not have
         progress = self._state.fragments[event.fragment]
@@ -196,6 +199,8 @@ class ContributionMaker:
         progress.due_step = max(progress.due_step, self._state.step + progress.period)
 
     def push_broken(self, event: PushBroken, out: list[LearnerEffect]) -> None:
+        """The bytes did not arrive, or their answer did not: the same contribution goes again, under the same
+        number."""
         known = 0 <= event.fragment < len(self._state.fragments)
         sent = self._state.fragments[event.fragment].find(event.seq) if known else None
         if sent is not None and sent.merged_version == NO_VERSION and self._state.started:
@@ -207,6 +212,7 @@ class ContributionMaker:
         out += [PushAgain(progress.index, s.seq) for s in again]
 
     def fate(self, message: Fate, out: list[LearnerEffect]) -> None:
+        """The syncer's word on a contribution whose fate this learner could not follow."""
         progress = self._state.fragments[message.fragment]
         sent = progress.find(message.seq)
         if sent is None or sent.merged_version != NO_VERSION:

@@ -48,6 +48,7 @@ class DeliveryWatch:
             self.take_in(member, "answers again", out)
 
     def set_aside(self, member: Member, reason: str, out: list[SyncerEffect], *, quiet: bool) -> None:
+        """Rounds no longer wait for this member nor count it."""
         self._membership.set_aside(member, reason, quiet=quiet)
         out.append(_aside(member, True, reason))
 

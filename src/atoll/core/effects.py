@@ -43,6 +43,8 @@ class SessionOpened:
 
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
+    """The connection is gone, for whatever reason; the learner may be training on."""
+
     session: int
     reason: str
 
@@ -270,6 +272,8 @@ SyncerEffect = (
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
+    """The connection is gone. Training goes on; what was under way is asked for, or pushed, again."""
+
     reason: str
 
 
@@ -294,6 +298,8 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class PushDone:
+    """The syncer has answered a push."""
+
     fragment: int
     seq: int
     reply: PushReply
@@ -360,6 +366,8 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class DropSnapshot:
+    """The copy is not wanted any more, so that its memory is free."""
+
     fragment: int
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LearnerAdopted:
+    """A published version is in the parameters of a learner; `merged`: with a contribution of its own."""
+
     learner: str
     fragment: int
     version: int
@@ -22,6 +24,8 @@ class LearnerAdopted:
 
 @dataclass(frozen=True, slots=True)
 class LearnerDiscarded:
+    """Tokens that will never be merged, of one fragment."""
+
     learner: str
     fragment: int
     tokens: int
@@ -80,6 +84,8 @@ class MemberAside:
 
 @dataclass(frozen=True, slots=True)
 class RoundLaunched:
+    """A fragment is asked for from everybody who is active."""
+
     round: int
     attempt: int
     fragment: int
@@ -100,6 +106,8 @@ class PaceChanged:
 
 @dataclass(frozen=True, slots=True)
 class ContributionReceived:
+    """A contribution was accepted; `late`: its round had closed."""
+
     round: int
     fragment: int
     learner: str
@@ -123,6 +131,8 @@ class NormGuardReset:
 
 @dataclass(frozen=True, slots=True)
 class ContributionRefused:
+    """A contribution will not be merged. Every refusal is told, so that none is silent."""
+
     fragment: int
     learner: str
     generation: int
@@ -149,6 +159,8 @@ class RoundClosed:
 
 @dataclass(frozen=True, slots=True)
 class RoundAborted:
+    """No quorum came in time, or too few are left to make one; what had come is held for the next attempt."""
+
     round: int
     attempt: int
     fragment: int
@@ -159,6 +171,8 @@ class RoundAborted:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
+    """A version is merged and on disk; only now is it published (I4)."""
+
     fragment: int
     version: int
     round: int

@@ -131,6 +131,7 @@ class Healing:
         return self._taken.get(fragment, "")
 
     def done(self, fragment: int, version: int) -> None:
+        """This fragment is in place in this version."""
         self.versions[fragment] = max(self.versions[fragment], version)
         self._asked.pop(fragment, None)
         self._taken.pop(fragment, None)

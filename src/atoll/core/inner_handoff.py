@@ -33,6 +33,8 @@ class InnerHandoff:
         out.append(ToLearner(peer.session, Donate(relay.slot, joiner.bases)))
 
     def check(self, header: PushHeader) -> PushReply | None:
+        """A piece must be of the size that its place says: nobody can fill the syncer with what a joiner never asked
+        for."""
         relay = self.relays.from_peer(header.fragment, header.learner, header.generation)
         if relay is None:
             detail = f"learner {header.learner!r}: nobody waits for its inner state any more; it may be forgotten"

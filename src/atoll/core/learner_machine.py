@@ -101,6 +101,7 @@ class LearnerMachine:
     # ------------------------------------------------------------ the one entrance
 
     def handle(self, event: LearnerInput, now_ns: int) -> list[LearnerEffect]:
+        """Take one input in; returns what the shell must do, in this order."""
         out: list[LearnerEffect] = []
         match event:
             case Stepped():

@@ -42,6 +42,7 @@ class LearnerState:
         self._discards_new = False
 
     def stepped(self, tokens: int, step_ns: int, loss: float) -> None:
+        """A step counts for every fragment: each is trained in every step, whenever it is merged."""
         self.step += 1
         self.steps += 1
         self.tokens += tokens

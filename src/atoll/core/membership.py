@@ -34,6 +34,9 @@ MEMBERS_MAX = 100_000
 
 
 class MemberState(StrEnum):
+    """A member is away when nothing is heard of it, and lost after a while; from both it comes back. Who has left does
+    not."""
+
     JOINING = "joining"
     ACTIVE = "active"
     AWAY = "away"
@@ -155,6 +158,7 @@ class Membership:
         return self._paces
 
     def mark(self, member: Member, state: MemberState) -> None:
+        """Whoever is not active is not set aside either: it begins anew when it is back."""
         member.state = state
         if state is not MemberState.ACTIVE:
             member.aside, member.quiet, member.missed = "", False, 0
@@ -235,6 +239,7 @@ class Membership:
         self.joined_max = max(self.joined_max, len(self.active()))
 
     def disconnect(self, session: int, now_ns: int) -> Member | None:
+        """A session is over. Its member is away, unless it had left."""
         learner = self._by_session.pop(session, None)
         if learner is None:
             return None

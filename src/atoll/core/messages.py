@@ -231,6 +231,8 @@ class DataReport:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
+    """The learner is in, under this generation; every push of an earlier one is refused from now on."""
+
     run: str
     epoch: int
     generation: int
@@ -271,6 +273,8 @@ class Upcoming:
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """A round wants this fragment. `attempt` counts how often the round was launched."""
+
     round: int
     attempt: int
     fragment: int

@@ -44,6 +44,8 @@ class Sent:
 
 @dataclass(slots=True)
 class FragmentProgress:
+    """One fragment, as its learner sees it; see the table above."""
+
     index: int
     base: int = NO_VERSION
     based: bool = False

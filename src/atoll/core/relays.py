@@ -23,6 +23,8 @@ INNER_PROTOCOL = 2
 
 @dataclass(slots=True)
 class Relay:
+    """One hand-over under way: from one peer to one joiner, each of one generation."""
+
     slot: int
     joiner: str
     joiner_generation: int

@@ -81,6 +81,7 @@ class RoundScheduler:
     # ------------------------------------------------------------ the clock
 
     def quorum(self) -> int:
+        """K, for those whom rounds count on now. Kept while nobody comes, goes or is set aside: every message asks."""
         known = (self._membership.stamp, self._membership.joined_max)
         if known != self._quorum_for:
             self._quorum_for = known
@@ -133,6 +134,7 @@ class RoundScheduler:
     # ------------------------------------------------------------ launch
 
     def launch_due(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Launch what the clock says. Nothing can have changed unless the clock, a round or the membership did."""
         self._keep_enough(out)
         clock = self.clock()
         seen = (clock, self._moved, self._membership.stamp)
@@ -397,6 +399,7 @@ class RoundScheduler:
     # ------------------------------------------------------------ commit
 
     def merge_finished(self, done: MergeFinished, now_ns: int, out: list[SyncerEffect]) -> None:
+        """The merge is on disk: count what was in it, and publish. One that was not finite changed nothing."""
         track = self.tracks[done.fragment]
         opened, items, closed_ns = self._closed.pop(done.fragment)
         track.merging = False

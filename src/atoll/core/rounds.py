@@ -28,6 +28,9 @@ class ContributionId:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
+    """What the syncer knows of one contribution; the shell keeps its bytes. `late`: its round had closed when it
+    came."""
+
     id: ContributionId
     round: int
     base_version: int
@@ -49,6 +52,8 @@ class HandedOver:
 
 @dataclass(slots=True)
 class Round:
+    """One attempt to collect a fragment, from launch to merge."""
+
     number: int
     attempt: int
     fragment: int

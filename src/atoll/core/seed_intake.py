@@ -51,6 +51,7 @@ class SeedIntake:
         return None
 
     def take(self, header: PushHeader, out: list[SyncerEffect]) -> None:
+        """One fragment is here. The run is on record before its seed is: a crash in between begins it again."""
         self._seeds.add(header.fragment)
         out.append(Answer(PushReply(accepted=True)))
         if len(self._seeds) == self._state.config.fragments:

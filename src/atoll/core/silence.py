@@ -49,6 +49,7 @@ class SilenceWatch:
         self._wake_at = -1
 
     def judge(self, member: Member, now_ns: int) -> Silence:
+        """The gravest thing first: a member that is away is no longer quiet."""
         if self._on_lease(member) and now_ns - member.heard_ns >= self.lease_ns(member):
             return Silence.AWAY
         if self._may_be_quiet(member) and now_ns - member.heard_ns >= QUIET_NS:

@@ -112,6 +112,7 @@ class SyncerMachine:
     # ------------------------------------------------------------ the one entrance
 
     def handle(self, event: SyncerInput, now_ns: int) -> list[SyncerEffect]:
+        """Take one input in; returns what the shell must do, in this order."""
         out: list[SyncerEffect] = []
         match event:
             case FromLearner():

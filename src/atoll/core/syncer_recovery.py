@@ -131,6 +131,7 @@ class SyncerRecovery:
             self.healing.hear(hello.learner, hello.bases if claimed else (), hello.checksums, now_ns)
 
     def check(self, header: PushHeader) -> PushReply | None:
+        """Only what was asked for, and proven by its checksum, may replace what the disk has."""
         claim = self.healing.asked(header.fragment, header.learner) if self.healing is not None else None
         if claim is None or claim.version != header.base_version or claim.checksum != header.checksum:
             detail = (
@@ -141,6 +142,7 @@ class SyncerRecovery:
         return None
 
     def reject(self, header: PushHeader) -> None:
+        """What this learner gave cannot be used, so another one is asked."""
         if self.healing is not None:
             self.healing.reject(header.fragment, header.learner)
 
@@ -153,6 +155,7 @@ class SyncerRecovery:
         out.append(CommitHealed(header.fragment, header.base_version, header.checksum))
 
     def put_in_place(self, event: HealCommitted, out: list[SyncerEffect]) -> None:
+        """A lost version is back. Commits between the record and it were made by the earlier syncer, and count."""
         track = self._state.book.tracks[event.fragment]
         if self.healing is None or event.version <= track.version:
             return  # it came twice

@@ -94,6 +94,7 @@ class SyncerState:
         self.remember(durable.member_key(member.learner), durable.member_row(member))
 
     def remember_run(self, *, seeded: bool) -> None:
+        """`seeded`: version 0 is on disk. A record without it is of a run that had no parameters yet."""
         self.remember("run", self._run_row(seeded))
         self.remember(durable.SETTINGS_KEY, self.config.to_dict())
 

@@ -52,6 +52,7 @@ class VersionFollower:
     # ------------------------------------------------------------ adopting
 
     def adopt_prepared(self, out: list[LearnerEffect]) -> None:
+        """Training thread, at a step boundary: parameters change here and nowhere else."""
         incomplete = self._reseed_incomplete()
         for progress in self._state.fragments:
             if progress.reseed and incomplete:
@@ -121,6 +122,7 @@ class VersionFollower:
     # ------------------------------------------------------------ what is published
 
     def published(self, message: Published, out: list[LearnerEffect]) -> None:
+        """A version is out; it may hold a contribution of ours, which then must not be added a second time."""
         progress = self._state.fragments[message.fragment]
         for sent in progress.outstanding:
             if sent.seq <= message.merged_seq and sent.merged_version == NO_VERSION:
@@ -185,6 +187,7 @@ class VersionFollower:
         out.append(ForgetPrepared())
 
     def reseed(self, reason: str, out: list[LearnerEffect]) -> None:
+        """The syncer does not trust this learner's parameters: all of them are fetched whole and overwritten."""
         out += [ForgetResiduals(), ForgetPrepared()]
         out.append(Note(Warned(self._state.learner, f"re-seeded: {reason}")))
         for progress in self._state.fragments:
@@ -211,6 +214,7 @@ class VersionFollower:
         out.append(Fetch(kind, progress.index, version, progress.checksums.get(version, 0)))
 
     def fetched(self, event: Fetched, out: list[LearnerEffect]) -> None:
+        """A version is on this host. It waits for the next step boundary."""
         progress = self._state.fragments[event.fragment]
         if progress.fetching != event.asked:
             return  # asked for before the link broke, and again since: the second answer counts
@@ -224,6 +228,7 @@ class VersionFollower:
         self._fetch_next(progress, out)
 
     def fetch_broken(self, event: FetchBroken, out: list[LearnerEffect]) -> None:
+        """An update that has left the ring will not come back, so the whole fragment is fetched instead."""
         progress = self._state.fragments[event.fragment]
         if progress.fetching != event.version:
             return
