@@ -7,27 +7,42 @@ decided here and nowhere else:
     a merge       has its fragment's turn: merge, then commit as the level says, then publish, then the next in turn
     a leaver      is let go when what it handed over is safe
 
-Nothing here takes time. What does is asked of the host with a `done` to be called when it is over (at once, or later);
-a host whose process dies, or finds a newer syncer on its disk (then it calls `fence`), never calls it.
+Nothing here takes time. What does is asked of the host with a `done` to be called when it is over; merges, heals and
+seeds are never over at once. A host whose process dies, or that finds a newer syncer on its disk (then it calls
+`fence`), does not call it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, assert_never
 
 from atoll.core import effects as fx
-from atoll.core.durability_gate import DurabilityGate
+from atoll.core.durability_gate import Chore, DurabilityGate
 from atoll.core.durable import Column, Recovery
 from atoll.core.fragment_turns import FragmentTurns
 from atoll.core.layout import Layout
-from atoll.core.messages import Hello, Published, PushHeader, PushKind, PushReply, Refusal, Refused, SyncerMessage
+from atoll.core.messages import (
+    NO_VERSION,
+    Hello,
+    Published,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Received,
+    Refusal,
+    Refused,
+    SyncerMessage,
+)
 from atoll.core.rounds import Contribution, ContributionId
 from atoll.core.syncer_machine import SyncerMachine
 
 Payload = Any
 """Bytes, arrays or what stands for them: only the host looks into it."""
+
+PASSES = 2
+"""Over dirty fragments in one go: versions that were made while the first pass wrote are met by the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,7 @@ class SyncerPlatform(Protocol):
     """What a world supplies: a clock, links, arrays and a disk."""
 
     def now_ns(self) -> int: ...
+    def later(self, delay_ns: int, action: Callable[[], None]) -> None: ...
     def wake_at(self, wake_ns: int | None) -> None:
         """Call the driver's `wake` then (None: not until something else happens)."""
 
@@ -94,8 +110,14 @@ class SyncerPlatform(Protocol):
         """Everything appended so far is durable, or the error says why not."""
 
     def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None: ...
+    def check_epoch(self, done: Callable[[], None]) -> None:
+        """Look whether a newer syncer has taken over."""
+
     def durability_lost(self, reason: str) -> None:
         """From now on commits are not durable; training goes on."""
+
+    def durability_back(self, reason: str) -> None:
+        """Everything is on disk again; it was not for this reason."""
 
     def keep_handed(self, items: list[tuple[Contribution, Payload]], processed: int, done: Callable[[], None]) -> None:
         """Put what a leaving learner handed over on disk. If that fails it waits in memory only."""
@@ -113,7 +135,7 @@ class SyncerDriver:
         self.held: dict[ContributionId, Payload] = {}
         """Contributions that are not merged yet."""
         self.watch: Callable[[fx.SyncerInput], None] | None = None
-        """Told of every input, before the machine is."""
+        """Told of every input before the machine."""
         self._heals: dict[int, Payload] = {}
         self._host = host
         self._layout: Layout | None = None
@@ -239,6 +261,10 @@ class SyncerDriver:
             return self._take_heal(event, payload)
         return self._ask(event)
 
+    def answer_inline(self, session: int, header: PushHeader, reply: PushReply) -> None:
+        """What became of a contribution that came inside a control message."""
+        self._host.send(session, Received(header.fragment, header.seq, reply))
+
     def _take(self, event: fx.PushCompleted, payload: Payload) -> PushReply:
         header = event.header
         identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
@@ -335,10 +361,9 @@ class SyncerDriver:
         if self.gate.level == "none":
             then(StoreOutcome())
         elif not item.seed and not self.gate.writes_commits:
+            # Nothing is published by a syncer whose place another one has taken, whatever the disk gets of it.
             self.gate.put_off({item.fragment})
-            then(StoreOutcome())
-        elif item.seed:
-            self._host.store(item, lambda outcome: self._stored(item, outcome, then))
+            self._host.check_epoch(lambda: then(StoreOutcome()))
         else:
             # Facts first: a column must not know that somebody has left, say, before the tape does.
             self.gate.after_tape(lambda: self._host.store(item, lambda outcome: self._stored(item, outcome, then)))
@@ -350,6 +375,86 @@ class SyncerDriver:
         else:
             self.gate.written(item.fragment)
         then(outcome)
+
+    # ------------------------------------------------------------ the disk when nobody waits for it
+
+    def take_in(self, rows: Mapping[str, Any], fragments: Iterable[int]) -> None:
+        """What came from a snapshot is not on this syncer's own disk: put it there, facts first, in the background."""
+        if self.gate.level != "none":
+            if rows:
+                self._host.append(rows)
+                self.gate.remembered(first=False)
+            self.gate.put_off(fragments)
+
+    def look_after_disk(self) -> None:
+        """Begin to write in the background what is not written at once."""
+        if self.gate.level != "none":
+            self._host.later(self.gate.pause_ns, self._do_chore)
+
+    def _do_chore(self) -> None:
+        if self.gate.fenced:
+            return
+        chore = self.gate.chore(self._host.now_ns())
+        match chore:
+            case Chore.CATCH_UP:
+                self.catch_up(self.look_after_disk)
+            case Chore.SYNC:
+                self._host.sync(self._loose_synced)
+            case Chore.LOOK:
+                self._host.check_epoch(self.look_after_disk)
+            case _:
+                assert_never(chore)
+
+    def _loose_synced(self, error: str) -> None:
+        if error:
+            self._lose(f"the tape cannot be written ({error})")
+        self.look_after_disk()
+
+    def catch_up(self, then: Callable[[], None]) -> None:
+        """Write everything that is not on disk, facts first: a column must not know of a member that no row knows."""
+        if self.gate.dirty:
+            self._host.sync(lambda error: self._give_up(error, then) if error else self._store_dirty([], PASSES, then))
+        else:
+            self._store_dirty([], 0, then)
+
+    def _store_dirty(self, fragments: list[int], passes: int, then: Callable[[], None]) -> None:
+        """These fragments as they stand, then what has become dirty meanwhile, then the facts once more."""
+        if fragments:
+            self.turns.take(fragments[0], lambda: self._store_again(fragments, passes, then))
+        elif passes and self.gate.dirty:
+            self._store_dirty(sorted(self.gate.dirty), passes - 1, then)
+        else:
+            self._host.sync(lambda error: self._give_up(error, then) if error else self._caught_up(then))
+
+    def _store_again(self, fragments: list[int], passes: int, then: Callable[[], None]) -> None:
+        fragment, version = fragments[0], self._host.version(fragments[0])
+
+        def stored(outcome: StoreOutcome) -> None:
+            if not outcome.error:
+                self.gate.written(fragment, again=True)
+            self.turns.give_back(fragment)
+            if outcome.error:
+                self._give_up(outcome.error, then, fragment)
+            else:
+                self._store_dirty(fragments[1:], passes, then)
+
+        if version == NO_VERSION:  # a learner will bring it, and that is written then
+            self.turns.give_back(fragment)
+            self._store_dirty(fragments[1:], passes, then)
+        else:
+            column = self.machine.column(fragment)
+            item = VersionToStore(fragment, version, int(column["checksum"]), column)
+            self.gate.after_tape(lambda: self._host.store(item, stored))
+
+    def _give_up(self, error: str, then: Callable[[], None], fragment: int | None = None) -> None:
+        self._lose(error, fragment)
+        then()
+
+    def _caught_up(self, then: Callable[[], None]) -> None:
+        reason = self.gate.mended()
+        if reason:
+            self._host.durability_back(reason)
+        then()
 
     def _lose(self, reason: str, fragment: int | None = None) -> None:
         if self.gate.failed(reason, fragment):

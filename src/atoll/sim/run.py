@@ -170,6 +170,9 @@ def _last_checks(world: World) -> None:
         world.state(facts.Rested(whole and world.one_run))
         held = [identity for identity in syncer.driver.held if not syncer.machine.holds(identity)]
         world.state(facts.Sizes("contributions kept without need", len(held), 0))
+        world.state(
+            facts.Sizes("inner states kept without need", len(syncer.inner.keys() - syncer.machine.relays.open), 0)
+        )
     if whole and world.one_run:
         final = {track.index: (track.version, track.checksum) for track in syncer.machine.book.tracks}
         for replayed in world.tape.replay(final):

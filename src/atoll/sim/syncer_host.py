@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.check import facts
 from atoll.core import effects as fx
 from atoll.core.beginning import Begin
-from atoll.core.durability_gate import LOOK_NS, RETRY_NS, DurabilityGate
+from atoll.core.durability_gate import DurabilityGate
 from atoll.core.durable import EPOCH_KEY, Recovery
 from atoll.core.layout import Layout
 from atoll.core.messages import (
@@ -27,7 +27,6 @@ from atoll.core.messages import (
     PushHeader,
     PushKind,
     PushReply,
-    Received,
     Refusal,
     Start,
     SyncerMessage,
@@ -84,7 +83,8 @@ class SyncerHost(Process):
         self._tick_ns = -1
         self._made: dict[int, facts.Committed] = {}
         """By fragment: a merge that is not committed yet."""
-        self._store_ns: dict[int, int] = {}
+        self.inner: dict[int, set[int]] = {}
+        """By slot: the pieces of inner state that wait for a joiner."""
         if self.level != "none":
             world.state(facts.Opened(self.epoch))
 
@@ -102,7 +102,7 @@ class SyncerHost(Process):
         elif self.disk.slots:
             self.disk.slots.clear()  # of a seed that was never complete
         self.serving = True
-        self.later(LOOK_NS, self._look)
+        self.driver.look_after_disk()
         self.wake_at(self.machine.next_wake_ns())
 
     def _restore(self, rows: dict[str, Any], slots: dict[int, tuple[int, int, dict[str, Any], Any]]) -> None:
@@ -173,10 +173,7 @@ class SyncerHost(Process):
             connection.to_learner(message)
 
     def end_session(self, session: int, reason: str) -> None:
-        if reason == "left":
-            self._end_session(session, reason)
-        else:
-            self.later(SESSION_GRACE_NS, self._end_session, session, reason)
+        self.later(SESSION_GRACE_NS, self._end_session, session, reason)
 
     def _end_session(self, session: int, reason: str) -> None:
         connection = self.connections.pop(session, None)
@@ -192,7 +189,8 @@ class SyncerHost(Process):
             self.payloads.restore({})
 
     def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
-        self.later(self.world.timing.merge_ns, self._commit_seed, done)
+        timing = self.world.timing
+        self.later(timing.merge_ns + self._disk_ns(timing.commit_ns), self._commit_seed, done)
 
     def _commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
         assert self.payloads is not None
@@ -201,8 +199,7 @@ class SyncerHost(Process):
             self.world.state(facts.Committed(self.epoch, fragment, 0, checksum))
         if self._is_newest():
             self.world.record_seed(self.epoch, self.payloads, self.machine)
-            wait_ns = self._disk_ns(self.world.timing.commit_ns) if self.level == "none" else 0
-            self.later(wait_ns, done, checksums) if wait_ns else done(checksums)
+            done(checksums)
 
     def merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
         self.later(self.world.timing.merge_ns, self._merge, merge, payloads, done)
@@ -215,7 +212,6 @@ class SyncerHost(Process):
             return
         self._made[merge.fragment] = self._fact_of(merge, made)
         self.world.record_merge(self.epoch, merge, made.checksum, payloads)
-        self._store_ns[merge.fragment] = self._disk_ns(self.world.timing.commit_ns)
         done(fx.MergeFinished(merge.fragment, finite=True, checksum=made.checksum, merge_ns=1_000_000))
 
     def _fact_of(self, merge: fx.Merge, made: Made) -> facts.Committed:
@@ -248,32 +244,27 @@ class SyncerHost(Process):
         return sum(merge.weights) / (old / sum(alone) if any(alone) else 1.0)
 
     def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
-        fact = self._made.pop(merge.fragment, None)
-        if fact is not None:  # not on disk, as the level says
-            self.later(self._store_ns.pop(merge.fragment), self._commit_unstored, fact, merge, announce)
-        else:
-            # A process may die here: on disk, and nobody has heard of it.
-            self.later(1, self._publish, merge, announce)
+        self._state_made(merge.fragment)
+        # A process may die here: on disk, and nobody has heard of it.
+        self.later(1, self._publish, merge, announce)
 
-    def _commit_unstored(self, fact: facts.Committed, merge: fx.Merge, announce: Callable[[], None]) -> None:
-        if self._is_newest():
+    def _state_made(self, fragment: int) -> None:
+        fact = self._made.pop(fragment, None)
+        if fact is not None:
             self.world.state(fact)
-            self.later(1, self._publish, merge, announce)
 
     def _publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
         self.world.merged(merge)
         announce()
 
     def heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
+        self.later(self.world.timing.merge_ns, self._heal, heal, payload, done)
+
+    def _heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
         assert self.payloads is not None
         self.payloads.heal(heal.fragment, heal.version, heal.checksum, payload)
         self.world.state(facts.Healed(self.epoch, heal.fragment, heal.version, heal.checksum))
-        wait_ns = self._disk_ns(self.world.timing.commit_ns)
-        if self.gate.writes_commits:
-            self._store_ns[heal.fragment] = wait_ns
-            done()
-        else:
-            self.later(wait_ns, done)
+        done()
 
     def version(self, fragment: int) -> int:
         assert self.payloads is not None
@@ -302,70 +293,32 @@ class SyncerHost(Process):
 
     def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
         if item.seed:
-            self._write(item, self._after_seed(item, done))
+            # All of it at one moment: a run whose beginning is on no disk as a whole cannot be had back once its
+            # learners are gone, and here is nobody who would begin it anew.
+            self._store(item, done)
         else:
-            self.later(self._store_ns.pop(item.fragment), self._write, item, done)
+            self.later(self._disk_ns(self.world.timing.commit_ns), self._store, item, done)
 
-    def _after_seed(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> Callable[[StoreOutcome], None]:
-        if item.fragment < self.machine.config.fragments - 1:
-            return done
-        return lambda outcome: self.later(self._disk_ns(self.world.timing.commit_ns), done, outcome)
-
-    def _write(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
+    def _store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
         if not self._is_newest():
             return
-        fact = self._made.pop(item.fragment, None)
-        if fact is not None:
-            self.world.state(fact)
-        if self.disk.broken or (self.gate.degraded and not item.seed):
-            done(StoreOutcome(self.disk.broken or "degraded"))
-            return
-        self._put(item.fragment, item.version, item.checksum, item.column)
-        done(StoreOutcome())
+        self._state_made(item.fragment)
+        if not self.disk.broken:
+            assert self.payloads is not None
+            arrays = self.payloads.durable(item.fragment)
+            self.disk.commit(item.fragment, item.version, item.checksum, item.column, arrays)
+            self.world.state(facts.Durable(self.epoch, item.fragment, item.version))
+        done(StoreOutcome(self.disk.broken))
 
-    def _put(self, fragment: int, version: int, checksum: int, column: dict[str, Any]) -> None:
-        assert self.payloads is not None
-        self.disk.commit(fragment, version, checksum, column, self.payloads.durable(fragment))
-        self.world.state(facts.Durable(self.epoch, fragment, version))
+    def check_epoch(self, done: Callable[[], None]) -> None:
+        if self._is_newest():
+            done()
 
     def durability_lost(self, reason: str) -> None:
         self.disk.lossless = False
-        self.later(RETRY_NS, self._catch_up)
 
-    def _look(self) -> None:
-        """Facts that nobody waits for are on disk within a second or two; at level interval, fragments too."""
-        if not self.gate.degraded and self.level != "none" and self._is_newest():
-            if self.disk.broken:
-                if self.disk.pending and self.gate.failed(self.disk.broken):
-                    self.durability_lost(self.disk.broken)
-            else:
-                if self.level == "interval":
-                    self._store_dirty()
-                if not self.gate.syncing:
-                    self.disk.sync()
-        self.later(LOOK_NS, self._look)
-
-    def _catch_up(self) -> None:
-        """Write everything that is not on disk, as soon as that is possible again."""
-        if not self._is_newest():
-            return
-        if self.disk.broken:
-            self.later(RETRY_NS, self._catch_up)
-            return
-        self.disk.sync()
-        self._store_dirty()
-        if self.gate.dirty:
-            self.later(RETRY_NS // 10, self._catch_up)  # a merge is under way
-            return
-        self.disk.sync()
-        self.gate.mended()
-
-    def _store_dirty(self) -> None:
-        for fragment in sorted(self.gate.dirty):
-            if not self.driver.turns.taken(fragment):
-                assert self.payloads is not None
-                self._put(fragment, *self.payloads.version(fragment), self.machine.column(fragment))
-                self.gate.written(fragment)
+    def durability_back(self, reason: str) -> None:
+        return
 
     def _is_newest(self) -> bool:
         if self.gate.fenced:
@@ -394,7 +347,7 @@ class SyncerHost(Process):
             self.disk.handed.pop(identity, None)
 
     def forget_inner(self, slot: int) -> None:
-        return
+        self.inner.pop(slot, None)
 
     # ------------------------------------------------------------ sessions
 
@@ -404,14 +357,13 @@ class SyncerHost(Process):
         self.driver.open_session(connection.session, hello)
 
     def receive(self, session: int, message: LearnerMessage) -> None:
-        connection = self.connections.get(session)
-        if connection is None:
+        if session not in self.connections:
             return
         if isinstance(message, Contribution):
             reply = self.push_begin(message.header)
             if reply is None:
                 reply = self.push_complete(message.header, message.payload)
-            connection.to_learner(Received(message.header.fragment, message.header.seq, reply))
+            self.driver.answer_inline(session, message.header, reply)
         else:
             self.driver.apply(fx.FromLearner(session, message))
 
@@ -430,14 +382,26 @@ class SyncerHost(Process):
         if self.payloads is None:
             return PushReply(False, Refusal.NOT_READY, "no layout")
         if header.kind is not PushKind.CONTRIBUTION:
-            finite = self.payloads.put_seed(header.fragment, payload) if header.kind is PushKind.SEED else True
-            return self.driver.complete_push(header, payload, finite=finite)
+            return self._complete_whole(header, payload)
         finite, norm = self.payloads.inspect(header.fragment, payload)
         reply = self.driver.complete_push(header, payload, finite=finite, norm=norm)
         if reply.code == Refusal.NORM_OUTLIER:
             self.world.state(facts.Outlier(header.fragment, norm, header.steps))
         if not reply.accepted:
             self.world.state(facts.Refused(header.learner, reply.code, self.world.refusal_noted(header)))
+        return reply
+
+    def _complete_whole(self, header: PushHeader, payload: Payload) -> PushReply:
+        """A fragment of the seed, one that was lost, or a piece of inner state."""
+        assert self.payloads is not None
+        finite = True
+        if header.kind is PushKind.SEED:
+            finite = self.payloads.put_seed(header.fragment, payload)
+        elif header.kind is PushKind.HEAL:
+            finite = self.payloads.whole_is_finite(payload)
+        reply = self.driver.complete_push(header, payload, finite=finite)
+        if reply.accepted and header.kind is PushKind.INNER:
+            self.inner.setdefault(header.fragment, set()).add(header.seq)
         return reply
 
     def fetch(self, request: FetchRequest) -> tuple[int, Payload, int] | str:
