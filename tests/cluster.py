@@ -55,7 +55,7 @@ class SyncerThread:
         writer = EventWriter(self._folder / "events" / "syncer.jsonl") if self._folder else NullWriter()
         self.shell = SyncerShell(self._config, self._run, writer)
         self.server = await serve(self.shell, ServerOptions(listen=self._listen, token=self._token, **self._port))
-        self.shell.end_session = self.server.close_session
+        self.shell.platform.close_link = self.server.close_session
         self.address = self.server.address
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()

@@ -140,7 +140,7 @@ async def storm(seed: int, attacks: int) -> None:
     config = SyncConfig(fragments=4, learners_expected=1, quorum="1", codec_up=CODEC, codec_down=CODEC)
     shell = SyncerShell(config, "fuzzed", NullWriter())
     server = await serve(shell, ServerOptions(listen="127.0.0.1:0", transfer_idle_s=0.2))
-    shell.end_session = server.close_session
+    shell.platform.close_link = server.close_session
     honest = Honest(server.address)
     channel = grpc.aio.insecure_channel(server.address)
     try:

@@ -173,17 +173,17 @@ class RecordedRun:
         keeper = Keeper(store, "commit", 30.0, writer, record=record)
         run = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
         shell = SyncerShell(settings(**self.changes), run, writer, epoch=store.epoch, keeper=keeper)
-        shell.end_session = lambda session, reason: None
+        shell.platform.close_link = lambda session, reason: None
         if found is not None:
             shell.restore(found[0], found[1], {}, 0)
-        keeper.start()
+        shell.start()
         for puppet in self.puppets:
             puppet.join(shell)
         await self._until(shell, lambda: shell.machine.committed and all(p.ready for p in self.puppets))
         target = shell.machine.book.commits + merges
         await self._until(shell, lambda: shell.machine.book.commits >= target)
         if crash:
-            for task in [*shell._tasks, *filter(None, [keeper._background, keeper._syncing])]:
+            for task in list(shell.platform.tasks):
                 task.cancel()
             store._tenure.release()
         else:

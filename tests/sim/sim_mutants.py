@@ -15,7 +15,16 @@ import numpy as np
 from pytest import MonkeyPatch
 
 from atoll.check import Violation
-from atoll.core import contribution_intake, durable, learner_machine, ledger, membership, merging, round_scheduler
+from atoll.core import (
+    contribution_intake,
+    durable,
+    learner_machine,
+    ledger,
+    membership,
+    merging,
+    round_scheduler,
+    syncer_driver,
+)
 from atoll.core import effects as fx
 from atoll.core.contribution_intake import ContributionIntake
 from atoll.core.contribution_maker import ContributionMaker
@@ -202,16 +211,16 @@ def _learner_waits_for_the_syncer(patch: MonkeyPatch) -> None:
 
 
 def _published_before_commit(patch: MonkeyPatch) -> None:
-    def committed(self: Any, effect: Any, fact: Any, column: Any, stored: Any) -> None:
-        if not self._is_newest():
-            return
-        self.world.state(fact)
-        wait_ns = self._disk_ns(self.world.timing.commit_ns)
-        write = lambda: self._write(effect.fragment, effect.version, fact.checksum, column, stored=stored)  # noqa: E731
-        self.later(wait_ns, write)
-        self._publish(effect, fact.checksum)
+    store = syncer_driver.SyncerDriver._store
 
-    patch.setattr(syncer_host.SyncerHost, "_committed", committed)
+    def later(self: Any, item: Any, then: Any) -> None:
+        if item.seed:
+            store(self, item, then)
+        else:
+            store(self, item, lambda outcome: None)
+            then(syncer_driver.StoreOutcome())
+
+    patch.setattr(syncer_driver.SyncerDriver, "_store", later)
 
 
 def _fates_untold(patch: MonkeyPatch) -> None:
@@ -242,7 +251,7 @@ def _merged_forgotten(patch: MonkeyPatch) -> None:
 
 
 def _fenced_syncer_writes(patch: MonkeyPatch) -> None:
-    patch.setattr(syncer_host.SyncerHost, "_is_newest", lambda self: not self.fenced)
+    patch.setattr(syncer_host.SyncerHost, "_is_newest", lambda self: not self.gate.fenced)
 
 
 def _heal_believes_anybody(patch: MonkeyPatch) -> None:
@@ -343,13 +352,13 @@ def _refusals_silent(patch: MonkeyPatch) -> None:
 
 
 def _payloads_kept(patch: MonkeyPatch) -> None:
-    perform = syncer_host.SyncerHost._perform
+    perform = syncer_driver.SyncerDriver._perform
 
     def keeps(self: Any, effect: Any) -> None:
         if not isinstance(effect, fx.Forget):
             perform(self, effect)
 
-    patch.setattr(syncer_host.SyncerHost, "_perform", keeps)
+    patch.setattr(syncer_driver.SyncerDriver, "_perform", keeps)
 
 
 MUTANTS: tuple[Mutant, ...] = tuple(

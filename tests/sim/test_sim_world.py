@@ -311,12 +311,12 @@ def test_a_frozen_syncer_stops_no_learner() -> None:
 def test_what_a_full_disk_cannot_keep_is_caught_up() -> None:
     world = World(scenario_of(SimFault("disk_full", "syncer", 10.0, 10.0)))
     run_for(world, 19.9)
-    assert world.syncer is not None and world.disk.broken and world.syncer.degraded
+    assert world.syncer is not None and world.disk.broken and world.syncer.gate.degraded
     on_disk = {p: slot[0] for p, slot in world.disk.read_slots().items()}
     made = {track.index: track.version for track in world.syncer.machine.book.tracks}
     assert all(made[p] > version for p, version in on_disk.items()), "training went on without the disk"
     world.clock.run(40 * SECOND)
-    assert not world.disk.broken and not world.syncer.degraded and not world.broken
+    assert not world.disk.broken and not world.syncer.gate.degraded and not world.broken
     now = {p: slot[0] for p, slot in world.disk.read_slots().items()}
     assert all(now[p] > version for p, version in made.items())
 

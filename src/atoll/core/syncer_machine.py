@@ -77,7 +77,7 @@ from atoll.core.messages import (
     Stop,
 )
 from atoll.core.progress_intake import ProgressIntake
-from atoll.core.relays import Relays
+from atoll.core.relays import Relay, Relays
 from atoll.core.round_scheduler import RoundScheduler
 from atoll.core.rounds import ContributionId
 from atoll.core.run_selection import RunSelection
@@ -527,6 +527,32 @@ class SyncerMachine:
         if member is None or member.state is not MemberState.ACTIVE or len(member.bases) <= fragment:
             return False
         return member.bases[fragment] >= version - 1
+
+    def learner_of(self, session: int) -> str:
+        """Whose session this is; empty if nobody's."""
+        member = self.membership.by_session(session)
+        return member.learner if member is not None else ""
+
+    def knows(self, learner: str) -> bool:
+        """True if this learner is or was in the run."""
+        return learner in self.membership.members
+
+    def is_aside(self, learner: str) -> bool:
+        """True if rounds do not wait for this learner although it is heard of."""
+        member = self.membership.members.get(learner)
+        return member is not None and bool(member.aside) and not member.quiet
+
+    def inner_relay(self, slot: int, learner: str, generation: int) -> Relay | None:
+        """The hand-over of inner state from which this joiner may fetch."""
+        return self.relays.to_joiner(slot, learner, generation)
+
+    def step_ns(self) -> float:
+        """What a step of this run takes."""
+        return self.book.step_ns()
+
+    @property
+    def rounds_started(self) -> int:
+        return self.book.rounds_started
 
     def stats(self) -> dict[str, Any]:
         """The fields of a SyncerStats event that the machine knows."""

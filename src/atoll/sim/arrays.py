@@ -74,6 +74,9 @@ class ArraySyncer:
         copies = {p: (v, c, {name: a.copy() for name, a in named.items()}) for p, (v, c, named) in stored.items()}
         self.state.restore(copies)
 
+    def whole_is_finite(self, payload: U8) -> bool:
+        return bool(np.isfinite(payload.view(np.float32)).all())
+
     def heal(self, fragment: int, version: int, checksum: int, payload: U8) -> None:
         self.state.heal(fragment, version, checksum, payload)
 

@@ -168,8 +168,11 @@ def _last_checks(world: World) -> None:
     world.state(facts.Processed(sum(host.machine.tokens for host in told), total))
     if syncer.finished:
         world.state(facts.Rested(whole and world.one_run))
-        held = [identity for identity in syncer.held if not syncer.machine.holds(identity)]
+        held = [identity for identity in syncer.driver.held if not syncer.machine.holds(identity)]
         world.state(facts.Sizes("contributions kept without need", len(held), 0))
+        world.state(
+            facts.Sizes("inner states kept without need", len(syncer.inner.keys() - syncer.machine.relays.open), 0)
+        )
     if whole and world.one_run:
         final = {track.index: (track.version, track.checksum) for track in syncer.machine.book.tracks}
         for replayed in world.tape.replay(final):
@@ -198,7 +201,7 @@ def _look(world: World) -> None:
         _books(world)
         fragments, members = world.scenario.config.fragments, len(syncer.machine.membership.members)
         generations = members + len(world.hosts)
-        world.state(facts.Sizes("contributions held", len(syncer.held), 3 * fragments * generations))
+        world.state(facts.Sizes("contributions held", len(syncer.driver.held), 3 * fragments * generations))
         world.state(facts.Sizes("rows on the tape", len(world.disk.rows), members + fragments + 8))
         kept = max((len(m) for x in syncer.machine.membership.members.values() for m in x.merged), default=0)
         world.state(facts.Sizes("merged contributions remembered", kept, MERGED_KEPT))

@@ -6,14 +6,14 @@ for the tape as they do in production; a disk that fails makes the process train
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.check import facts
 from atoll.core import effects as fx
 from atoll.core.beginning import Begin
+from atoll.core.durability_gate import DurabilityGate
 from atoll.core.durable import EPOCH_KEY, Recovery
 from atoll.core.layout import Layout
 from atoll.core.messages import (
@@ -27,26 +27,22 @@ from atoll.core.messages import (
     PushHeader,
     PushKind,
     PushReply,
-    Received,
     Refusal,
-    Refused,
     Start,
     SyncerMessage,
 )
 from atoll.core.policy import age_limit, contribution_weight, scales_steps, stale_factor
 from atoll.core.rounds import Contribution as Merged
 from atoll.core.rounds import ContributionId, HandedOver
+from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, VersionToStore
 from atoll.core.syncer_machine import SyncerMachine
-from atoll.sim.payloads import Payload, SyncerPayloads
+from atoll.sim.payloads import Made, Payload, SyncerPayloads
 from atoll.sim.process import Process
-from atoll.syncer.keeper import LOOK_S, RETRY_S
 
 if TYPE_CHECKING:
     from atoll.sim.connection import Connection
     from atoll.sim.world import World
 
-RETRY_NS = int(RETRY_S * 1e9)
-LOOK_NS = int(LOOK_S * 1e9)
 SESSION_GRACE_NS = 5_000_000
 """A session ends after what was queued for it has gone out."""
 
@@ -61,6 +57,8 @@ class Timing:
 
 
 class SyncerHost(Process):
+    """The platform of a SyncerDriver (`core.syncer_driver`)."""
+
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world)
         self.name = name
@@ -73,24 +71,20 @@ class SyncerHost(Process):
         begin = Begin(takes_strangers=True)
         counted = int(self.disk.read_rows().get(EPOCH_KEY, 0))
         self.machine = SyncerMachine(world.scenario.config, f"run-{opened}", self.epoch + counted, begin)
+        self.driver = SyncerDriver(self.machine, self, DurabilityGate(self.level))
+        self.driver.watch = self._watch
+        self.gate = self.driver.gate
         self.payloads: SyncerPayloads | None = None
-        self.held: dict[ContributionId, Payload] = {}
-        self.heals: dict[int, Payload] = {}
         self.connections: dict[int, Connection] = {}
         self.accepted: dict[int, Connection] = {}
         """Connections whose Hello this process has not read yet."""
-        self.degraded = False
-        self.fenced = ""
         self.finished = ""
-        self._said: deque[tuple[int, Callable[[], None]]] = deque()
-        self._appended = 0
-        self._synced = 0
-        self._syncing = False
-        self._dirty: set[int] = set()
-        self._busy: dict[int, deque[Callable[[], None]]] = {}
-        """Fragments whose arrays are being changed, and who waits for each."""
+        """Why it is over: everybody has left."""
         self._tick_ns = -1
-        self._layout: Layout | None = None
+        self._made: dict[int, facts.Committed] = {}
+        """By fragment: a merge that is not committed yet."""
+        self.inner: dict[int, set[int]] = {}
+        """By slot: the pieces of inner state that wait for a joiner."""
         if self.level != "none":
             world.state(facts.Opened(self.epoch))
 
@@ -108,8 +102,8 @@ class SyncerHost(Process):
         elif self.disk.slots:
             self.disk.slots.clear()  # of a seed that was never complete
         self.serving = True
-        self.later(LOOK_NS, self._look)
-        self._schedule()
+        self.driver.look_after_disk()
+        self.wake_at(self.machine.next_wake_ns())
 
     def _restore(self, rows: dict[str, Any], slots: dict[int, tuple[int, int, dict[str, Any], Any]]) -> None:
         exact = self.level == "commit" and self.disk.lossless
@@ -118,150 +112,57 @@ class SyncerHost(Process):
         self.world.state(
             facts.Restored(self.epoch, {p: (v, c) for p, (v, c, _, _) in slots.items()}, self.disk.lossless)
         )
-        effects = self.machine.restore(Recovery(rows, columns, exact, handed=handed), self.world.now_ns)
+        effects = self.driver.restore(Recovery(rows, columns, exact, handed=handed))
         assert self.machine.layout is not None
         self.payloads = self.world.new_syncer_payloads(self.machine.layout, self.machine.config)
-        self._layout = self.machine.layout
         self.payloads.restore({p: (v, c, stored) for p, (v, c, _, stored) in slots.items()})
         for identity, (_, payload) in list(self.disk.handed.items()):
             if self.machine.holds(identity):
-                self.held[identity] = payload
+                self.driver.held[identity] = payload
             else:
                 del self.disk.handed[identity]
-        for effect in effects:
-            self._perform(effect)
+        self.driver.perform(effects)
 
     def die(self) -> None:
         super().die()
         self.serving = False
 
-    # ------------------------------------------------------------ machine in, effects out
-
-    def apply(self, event: fx.SyncerInput) -> PushReply | None:
-        world = self.world
-        world.events += 1
-        if world.tracing:
-            world.trace(self.name, event)
-        answer: PushReply | None = None
-        for effect in self.machine.handle(event, world.now_ns):
-            if type(effect) is fx.Answer:
-                answer = effect.reply
-            else:
-                self._perform(effect)
-        self._schedule()
-        return answer
-
     def hear(self, event: fx.SyncerInput) -> None:
-        """The same, for an event that nobody waits for."""
-        self.apply(event)
+        self.driver.apply(event)
 
-    def _perform(self, effect: fx.SyncerEffect) -> None:
-        if isinstance(effect, fx.ToLearner):
-            self._say(effect.session, effect.message)
-        elif isinstance(effect, fx.Note):
-            self.world.note(self.name, effect)
-        elif isinstance(effect, fx.Remember):
-            self._remember(effect)
-        elif isinstance(effect, fx.Merge):
-            self._lock(effect.fragment, lambda: self._merge(effect))
-        elif isinstance(effect, fx.Forget):
-            self.held.pop(effect.contribution, None)
-            if not self.disk.broken:
-                self.disk.handed.pop(effect.contribution, None)
-        elif isinstance(effect, fx.EndSession):
-            self.later(SESSION_GRACE_NS, self._end_session, effect.session, effect.reason)
-        elif isinstance(effect, fx.KeepHeld):
-            self.later(self._disk_ns(self.world.timing.commit_ns), self._keep_held, effect)
-        elif isinstance(effect, fx.CommitSeed):
-            self.later(self.world.timing.merge_ns, self._commit_seed)
-        elif isinstance(effect, fx.CommitHealed):
-            self._lock(effect.fragment, lambda: self._commit_healed(effect))
-        elif isinstance(effect, fx.Fenced):
-            self._fence(effect.reason)
-        elif isinstance(effect, fx.Finished):
-            self.finished = effect.reason
+    def _watch(self, event: fx.SyncerInput) -> None:
+        self.world.events += 1
+        if self.world.tracing:
+            self.world.trace(self.name, event)
 
-    def _schedule(self) -> None:
-        wake_ns = self.machine.next_wake_ns()
+    # ------------------------------------------------------------ the platform: clock and links
+
+    def now_ns(self) -> int:
+        return self.world.now_ns
+
+    def wake_at(self, wake_ns: int | None) -> None:
         if wake_ns is not None and (self._tick_ns < 0 or wake_ns < self._tick_ns):
             self._tick_ns = wake_ns
             self.world.clock.at(wake_ns, self.call, self._tick, wake_ns)
 
     def _tick(self, planned_ns: int) -> None:
-        if planned_ns != self._tick_ns:
-            return  # an earlier one was planned since
-        self._tick_ns = -1
-        wake_ns = self.machine.next_wake_ns()
-        if wake_ns is not None and wake_ns <= self.world.now_ns:
-            self.apply(fx.Tick())
-        else:
-            self._schedule()
+        if planned_ns == self._tick_ns:  # else an earlier one was planned since
+            self._tick_ns = -1
+            self.driver.wake()
 
-    def _fence(self, reason: str) -> None:
-        self.fenced = self.fenced or reason
-        self._said.clear()
+    def note(self, note: fx.Note) -> None:
+        self.world.note(self.name, note)
+
+    def end_fenced(self, reason: str) -> None:
         self.world.syncer_ended(self)
 
-    # ------------------------------------------------------------ the tape, and what waits for it
+    def end_finished(self, reason: str) -> None:
+        self.finished = reason
 
-    def _remember(self, effect: fx.Remember) -> None:
-        if self.level == "none" or self.fenced:
+    def send(self, session: int, message: SyncerMessage) -> None:
+        if self.gate.fenced:
             return
-        self.disk.append(self.epoch, effect.rows)
-        if effect.first and self.level == "commit" and not self.degraded:
-            self._appended += 1
-            if not self._syncing:
-                self._syncing = True
-                self._sync()
-
-    def _sync(self) -> None:
-        self.later(self._disk_ns(self.world.timing.sync_ns), self._sync_done, self._appended)
-
-    def _sync_done(self, upto: int) -> None:
-        if not self._is_newest():
-            return
-        if self.disk.broken:
-            self._degrade()
-            upto = self._appended
-        else:
-            self.disk.sync()
-        self._synced = upto
-        if self._synced < self._appended:
-            self._let_go(upto)
-            self._sync()
-            return
-        self._syncing = False
-        self._let_go(upto)
-
-    def _let_go(self, upto: int) -> None:
-        while self._said and self._said[0][0] <= upto:
-            self._said.popleft()[1]()
-
-    def _say(self, session: int, message: SyncerMessage) -> None:
-        if isinstance(message, Refused):
-            self._send(session, message)
-            return
-        if (
-            isinstance(message, Published)
-            and self.world.scenario.inline
-            and self.payloads is not None
-            and self.machine.keeps_up(session, message.fragment, message.version)
-        ):
-            update: Any = self.payloads.update(message.fragment, message.version)
-            message = replace(message, update=update)
-        self._after_tape(lambda: self._send(session, message))
-
-    def _after_tape(self, action: Callable[[], None]) -> None:
-        """Do it when everything that was remembered before is on disk."""
-        if not self._syncing and not self._said:
-            action()
-        else:
-            self._said.append((self._appended, action))
-
-    def _send(self, session: int, message: SyncerMessage) -> None:
-        if self.fenced:
-            return
-        promised = self.level == "commit" and not self.degraded
+        promised = self.level == "commit" and not self.gate.degraded
         if isinstance(message, Published):
             self.world.state(facts.Told(self.epoch, message.fragment, message.version, message.checksum, promised))
         elif isinstance(message, Start):
@@ -271,296 +172,249 @@ class SyncerHost(Process):
         if connection is not None:
             connection.to_learner(message)
 
-    # ------------------------------------------------------------ arrays and commits
+    def end_session(self, session: int, reason: str) -> None:
+        self.later(SESSION_GRACE_NS, self._end_session, session, reason)
 
-    def _lock(self, fragment: int, work: Callable[[], None]) -> None:
-        """One change of a fragment's arrays at a time."""
-        waiting = self._busy.get(fragment)
-        if waiting is None:
-            self._busy[fragment] = deque()
-            work()
-        else:
-            waiting.append(work)
+    def _end_session(self, session: int, reason: str) -> None:
+        connection = self.connections.pop(session, None)
+        if connection is not None:
+            connection.ended_by_syncer(reason)
+            self.driver.apply(fx.SessionClosed(session, reason))
 
-    def _unlock(self, fragment: int) -> None:
-        waiting = self._busy[fragment]
-        if waiting:
-            waiting.popleft()()
-        else:
-            del self._busy[fragment]
+    # ------------------------------------------------------------ the platform: arrays
 
-    def _commit_seed(self) -> None:
+    def lay_out(self, layout: Layout, *, lost: bool) -> None:
+        self.payloads = self.world.new_syncer_payloads(layout, self.machine.config)
+        if lost:  # nothing is left of the run but what learners will bring
+            self.payloads.restore({})
+
+    def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
+        timing = self.world.timing
+        self.later(timing.merge_ns + self._disk_ns(timing.commit_ns), self._commit_seed, done)
+
+    def _commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
         assert self.payloads is not None
         checksums = self.payloads.commit_seed()
         for fragment, checksum in enumerate(checksums):
-            column = {**self.machine.column(fragment), "version": 0, "checksum": checksum}
             self.world.state(facts.Committed(self.epoch, fragment, 0, checksum))
-            self._write(fragment, 0, checksum, column, seed=True)
-        if not self.fenced:
+        if self._is_newest():
             self.world.record_seed(self.epoch, self.payloads, self.machine)
-            self.later(self._disk_ns(self.world.timing.commit_ns), self.hear, fx.SeedCommitted(checksums))
+            done(checksums)
 
-    def _merge(self, effect: fx.Merge) -> None:
-        self.later(self.world.timing.merge_ns, self._merged, effect)
+    def merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
+        self.later(self.world.timing.merge_ns, self._merge, merge, payloads, done)
 
-    def _merged(self, effect: fx.Merge) -> None:
+    def _merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
         assert self.payloads is not None
-        payloads = [self.held[identity] for identity in effect.contributions]
-        made = self.payloads.merge(effect.fragment, effect.version, payloads, effect.weights)
+        made = self.payloads.merge(merge.fragment, merge.version, payloads, merge.weights)
         if not made.finite:
-            self._unlock(effect.fragment)
-            self.apply(fx.MergeFinished(effect.fragment, finite=False))
+            done(fx.MergeFinished(merge.fragment, finite=False))
             return
-        items = self.machine.book.merging(effect.fragment)
-        oldest = max(effect.version - 1 - item.base_version for item in items)
+        self._made[merge.fragment] = self._fact_of(merge, made)
+        self.world.record_merge(self.epoch, merge, made.checksum, payloads)
+        done(fx.MergeFinished(merge.fragment, finite=True, checksum=made.checksum, merge_ns=1_000_000))
+
+    def _fact_of(self, merge: fx.Merge, made: Made) -> facts.Committed:
+        items = self.machine.book.merging(merge.fragment)
+        oldest = max(merge.version - 1 - item.base_version for item in items)
         carried = age_limit(self.machine.config, aside=True)
         self.world.state(facts.Sizes("versions is the age of a merged contribution", oldest, carried))
-        fact = facts.Committed(
+        return facts.Committed(
             self.epoch,
-            effect.fragment,
-            effect.version,
+            merge.fragment,
+            merge.version,
             made.checksum,
-            tuple((i.learner, i.generation, i.seq) for i in effect.contributions),
+            tuple((i.learner, i.generation, i.seq) for i in merge.contributions),
             tuple(item.tokens for item in items),
             tuple(item.norm for item in items),
             tuple(item.steps for item in items),
             made.theta_finite,
-            tuple(weight / sum(effect.weights) for weight in effect.weights),
-            self._share(effect, items),
+            tuple(weight / sum(merge.weights) for weight in merge.weights),
+            self._share(merge, items),
         )
-        self.world.record_merge(self.epoch, effect, made.checksum, payloads)
-        column = self.machine.column_after_merge(effect.fragment, made.checksum)
-        stored = self.payloads.durable(effect.fragment)
-        commit_ns = self._disk_ns(self.world.timing.commit_ns)
-        self._after_tape(lambda: self.later(commit_ns, self._committed, effect, fact, column, stored))
 
-    def _share(self, effect: fx.Merge, items: list[Merged]) -> float:
+    def _share(self, merge: fx.Merge, items: list[Merged]) -> float:
         """How much of a merged step is taken, of what its contributions by themselves would give."""
         config = self.machine.config
         if not scales_steps(config):
             return 1.0
-        ages = [effect.version - 1 - item.base_version for item in items]
+        ages = [merge.version - 1 - item.base_version for item in items]
         alone = [contribution_weight(config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
         old = sum(weight * stale_factor(config, age) for weight, age in zip(alone, ages, strict=True))
-        return sum(effect.weights) / (old / sum(alone) if any(alone) else 1.0)
+        return sum(merge.weights) / (old / sum(alone) if any(alone) else 1.0)
 
-    def _committed(self, effect: fx.Merge, fact: facts.Committed, column: dict[str, Any], stored: Any) -> None:
-        if not self._is_newest():
-            return
-        self.world.state(fact)
-        self._write(effect.fragment, effect.version, fact.checksum, column, stored=stored)
+    def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
+        self._state_made(merge.fragment)
         # A process may die here: on disk, and nobody has heard of it.
-        self.later(1, self._publish, effect, fact.checksum)
+        self.later(1, self._publish, merge, announce)
 
-    def _publish(self, effect: fx.Merge, checksum: int) -> None:
-        self._unlock(effect.fragment)
-        self.world.merged(effect)
-        self.apply(fx.MergeFinished(effect.fragment, finite=True, checksum=checksum, merge_ns=1_000_000))
+    def _state_made(self, fragment: int) -> None:
+        fact = self._made.pop(fragment, None)
+        if fact is not None:
+            self.world.state(fact)
 
-    def _commit_healed(self, effect: fx.CommitHealed) -> None:
+    def _publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
+        self.world.merged(merge)
+        announce()
+
+    def heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
+        self.later(self.world.timing.merge_ns, self._heal, heal, payload, done)
+
+    def _heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
         assert self.payloads is not None
-        payload = self.heals.pop(effect.fragment, None)
-        if payload is None or effect.version <= self.payloads.version(effect.fragment)[0]:
-            self._unlock(effect.fragment)
-            return
-        self.payloads.heal(effect.fragment, effect.version, effect.checksum, payload)
-        column = self.machine.column_after_heal(effect.fragment, effect.version, effect.checksum)
-        stored = self.payloads.durable(effect.fragment)
-        self.world.state(facts.Healed(self.epoch, effect.fragment, effect.version, effect.checksum))
-        commit_ns = self._disk_ns(self.world.timing.commit_ns)
-        self._after_tape(lambda: self.later(commit_ns, self._healed, effect, column, stored))
+        self.payloads.heal(heal.fragment, heal.version, heal.checksum, payload)
+        self.world.state(facts.Healed(self.epoch, heal.fragment, heal.version, heal.checksum))
+        done()
 
-    def _healed(self, effect: fx.CommitHealed, column: dict[str, Any], stored: Any) -> None:
+    def version(self, fragment: int) -> int:
+        assert self.payloads is not None
+        return self.payloads.version(fragment)[0]
+
+    def inline_update(self, fragment: int, version: int) -> bytes | None:
+        if not self.world.scenario.inline or self.payloads is None:
+            return None
+        update: Any = self.payloads.update(fragment, version)
+        return update  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------ the platform: disk
+
+    def append(self, rows: Mapping[str, Any]) -> None:
+        self.disk.append(self.epoch, rows)
+
+    def sync(self, done: Callable[[str], None]) -> None:
+        self.later(self._disk_ns(self.world.timing.sync_ns), self._sync, done)
+
+    def _sync(self, done: Callable[[str], None]) -> None:
         if not self._is_newest():
             return
-        self._write(effect.fragment, effect.version, effect.checksum, column, stored=stored)
-        self._unlock(effect.fragment)
-        self.apply(fx.HealCommitted(effect.fragment, effect.version, effect.checksum))
+        if not self.disk.broken:
+            self.disk.sync()
+        done(self.disk.broken)
 
-    def _write(
-        self,
-        fragment: int,
-        version: int,
-        checksum: int,
-        column: dict[str, Any],
-        *,
-        stored: Any = None,
-        seed: bool = False,
-    ) -> None:
-        """Put a version on disk, as the level says."""
-        if self.level == "none" or not self._is_newest():
-            return
-        if not seed and (self.level != "commit" or self.degraded):
-            self._dirty.add(fragment)
-            return
-        if self.disk.broken:
-            self._dirty.add(fragment)
-            self._degrade()
-            return
-        assert self.payloads is not None
-        arrays = stored if stored is not None else self.payloads.durable(fragment)
-        self.disk.commit(fragment, version, checksum, column, arrays)
-        self._dirty.discard(fragment)
-        self.world.state(facts.Durable(self.epoch, fragment, version))
+    def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
+        if item.seed:
+            # All of it at one moment: a run whose beginning is on no disk as a whole cannot be had back once its
+            # learners are gone, and here is nobody who would begin it anew.
+            self._store(item, done)
+        else:
+            self.later(self._disk_ns(self.world.timing.commit_ns), self._store, item, done)
 
-    def _degrade(self) -> None:
-        if not self.degraded:
-            self.degraded = True
-            self.disk.lossless = False
-            self.later(RETRY_NS, self._catch_up)
-
-    def _look(self) -> None:
-        """Facts that nobody waits for are on disk within a second or two; at level interval, fragments too."""
-        if not self.degraded and self.level != "none" and self._is_newest():
-            if self.disk.broken:
-                if self.disk.pending:
-                    self._degrade()
-            else:
-                if self.level == "interval":
-                    self._store_dirty()
-                if not self._syncing:
-                    self.disk.sync()
-        self.later(LOOK_NS, self._look)
-
-    def _catch_up(self) -> None:
-        """Write everything that is not on disk, as soon as that is possible again."""
+    def _store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
         if not self._is_newest():
             return
-        if self.disk.broken:
-            self.later(RETRY_NS, self._catch_up)
-            return
-        self.disk.sync()
-        self._store_dirty()
-        if self._dirty:
-            self.later(RETRY_NS // 10, self._catch_up)  # a merge is under way
-            return
-        self.disk.sync()
-        self.degraded = False
-
-    def _store_dirty(self) -> None:
-        assert self.payloads is not None or not self._dirty
-        for fragment in sorted(self._dirty - set(self._busy)):
+        self._state_made(item.fragment)
+        if not self.disk.broken:
             assert self.payloads is not None
-            version, checksum = self.payloads.version(fragment)
-            column = self.machine.column(fragment)
-            self.disk.commit(fragment, version, checksum, column, self.payloads.durable(fragment))
-            self._dirty.discard(fragment)
-            self.world.state(facts.Durable(self.epoch, fragment, version))
+            arrays = self.payloads.durable(item.fragment)
+            self.disk.commit(item.fragment, item.version, item.checksum, item.column, arrays)
+            self.world.state(facts.Durable(self.epoch, item.fragment, item.version))
+        done(StoreOutcome(self.disk.broken))
+
+    def check_epoch(self, done: Callable[[], None]) -> None:
+        if self._is_newest():
+            done()
+
+    def durability_lost(self, reason: str) -> None:
+        self.disk.lossless = False
+
+    def durability_back(self, reason: str) -> None:
+        return
 
     def _is_newest(self) -> bool:
-        if self.fenced:
+        if self.gate.fenced:
             return False
         if self.disk.epoch > self.epoch and self.level != "none":
-            self._fence(f"epoch {self.disk.epoch} has opened the run")
+            self.driver.fence(f"epoch {self.disk.epoch} has opened the run")
             return False
         return True
 
     def _disk_ns(self, plain_ns: int) -> int:
         return int(plain_ns * self.disk.slow * self.world.dice_disk.uniform(0.5, 1.5))
 
-    def _keep_held(self, effect: fx.KeepHeld) -> None:
+    def keep_handed(self, items: list[tuple[Merged, Payload]], processed: int, done: Callable[[], None]) -> None:
+        self.later(self._disk_ns(self.world.timing.commit_ns), self._keep_handed, items, processed, done)
+
+    def _keep_handed(self, items: list[tuple[Merged, Payload]], processed: int, done: Callable[[], None]) -> None:
         if self.level != "none" and not self.disk.broken and self._is_newest():
-            for item in effect.contributions:
-                if item.id in self.held and self.machine.holds(item.id):
-                    self.disk.handed[item.id] = (HandedOver(item, effect.processed), self.held[item.id])
-        elif self.disk.broken and effect.contributions:
+            for item, payload in items:
+                self.disk.handed[item.id] = (HandedOver(item, processed), payload)
+        elif self.disk.broken and items:
             self.disk.lossless = False  # it waits in memory only
-        self._after_tape(lambda: self._end_session(effect.session, "left"))
+        done()
+
+    def drop_handed(self, identity: ContributionId) -> None:
+        if not self.disk.broken:
+            self.disk.handed.pop(identity, None)
+
+    def forget_inner(self, slot: int) -> None:
+        self.inner.pop(slot, None)
 
     # ------------------------------------------------------------ sessions
 
     def open_session(self, connection: Connection, hello: Hello) -> None:
         self.accepted.pop(connection.session, None)
         self.connections[connection.session] = connection
-        self.apply(fx.SessionOpened(connection.session, hello))
-        layout = self.machine.layout
-        if layout is not None and (self.payloads is None or self._layout is not layout):
-            self.payloads = self.world.new_syncer_payloads(layout, self.machine.config)
-            if self.machine.healing is not None:  # nothing is left of the run but what learners will bring
-                self.payloads.restore({})
-        self._layout = layout
+        self.driver.open_session(connection.session, hello)
 
     def receive(self, session: int, message: LearnerMessage) -> None:
-        connection = self.connections.get(session)
-        if connection is None:
+        if session not in self.connections:
             return
         if isinstance(message, Contribution):
             reply = self.push_begin(message.header)
             if reply is None:
                 reply = self.push_complete(message.header, message.payload)
-            connection.to_learner(Received(message.header.fragment, message.header.seq, reply))
+            self.driver.answer_inline(session, message.header, reply)
         else:
-            self.apply(fx.FromLearner(session, message))
+            self.driver.apply(fx.FromLearner(session, message))
 
     def session_broke(self, session: int, reason: str) -> None:
         if self.connections.pop(session, None) is not None:
-            self.apply(fx.SessionClosed(session, reason))
-
-    def _end_session(self, session: int, reason: str) -> None:
-        connection = self.connections.pop(session, None)
-        if connection is not None:
-            connection.ended_by_syncer(reason)
-            self.apply(fx.SessionClosed(session, reason))
+            self.driver.apply(fx.SessionClosed(session, reason))
 
     # ------------------------------------------------------------ bulk
 
     def push_begin(self, header: PushHeader) -> PushReply | None:
         """None if the bytes may come, else the refusal."""
-        reply = self.apply(fx.PushOpened(header))
-        assert reply is not None
-        if reply.accepted:
-            return None
-        if reply.code == Refusal.DUPLICATE:
-            self.apply(fx.PushCompleted(header, finite=True, norm=0.0))
-        return reply
+        reply = self.driver.open_push(header)
+        return None if reply.accepted else reply
 
     def push_complete(self, header: PushHeader, payload: Payload) -> PushReply:
         if self.payloads is None:
             return PushReply(False, Refusal.NOT_READY, "no layout")
-        if header.kind is PushKind.SEED:
-            finite = self.payloads.put_seed(header.fragment, payload)
-            return self._answer(fx.PushCompleted(header, finite, 0.0))
-        if header.kind is PushKind.HEAL:
-            before = self.heals.get(header.fragment)
-            self.heals[header.fragment] = payload
-            reply = self._answer(fx.PushCompleted(header, True, 0.0))
-            if not reply.accepted:
-                self.heals.pop(header.fragment, None)
-                if before is not None:
-                    self.heals[header.fragment] = before
-            return reply
-        if header.kind is PushKind.INNER:
-            return self._answer(fx.PushCompleted(header, True, 0.0))
+        if header.kind is not PushKind.CONTRIBUTION:
+            return self._complete_whole(header, payload)
         finite, norm = self.payloads.inspect(header.fragment, payload)
-        identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
-        taken = identity in self.held
-        if not taken:
-            self.held[identity] = payload
-        reply = self._answer(fx.PushCompleted(header, finite, norm))
-        if not reply.accepted and not taken:
-            self.held.pop(identity, None)
+        reply = self.driver.complete_push(header, payload, finite=finite, norm=norm)
         if reply.code == Refusal.NORM_OUTLIER:
             self.world.state(facts.Outlier(header.fragment, norm, header.steps))
         if not reply.accepted:
             self.world.state(facts.Refused(header.learner, reply.code, self.world.refusal_noted(header)))
         return reply
 
-    def _answer(self, event: fx.PushCompleted) -> PushReply:
-        reply = self.apply(event)
-        assert reply is not None
+    def _complete_whole(self, header: PushHeader, payload: Payload) -> PushReply:
+        """A fragment of the seed, one that was lost, or a piece of inner state."""
+        assert self.payloads is not None
+        finite = True
+        if header.kind is PushKind.SEED:
+            finite = self.payloads.put_seed(header.fragment, payload)
+        elif header.kind is PushKind.HEAL:
+            finite = self.payloads.whole_is_finite(payload)
+        reply = self.driver.complete_push(header, payload, finite=finite)
+        if reply.accepted and header.kind is PushKind.INNER:
+            self.inner.setdefault(header.fragment, set()).add(header.seq)
         return reply
 
     def fetch(self, request: FetchRequest) -> tuple[int, Payload, int] | str:
         """Version, bytes and size, or the code of the refusal."""
         if not self.machine.committed or self.payloads is None:
             return Refusal.UNKNOWN_FRAGMENT
-        self.apply(fx.FetchOpened(request.learner, request.generation))
+        self.driver.apply(fx.FetchOpened(request.learner, request.generation))
         if request.kind is FetchKind.UPDATE:
             update = self.payloads.update(request.fragment, request.version)
             if update is None:
                 return Refusal.UNKNOWN_VERSION
             return request.version, update, self.payloads.contribution_bytes(request.fragment)
-        if request.fragment in self._busy:
+        if self.driver.turns.taken(request.fragment):
             # A joiner waits for the merge that is under way: the caller asks again.
             return Refusal.BUSY
         version, _ = self.payloads.version(request.fragment)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-from abc import ABC, abstractmethod
-from collections import OrderedDict, defaultdict
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core import effects as fx
+from atoll.core.config import SECOND_NS
 from atoll.core.messages import (
     NO_VERSION,
     FetchHeader,
@@ -22,47 +18,31 @@ from atoll.core.messages import (
     Refusal,
 )
 from atoll.core.relays import Relay
-from atoll.core.rounds import ContributionId
-from atoll.core.syncer_machine import SyncerMachine
 from atoll.errors import PayloadError, RefusedError
-from atoll.syncer.news import Flow
+from atoll.syncer.platform import AsyncioPlatform
 from atoll.syncer.relay import RelayBuffer
 from atoll.syncer.state import Held, ModelState, Update
 
 THETA_COPIES_MAX = 8
 """Whole-fragment copies kept for joiners. Learners that join together fetch the same versions, so a few are enough;
 each is 4 bytes per parameter of one fragment."""
-RELAY_LINGER_S = 10.0
+RELAY_LINGER_NS = 10 * SECOND_NS
 """How long the last piece of an inner state is kept after it was asked for, in case that the transfer breaks."""
-WORKERS = 2
-"""Merges and inspections at a time: the kernels have threads of their own, two keep them fed."""
 
 
-class BulkService(ABC):
-    """Everything here runs on the event loop; array work runs on worker threads. Each fragment has a lock that is held
-    while its arrays change, so that a joiner never reads half a merge."""
+class BulkService:
+    """Everything here runs on the event loop; array work runs on worker threads."""
 
-    def __init__(self, machine: SyncerMachine) -> None:
-        self.machine = machine
-        self._state: ModelState | None = None
-        self._held: dict[ContributionId, Held] = {}
-        self._heals: dict[int, NDArray[np.uint8]] = {}
-        self._relays: dict[int, RelayBuffer] = {}
-        self._locks: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._copies: OrderedDict[int, tuple[int, int, memoryview]] = OrderedDict()
-        self.flow_up, self.flow_down = Flow(), Flow()
-        """Payload bytes per second and learner."""
-        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-merge")
-        self._loop = asyncio.get_running_loop()
-
-    @abstractmethod
-    def apply(self, event: fx.SyncerInput) -> PushReply | None:
-        """Feed the machine and perform what it says; returns the answer if the event was a push."""
+    def __init__(self, platform: AsyncioPlatform) -> None:
+        self.platform = platform
+        self.driver = platform.driver
+        self.machine = platform.machine
+        self.flow_up, self.flow_down = platform.flow_up, platform.flow_down
 
     @property
     def state(self) -> ModelState | None:
         """The run's arrays once version 0 is committed."""
-        return self._state if self.machine.committed else None
+        return self.platform.state if self.machine.committed else None
 
     # ------------------------------------------------------------ pushes
 
@@ -71,98 +51,69 @@ class BulkService(ABC):
 
     def _expected_size(self, header: PushHeader) -> int:
         """The size that this push must have, or RefusedError if it may not come in."""
-        reply = self.apply(fx.PushOpened(header))
-        assert reply is not None
+        reply = self.driver.open_push(header)
         if not reply.accepted:
-            if reply.code == Refusal.DUPLICATE:
-                # A duplicate is also how a learner whose reply was lost asks again: let the machine tell it the fate.
-                self.apply(fx.PushCompleted(header, finite=True, norm=0.0))
             raise RefusedError(reply.code, reply.detail)
-        assert self._state is not None
+        state = self.platform.state
+        assert state is not None
         if header.kind is PushKind.INNER:
             return header.size  # the machine has compared it with the piece that it names
         whole = header.kind in (PushKind.SEED, PushKind.HEAL)
-        return self._state.seed_size(header.fragment) if whole else self._state.contribution_size(header.fragment)
+        return state.seed_size(header.fragment) if whole else state.contribution_size(header.fragment)
 
     async def push_complete(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
-        assert self._state is not None
+        state = self.platform.state
+        assert state is not None
         self.flow_up.add(header.learner, payload.nbytes)
-        if header.kind is PushKind.SEED:
-            reply = self.apply(fx.PushOpened(header))  # another may have been asked while the bytes were on their way
-            if reply is not None and not reply.accepted:
-                return reply
-            finite = await self._loop.run_in_executor(self._workers, self._state.put_seed, header.fragment, payload)
-            return self._answer(fx.PushCompleted(header, finite, 0.0))
+        if header.kind is PushKind.CONTRIBUTION:
+            try:
+                finite, held = await self.platform.on_a_worker(state.inspect, header.fragment, payload)
+            except PayloadError as error:
+                return PushReply(False, Refusal.SIZE, str(error))
+            return self._take(header, finite, held)
         if header.kind is PushKind.HEAL:
-            return self._take_heal(header, payload)
-        if header.kind is PushKind.INNER:
-            return await self._take_inner(header, payload)
-        try:
-            finite, held = await self._loop.run_in_executor(
-                self._workers, self._state.inspect, header.fragment, payload
-            )
-        except PayloadError as error:
-            return PushReply(False, Refusal.SIZE, str(error))
-        return self._take(header, finite, held)
+            finite = bool(np.isfinite(payload.view(np.float32)).all())
+            return self.driver.complete_push(header, payload, finite=finite)
+        reply = self.driver.open_push(header)  # another may have been asked while the bytes were on their way
+        if not reply.accepted:
+            return reply
+        finite = True
+        if header.kind is PushKind.SEED:
+            finite = await self.platform.on_a_worker(state.put_seed, header.fragment, payload)
+        elif not await self._buffer(header.fragment).put(header.seq, payload):
+            return PushReply(False, Refusal.BUSY, "the joiner has not taken the earlier pieces yet; send it again")
+        return self.driver.complete_push(header, payload, finite=finite)
 
     def _take(self, header: PushHeader, finite: bool, held: Held) -> PushReply:
-        identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
-        taken = identity in self._held
-        if not taken:
-            self._held[identity] = held
         norm = float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
-        reply = self._answer(fx.PushCompleted(header, finite, norm))
-        if not reply.accepted and not taken:
-            self._held.pop(identity, None)
-        return reply
+        return self.driver.complete_push(header, held, finite=finite, norm=norm)
 
-    def _answer(self, event: fx.PushCompleted) -> PushReply:
-        reply = self.apply(event)
-        assert reply is not None
-        return reply
-
-    def _take_heal(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
-        finite = bool(np.isfinite(payload.view(np.float32)).all())
-        before = self._heals.get(header.fragment)
-        self._heals[header.fragment] = payload
-        reply = self._answer(fx.PushCompleted(header, finite, 0.0))
-        if not reply.accepted:
-            self._heals.pop(header.fragment)
-            if before is not None:
-                self._heals[header.fragment] = before
-        return reply
-
-    async def _take_inner(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
-        if self.machine.relays.from_peer(header.fragment, header.learner, header.generation) is None:
-            return PushReply(False, Refusal.NOT_READY, "nobody waits for this inner state any more; forget it")
-        buffer = self._relays.setdefault(header.fragment, RelayBuffer())
-        if not await buffer.put(header.seq, payload):
-            return PushReply(False, Refusal.BUSY, "the joiner has not taken the earlier pieces yet; send it again")
-        return self._answer(fx.PushCompleted(header, True, 0.0))
+    def _buffer(self, slot: int) -> RelayBuffer:
+        return self.platform.inner.setdefault(slot, RelayBuffer())
 
     async def _give_inner(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
         slot, piece = request.fragment, request.version
-        relay = self.machine.relays.to_joiner(slot, request.learner, request.generation)
+        relay = self.machine.inner_relay(slot, request.learner, request.generation)
         if relay is None or not 0 <= piece < relay.pieces:
             raise RefusedError(Refusal.UNKNOWN_VERSION, f"relay {slot} has no piece {piece} for this learner")
-        self.apply(fx.RelayTaken(slot, done=False))
-        found = await self._relays.setdefault(slot, RelayBuffer()).get(piece)
+        self.driver.apply(fx.RelayTaken(slot, done=False))
+        found = await self._buffer(slot).get(piece)
         if found is None:
             raise RefusedError(Refusal.BUSY, f"piece {piece} has not come yet; ask again")
         payload, checksum = found
         if piece == relay.pieces - 1:
-            self._loop.call_later(RELAY_LINGER_S, self._end_relay, slot, relay)
+            self.platform.later(RELAY_LINGER_NS, lambda: self._end_relay(relay))
         return FetchHeader(piece, "inner", payload.nbytes, checksum), payload.data
 
-    def _end_relay(self, slot: int, relay: Relay) -> None:
-        if self.machine.relays.open.get(slot) is relay:
-            self.apply(fx.RelayTaken(slot, done=True))
+    def _end_relay(self, relay: Relay) -> None:
+        if self.machine.inner_relay(relay.slot, relay.joiner, relay.joiner_generation) is relay:
+            self.driver.apply(fx.RelayTaken(relay.slot, done=True))
 
     # ------------------------------------------------------------ fetches
 
     async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
         header, content = await self._find(request)
-        if request.learner in self.machine.membership.members:
+        if self.machine.knows(request.learner):
             self.flow_down.add(request.learner, request.length or max(0, content.nbytes - request.offset))
         return header, content
 
@@ -173,7 +124,7 @@ class BulkService(ABC):
         if state is None or not 0 <= request.fragment < len(state.fragments):
             detail = f"fragment {request.fragment} has no committed state here; wait for Start"
             raise RefusedError(Refusal.UNKNOWN_FRAGMENT, detail)
-        self.apply(fx.FetchOpened(request.learner, request.generation))
+        self.driver.apply(fx.FetchOpened(request.learner, request.generation))
         if request.kind is FetchKind.UPDATE:
             update = state.fragments[request.fragment].ring.get(request.version)
             if update is None:
@@ -186,18 +137,19 @@ class BulkService(ABC):
         return FetchHeader(version, self.machine.config.codec_down, update.payload.nbytes, update.checksum)
 
     async def _theta(self, state: ModelState, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
-        cached = self._copies.get(request.fragment)
+        copies = self.platform.copies
+        cached = copies.get(request.fragment)
         if cached is None or cached[0] != state.fragments[request.fragment].version:
-            async with self._locks[request.fragment]:
+            async with self.platform.turn(request.fragment):
                 arrays = state.fragments[request.fragment]
-                cached = self._copies.get(request.fragment)  # another joiner may have made it in the meantime
+                cached = copies.get(request.fragment)  # another joiner may have made it in the meantime
                 if cached is not None and cached[0] == arrays.version:
                     return self._theta_header(cached, request)
-                copy = await self._loop.run_in_executor(self._workers, arrays.theta.tobytes)
+                copy = await self.platform.on_a_worker(arrays.theta.tobytes)
                 cached = (arrays.version, arrays.checksum, memoryview(copy))
-                self._copies[request.fragment] = cached
-                while len(self._copies) > THETA_COPIES_MAX:
-                    self._copies.popitem(last=False)
+                copies[request.fragment] = cached
+                while len(copies) > THETA_COPIES_MAX:
+                    copies.popitem(last=False)
         return self._theta_header(cached, request)
 
     def _theta_header(

@@ -1,20 +1,12 @@
-"""The keeper makes the run durable: it writes commits and facts to the store, holds back what must not be said before
-they are on disk, and copes with a disk that fails.
-
-    level      a commit is on disk            messages wait for the tape
-    commit     before it is published         yes
-    interval   every so many seconds          no
-    none       never                          no
-
-When a write fails (disk full, I/O error), training is worth more than durability: the keeper says so loudly, lets
-everything pass, and tries again every few seconds until all that it missed is on disk; then `level` holds again.
+"""The keeper has the syncer's disk: the tape, the commits, what leavers handed over, and the recording. When what is
+written, and what waits for it, is decided by `core.durability_gate`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -24,20 +16,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from atoll.core.config import one_of
+from atoll.core.durability_gate import DurabilityGate
 from atoll.core.effects import Merge
 from atoll.core.rounds import Contribution, ContributionId, HandedOver
-from atoll.errors import FencedSyncerError
+from atoll.core.syncer_driver import StoreOutcome, VersionToStore
 from atoll.observe import Writer, events
-from atoll.store import CommitStats, Handover, RunStore
+from atoll.store import Handover, RunStore
 from atoll.syncer.recording import Recorder
 
-LEVELS = ("commit", "interval", "none")
-RETRY_S = 5.0
-"""Pause between two attempts to write after a failure: long enough not to hammer a dying disk, short against the
-minutes that it takes somebody to make room."""
-LOOK_S = 1.0
-"""How often the keeper looks for what is not on disk yet and need not be at once."""
 WRITERS = 2
 """Commits that are written at a time: one waits for the disk while the other is copied."""
 
@@ -50,49 +36,26 @@ class Keeper:
     def __init__(
         self, store: RunStore | None, level: str, interval_s: float, writer: Writer, *, record: bool = False
     ) -> None:
-        self.level = one_of("durability", level if store is not None else "none", LEVELS)
-        self.degraded = ""
-        """Why commits are not durable at the moment."""
-        self.fenced: FencedSyncerError | None = None
-        self.store_fragment: Callable[[int], Awaitable[None]] = _nothing
-        """Set by the shell: write one fragment as it stands."""
-        self.failed: Callable[[BaseException | None], None] = lambda error: None
-        """Set by the shell: told of an error that is not the disk's."""
+        self.gate = DurabilityGate(level if store is not None else "none", int(interval_s * 1e9))
         self._store = store
-        self._interval_s = interval_s
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="atoll-store")
         recording = store.recording() if record and store is not None else None
         self.recorder = Recorder(recording, self._threads, writer)
-        self._held: deque[tuple[int, Callable[[], None]]] = deque()
-        self._appended = 0
-        self._loose = False
-        """Facts were put on the tape that nobody waits for."""
         self._handed: set[ContributionId] = set()
         self._handover = Handover(store.path / "handover") if store is not None else Handover(Path())
-        self._dirty: set[int] = set()
-        self._trying = False
-        """Degraded, but a write has worked again."""
-        self._written_s = self._loop.time()
-        self._syncing: asyncio.Task[None] | None = None
-        self._background: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to write in the background what is not written at once."""
-        if self._store is not None:
-            self._background = self._loop.create_task(self._look_after())
-            self._background.add_done_callback(self._check_task)
+    @property
+    def level(self) -> str:
+        return self.gate.level
 
-    async def close(self) -> None:
-        """Write what is left, in order."""
-        if self._background is not None:
-            self._background.cancel()
-            await asyncio.gather(self._background, return_exceptions=True)
-        if self._syncing is not None:
-            await self._syncing
-        if self._store is not None and self.fenced is None:
-            await self._catch_up()
+    @property
+    def degraded(self) -> str:
+        """Why commits are not durable at the moment."""
+        return self.gate.degraded
+
+    def close(self) -> None:
         self._threads.shutdown(wait=True)
         self.recorder.close()
         if self._store is not None:
@@ -110,114 +73,54 @@ class Keeper:
         else:
             self._store.while_newest(act)
 
-    # ------------------------------------------------------------ facts, and what waits for them
+    async def look_around(self) -> None:
+        """Raises FencedSyncerError if a newer syncer has taken over."""
+        with contextlib.suppress(OSError):  # the next write will say more
+            await self._loop.run_in_executor(self._threads, self.check_epoch)
 
-    def remember(self, rows: Mapping[str, Any], first: bool) -> None:
-        """Put facts on the tape; with `first`, `say` waits until they are on disk."""
-        if self._store is None or self.fenced is not None:
-            return
-        self._store.remember(rows)
-        self._loose = True
-        if first and self.level == "commit" and not self.degraded:
-            self._appended += 1
-            if self._syncing is None:
-                self._syncing = self._loop.create_task(self._sync())
-                self._syncing.add_done_callback(self._check_task)
+    # ------------------------------------------------------------ facts and commits
+
+    def append(self, rows: Mapping[str, Any]) -> None:
+        """Put facts on the tape."""
+        if self._store is not None:
+            self._store.remember(rows)
 
     def note(self, merge: Merge, checksum: int) -> None:
         """Put a decision on the tape, for people and for replay: what was merged, into which version, how weighted."""
-        if self._store is not None and self.fenced is None:
+        if self._store is not None and not self.gate.fenced:
             ids = [[item.learner, item.generation, item.seq] for item in merge.contributions]
             record = {"merge": merge.fragment, "version": merge.version, "round": merge.round, "checksum": checksum}
             self._store.note({**record, "contributions": ids, "weights": list(merge.weights)})
 
-    def say(self, send: Callable[[], None]) -> None:
-        """Send now, or once everything that was remembered before is on disk. Order is kept."""
-        if self.fenced is not None:
-            return
-        if self._syncing is None and not self._held:
-            send()
-        else:
-            self._held.append((self._appended, send))
-
-    async def _sync(self) -> None:
+    async def sync(self) -> str:
+        """Make what was appended durable; returns the error if that failed. Raises FencedSyncerError if a newer syncer
+        has taken over."""
         assert self._store is not None
-        synced = -1
-        while synced < self._appended and self.fenced is None:
-            upto = self._appended
-            try:
-                await self._loop.run_in_executor(self._threads, self._sync_here)
-            except OSError as error:
-                self._degrade(f"the tape cannot be written ({error})")
-                upto = self._appended
-            except FencedSyncerError as error:
-                self.fence(error)
-                break
-            synced = upto
-            self._let_go(synced)
-        self._syncing = None
-        self._let_go(self._appended)
+        try:
+            await self._loop.run_in_executor(self._threads, self._store.sync)
+        except OSError as error:
+            return str(error)
+        return ""
 
-    def _sync_here(self) -> None:
+    async def store(self, item: VersionToStore, arrays: Arrays) -> StoreOutcome:
+        """Make one version durable. The caller has the fragment's turn. Raises FencedSyncerError if a newer syncer has
+        taken over, and then nothing may be published."""
         assert self._store is not None
-        self._store.sync()
-
-    def _let_go(self, upto: int) -> None:
-        while self._held and self._held[0][0] <= upto:
-            send = self._held.popleft()[1]
-            if self.fenced is None:
-                send()
-
-    # ------------------------------------------------------------ commits
-
-    async def commit(
-        self,
-        fragment: int,
-        version: int,
-        arrays: Arrays,
-        column: Mapping[str, Any],
-        *,
-        now: bool = False,
-        seed: bool = False,
-    ) -> CommitStats | None:
-        """Make one version durable as the level says (a seed at every level). The caller holds the fragment's lock.
-        Returns None if nothing was written; raises FencedSyncerError if a newer syncer has taken over, and then nothing
-        may be published. With `now` an OSError is the caller's."""
-        if self._store is None:
-            return None
-        if not now and not seed and (self.level != "commit" or (self.degraded and not self._trying)):
-            self._dirty.add(fragment)
-            return None
-        column = {**column, **self.recorder.mark(fragment, version)}
-        if self._syncing is not None:
-            # Facts first: a column must not know that somebody has left, say, before the tape does. Only those that
-            # were remembered before it was made: under a steady stream of facts the tape is never at rest.
-            told = self._loop.create_future()
-            self.say(lambda: told.set_result(None))
-            await asyncio.wait({told, self._syncing}, return_when=asyncio.FIRST_COMPLETED)
+        column = {**item.column, **self.recorder.mark(item.fragment, item.version)}
         try:
             stats = await self._loop.run_in_executor(
-                self._threads, self._store.commit, fragment, version, arrays, column
+                self._threads, self._store.commit, item.fragment, item.version, arrays, column
             )
         except OSError as error:
-            self._dirty.add(fragment)
-            self._trying = False
-            if now:
-                raise
-            self._degrade(f"version {version} of fragment {fragment} cannot be written ({error})")
-            return None
-        except FencedSyncerError as error:
-            self.fence(error)
-            raise
-        self._dirty.discard(fragment)
-        return stats
+            return StoreOutcome(str(error))
+        return StoreOutcome("", stats.write_ns + stats.sync_ns, stats.bytes)
 
     # ------------------------------------------------------------ what leaving learners handed over
 
     async def keep_handed(self, items: Sequence[tuple[Contribution, NDArray[np.uint8]]], processed: int) -> None:
         """Put contributions of a learner that leaves on disk. If that fails they are only in memory, as at the other
         levels; the ledger tells if that costs anything."""
-        if self._store is None or not items or self.fenced is not None:
+        if self._store is None:
             return
         for item, payload in items:
             self._handed.add(item.id)
@@ -255,106 +158,8 @@ class Keeper:
         self._handed |= payloads.keys()
         return handed, payloads, problems
 
-    def take_in(self, rows: Mapping[str, Any], fragments: Sequence[int]) -> None:
-        """What came from a snapshot is not in this state folder: put it there, facts first, in the background."""
-        if self._store is not None:
-            if rows:
-                self._store.remember(rows)
-                self._loose = True
-            self._dirty |= set(fragments)
-
-    async def _look_after(self) -> None:
-        """Write what is dirty: after a failure, and every so often."""
-        while self.fenced is None:
-            await asyncio.sleep(RETRY_S if self.degraded else LOOK_S)
-            if self.degraded or self._due():
-                await self._catch_up()
-            elif self._loose:
-                await self._sync_loose()
-            else:
-                await self._look_around()
-
-    async def _sync_loose(self) -> None:
-        """Facts that nobody waits for are on disk within a second or two."""
-        self._loose = False
-        try:
-            await self._loop.run_in_executor(self._threads, self._sync_here)
-        except OSError as error:
-            self._degrade(f"the tape cannot be written ({error})")
-        except FencedSyncerError as error:
-            self.fence(error)
-
-    async def _look_around(self) -> None:
-        """A syncer with nothing to write must notice as well that a newer one has taken over."""
-        try:
-            await self._loop.run_in_executor(self._threads, self.check_epoch)
-        except OSError:
-            pass  # the next write will say more
-        except FencedSyncerError as error:
-            self.fence(error)
-
-    def _due(self) -> bool:
-        """True if fragments are to be written: at level `interval`, now and then; at `commit`, what `take_in` left."""
-        if self.level == "commit":
-            return bool(self._dirty)
-        if self.level != "interval" or self._loop.time() - self._written_s < self._interval_s:
-            return False
-        self._written_s = self._loop.time()
-        return bool(self._dirty)
-
-    async def _catch_up(self) -> None:
-        """Write everything that is not on disk. After a failure, commits are written at once again as soon as one write
-        has worked: else new ones would come up as fast as old ones are written."""
-        self._loose = False
-        try:
-            if self._dirty:
-                # Facts first: a column must not know of a member that no row knows.
-                await self._loop.run_in_executor(self._threads, self._sync_here)
-            for _ in range(2):
-                for fragment in sorted(self._dirty):
-                    await self.store_fragment(fragment)
-                    self._trying = True
-            await self._loop.run_in_executor(self._threads, self._sync_here)
-        except OSError as error:
-            self._degrade(str(error))
-        except FencedSyncerError as error:
-            self.fence(error)
-        else:
-            self._mend()
-
-    # ------------------------------------------------------------ how things stand
-
-    def _degrade(self, reason: str) -> None:
-        if not self.degraded:
-            text = f"{reason}; training goes on, commits are not durable until this is mended (make room on the disk)"
-            self._writer.emit(events.DurabilityChanged("degraded", self.level, text))
-            print(f"atoll syncer: {text}", flush=True)
-        self.degraded = reason
-
-    def _mend(self) -> None:
-        if self.degraded and (self.level == "interval" or not self._dirty):
-            self._trying = False
-            text = f"everything is on disk again (it was not because {self.degraded})"
-            self.degraded = ""
-            self._writer.emit(events.DurabilityChanged(self.level, self.level, text))
-            print(f"atoll syncer: {text}", flush=True)
-
-    def _check_task(self, task: asyncio.Task[None]) -> None:
-        """Whatever ends a task of the keeper's must not end in silence."""
-        if not task.cancelled() and task.exception() is not None:
-            self.failed(task.exception())
-
-    def fence(self, error: FencedSyncerError) -> None:
-        """A newer syncer has taken over: nothing is written or said any more."""
-        self.fenced = error
-        self._held.clear()
-
 
 def handed_name(identity: ContributionId) -> str:
     """A file name for any learner id."""
     digest = xxhash.xxh3_64_hexdigest(identity.learner.encode())
     return f"{identity.fragment:04d}-{digest}-{identity.generation}-{identity.seq}"
-
-
-async def _nothing(fragment: int) -> None:
-    return None

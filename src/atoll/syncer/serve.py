@@ -74,13 +74,13 @@ async def _serve(options: SyncerOptions) -> int:
         shell.restore(found[0], found[1], payloads, load_ns)
         if found[0].unwritten:
             rows = {**found[0].rows, SETTINGS_KEY: shell.machine.config.to_dict()} if found[0].epoch else {}
-            keeper.take_in(rows, found[0].unwritten)
+            shell.take_in(rows, found[0].unwritten)
         _tell_recovery(shell, found[0], said, load_ns)
     del found
     keeper.check_epoch()  # loading takes a while: another syncer may have taken over and be listening
     server = await _listen(shell, options)
-    shell.end_session, shell.peer_of = server.close_session, server.peer_of
-    keeper.start()
+    shell.platform.close_link, shell.peer_of = server.close_session, server.peer_of
+    shell.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -192,7 +192,7 @@ async def _live(
             print(f"atoll syncer: {waits or 'the run goes on'}", flush=True)
         writer.emit(_stats(shell, server))
         _tell_data(shell, writer)
-        if shell.fenced or shell.keeper.fenced is not None:
+        if shell.fenced:
             return _overtaken(shell)
         if shell.failure is not None:
             print(f"atoll syncer: stopped by an error: {shell.failure!r}", file=sys.stderr, flush=True)
@@ -226,13 +226,11 @@ def _certified(server: RunningServer) -> str:
 def _overtaken(shell: SyncerShell) -> int:
     """The exit status of a syncer whose place a newer one has taken, else 0. The disk is asked: this process may have
     been frozen until a moment ago."""
-    if shell.keeper.fenced is not None:
-        shell.fenced = shell.fenced or str(shell.keeper.fenced)
     try:
         if not shell.fenced:
             shell.keeper.check_epoch()
     except FencedSyncerError as error:
-        shell.fenced = str(error)
+        shell.overtaken(error)
     except OSError as error:
         print(f"atoll syncer: cannot see whether a newer syncer has taken over ({error})", file=sys.stderr, flush=True)
     if not shell.fenced:
