@@ -420,9 +420,11 @@ class ForgetResiduals:
 
 @dataclass(frozen=True, slots=True)
 class ForgetPrepared:
-    """Versions that were prepared and not adopted are of no use any more (`fragment` -1: of all fragments)."""
+    """Versions that were prepared and not adopted are of no use any more (`fragment` -1: of all fragments).
+    `went_back`: nor is the one that was adopted; the next may have a smaller number."""
 
     fragment: int = -1
+    went_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

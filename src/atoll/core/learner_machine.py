@@ -231,6 +231,25 @@ class LearnerMachine:
             return True  # news of a merge that came after its version was adopted
         return self._contributions.boundary_wanted
 
+    def will_adopt(self, fragment: int, version: int) -> bool:
+        """Whether this version waits for the next step boundary."""
+        return version in self.fragments[fragment].prepared
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """The version of each fragment that this learner has adopted."""
+        return self._state.bases()
+
+    @property
+    def missing(self) -> list[int]:
+        """Fragments of which nothing has come yet."""
+        return [p.index for p in self.fragments if p.newest == NO_VERSION]
+
+    @property
+    def reseeding(self) -> bool:
+        """True from a re-seed until all of it is adopted."""
+        return any(p.reseed for p in self.fragments)
+
     def plan_adopt(self, fragment: int, version: int, *, ahead: bool = False) -> Adopt:
         """How this version would be adopted now: see VersionFollower."""
         return self._versions.plan_adopt(fragment, version, ahead=ahead)

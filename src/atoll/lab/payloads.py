@@ -21,8 +21,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from atoll.core.config import SyncConfig
-from atoll.core.effects import Adopt
+from atoll.core.effects import Adopt, Fetch
 from atoll.core.layout import Layout
+from atoll.core.learner_host import OutgoingPayload
 from atoll.core.messages import NO_VERSION, PushHeader
 from atoll.errors import PayloadError
 from atoll.lab.replica import Replica
@@ -170,7 +171,7 @@ class LabLearner(VaultLearner):
         self._look(sending.header.fragment, payload)
         return payload, xxhash.xxh3_64_intdigest(payload.data)
 
-    def encode(self, fragment: int, seq: int, poison: str) -> tuple[U8, int] | None:
+    def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
         try:
             payload, checksum = self._encoding.pop((fragment, seq)).result()
             if poison:
@@ -178,8 +179,7 @@ class LabLearner(VaultLearner):
                 checksum = xxhash.xxh3_64_intdigest(payload.data)
         except PayloadError:
             return None
-        self.seal(fragment, seq, payload, checksum)
-        return payload, checksum
+        return OutgoingPayload(payload, int(payload.nbytes), checksum)
 
     def _finish(self, fragment: int) -> None:
         """Residuals and snapshots are about to change: whoever reads them now must be done with it."""
@@ -199,7 +199,8 @@ class LabLearner(VaultLearner):
 
     # ------------------------------------------------------------ versions
 
-    def prepare_update(self, fragment: int, version: int, payload: U8, checksum: int) -> int:
+    def prepare_update(self, wanted: Fetch, payload: U8) -> HeldVersion:
+        fragment, version, checksum = wanted.fragment, wanted.version, wanted.checksum
         before = self.before(fragment, version)
         theta = self._shared.find(fragment, version, checksum)
         if theta is None:
@@ -207,9 +208,8 @@ class LabLearner(VaultLearner):
             self._shared.keep(fragment, published)
         else:
             published = HeldVersion(version, theta, self._parameters.as_kept(fragment, theta), checksum)
-        self._prepared[fragment] = published
         self._stage_ahead(fragment, published)
-        return published.checksum
+        return published
 
     def _stage_ahead(self, fragment: int, new: HeldVersion) -> None:
         """Make what the adopt will need. If the guess is wrong, the adopt makes it again."""

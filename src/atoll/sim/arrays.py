@@ -7,15 +7,15 @@ gives the same bits (tests/sim/test_sim_equals_real.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from atoll.core.config import SyncConfig
-from atoll.core.effects import Adopt
+from atoll.core.effects import Adopt, Fetch
 from atoll.core.layout import Layout, padded
+from atoll.core.learner_host import FetchedPayload, OutgoingPayload
 from atoll.core.messages import NO_VERSION, PushHeader
 from atoll.errors import PayloadError
 from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
@@ -112,16 +112,6 @@ class VaultLearner:
 
     def __init__(self, vault: Vault) -> None:
         self.vault = vault
-        self._prepared: dict[int, HeldVersion] = {}
-
-    def sending(self, fragment: int, seq: int) -> tuple[PushHeader, U8] | None:
-        sending = self.vault.sending.get((fragment, seq))
-        return None if sending is None or sending.payload is None else (sending.header, sending.payload)
-
-    def seal(self, fragment: int, seq: int, payload: U8, checksum: int) -> None:
-        """The header says what the payload is from now on."""
-        sending = self.vault.sending[fragment, seq]
-        sending.header = replace(sending.header, size=int(payload.nbytes), checksum=checksum)
 
     def encode_poisoned(self, sending: HeldContribution, poison: str) -> U8:
         """As a learner encodes that went wrong; its own snapshot stays what it was."""
@@ -132,10 +122,9 @@ class VaultLearner:
         finally:
             sending.snapshot = honest
 
-    def prepare_whole(self, fragment: int, version: int, payload: U8) -> int:
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
-        self._prepared[fragment] = self.vault.prepare_whole(fragment, version, payload, checksum)
-        return checksum
+    def prepare_whole(self, fragment: int, came: FetchedPayload) -> HeldVersion:
+        checksum = xxhash.xxh3_64_intdigest(came.payload.data)
+        return self.vault.prepare_whole(fragment, came.version, came.payload, checksum)
 
     def before(self, fragment: int, version: int) -> HeldVersion:
         """What the update to this version must follow."""
@@ -144,8 +133,8 @@ class VaultLearner:
             raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
         return before
 
-    def keep(self, fragment: int, version: int) -> None:
-        self.vault.prepared[fragment][version] = self._prepared.pop(fragment)
+    def keep(self, fragment: int, made: HeldVersion) -> None:
+        self.vault.prepared[fragment][made.version] = made
 
     def forget_prepared(self, fragment: int) -> None:
         for index in range(len(self.vault.prepared)):
@@ -195,23 +184,20 @@ class ArrayLearner(VaultLearner):
     def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None:
         self.vault.start_sending(header, self._snapshots.pop(header.fragment), minus, feedback)
 
-    def encode(self, fragment: int, seq: int, poison: str) -> tuple[U8, int] | None:
+    def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
         sending = self.vault.sending[fragment, seq]
         try:
             payload = self.encode_poisoned(sending, poison) if poison else self.vault.encode(sending)
         except PayloadError:
             return None
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
-        self.seal(fragment, seq, payload, checksum)
-        return payload, checksum
+        return OutgoingPayload(payload, int(payload.nbytes), xxhash.xxh3_64_intdigest(payload.data))
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
         self.vault.settle(fragment, seq, merged)
 
-    def prepare_update(self, fragment: int, version: int, payload: U8, checksum: int) -> int:
-        before = self.before(fragment, version)
-        self._prepared[fragment] = self.vault.prepare_update(fragment, before, payload, checksum)
-        return self._prepared[fragment].checksum
+    def prepare_update(self, wanted: Fetch, payload: U8) -> HeldVersion:
+        before = self.before(wanted.fragment, wanted.version)
+        return self.vault.prepare_update(wanted.fragment, before, payload, wanted.checksum)
 
     def adopt(self, effect: Adopt) -> int:
         vault, theta = self.vault, self.theta[effect.fragment]
