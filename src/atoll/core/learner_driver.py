@@ -16,7 +16,7 @@ from atoll.core import effects as fx
 from atoll.core.learner_fetches import VersionFetches
 from atoll.core.learner_gifts import LearnerGifts
 from atoll.core.learner_host import LearnerDriverHost, LinkState
-from atoll.core.learner_inner import InnerHandoff
+from atoll.core.learner_inner import InnerTransfer
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_pushes import ContributionPushes
 from atoll.core.learner_waits import HEARTBEAT_NS
@@ -24,16 +24,16 @@ from atoll.core.messages import Published, Received, SyncerMessage, Welcome
 
 
 class LearnerDriver:
-    def __init__(self, machine: LearnerMachine, host: LearnerDriverHost, *, bounded: bool = True) -> None:
+    def __init__(self, machine: LearnerMachine, host: LearnerDriverHost) -> None:
         self.machine = machine
         self.link = LinkState()
         self.left = False
         """Everything was handed over and the goodbye is said; the syncer may not have let go yet."""
         self._host = host
-        self.pushes = ContributionPushes(host, self.link, self._feed, bounded=bounded)
-        self.fetches = VersionFetches(machine, host, self.handle, bounded=bounded)
+        self.pushes = ContributionPushes(host, self.link, self._feed)
+        self.fetches = VersionFetches(machine, host, self.handle)
         self._gifts = LearnerGifts(machine, host, self.link)
-        self._inner = InnerHandoff(machine, host)
+        self._inner = InnerTransfer(machine, host)
 
     def start(self) -> None:
         self._host.later(HEARTBEAT_NS, self._beat)

@@ -41,13 +41,10 @@ class VersionFetches:
         machine: LearnerMachine,
         host: LearnerDriverHost,
         handle: Callable[[LearnerInput], None],
-        *,
-        bounded: bool,
     ) -> None:
         self._machine = machine
         self._host = host
         self._handle = handle
-        self._bounded = bounded
         self._updates: dict[tuple[int, int], Payload] = {}
         """Small updates that came inside their Published notice and are not prepared yet."""
         self._waiting: deque[Fetch] = deque()
@@ -59,7 +56,7 @@ class VersionFetches:
     def keep_update(self, notice: Published) -> None:
         """A learner that stands still keeps a few; it fetches what it missed when it goes on."""
         kept = sum(fragment == notice.fragment for fragment, _ in self._updates)
-        if len(notice.update) and (kept < UPDATES_KEPT or not self._bounded):
+        if len(notice.update) and kept < UPDATES_KEPT:
             self._updates[notice.fragment, notice.version] = notice.update
 
     def adopted(self, fragment: int, version: int) -> None:
@@ -85,7 +82,7 @@ class VersionFetches:
     def _fetch_more(self) -> None:
         """One after the other, each comes as soon as it can; on a thin link all others wait for it either way."""
         thin = not self._machine.joined or self.arriving.last_ns > SLOW_FETCH_NS
-        while self._waiting and (not self._bounded or self._running < (1 if thin else FETCHES_MAX)):
+        while self._waiting and self._running < (1 if thin else FETCHES_MAX):
             wanted = self._waiting.popleft()
             self._running += 1
             if wanted.kind is FetchKind.THETA and wanted.version == 0:

@@ -81,18 +81,19 @@ class LearnerGifts:
         """Again and again while the session lasts; None once it is over."""
         session = self._link.session
 
-        def answered(reply: PushReply | None) -> None:
-            if reply is not None and reply.code not in PUSH_AGAIN:
-                done(reply)
-            elif self._lasts(session):
-                self._host.later(RETRY_NS, self._host.push, header, payload, answered)
+        def attempt() -> None:
+            if self._link.up and self._link.session == session:
+                self._host.push(header, payload, answered)
             else:
                 done(None)
 
-        self._host.push(header, payload, answered)
+        def answered(reply: PushReply | None) -> None:
+            if reply is not None and reply.code not in PUSH_AGAIN:
+                done(reply)
+            else:
+                self._host.later(RETRY_NS, attempt)
 
-    def _lasts(self, session: int) -> bool:
-        return self._link.up and self._link.session == session
+        attempt()
 
     def _header(self, kind: PushKind, fragment: int, version: int, made: OutgoingPayload) -> PushHeader:
         return PushHeader(

@@ -15,7 +15,7 @@ from atoll.core.learner_waits import INNER_TRIES, RETRY_NS
 from atoll.core.messages import NO_VERSION, FetchKind, FetchRequest, PushHeader, PushKind, PushReply, Refusal
 
 
-class InnerHandoff:
+class InnerTransfer:
     def __init__(self, machine: LearnerMachine, host: LearnerDriverHost) -> None:
         self._machine = machine
         self._host = host

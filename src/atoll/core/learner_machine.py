@@ -33,6 +33,7 @@ from atoll.core.effects import (
     Left,
     LinkDown,
     Note,
+    NotFinite,
     PushBroken,
     PushDone,
     PushSeed,
@@ -111,6 +112,9 @@ class LearnerMachine:
                 self._message(event.message, out)
             case PushDone():
                 self._contributions.push_done(event, out)
+            case NotFinite():
+                self._contributions.push_done(event.refusal, out)
+                self._versions.reseed(f"it made a delta of fragment {event.fragment} that is not finite", out)
             case PushBroken():
                 self._contributions.push_broken(event, out)
             case Fetched():

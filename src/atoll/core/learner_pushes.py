@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from atoll.core.effects import Contribute, FromSyncer, LearnerInput, PushBroken, PushDone
+from atoll.core.effects import Contribute, LearnerInput, NotFinite, PushBroken, PushDone
 from atoll.core.learner_host import LearnerDriverHost, LinkState, OutgoingPayload, Payload
 from atoll.core.learner_waits import INLINE_NS_MAX, RETRY_NS
-from atoll.core.messages import Contribution, PushHeader, PushReply, Received, Refusal, Reseed
+from atoll.core.messages import Contribution, PushHeader, PushReply, Received, Refusal
 
 
 @dataclass(slots=True)
@@ -29,13 +29,10 @@ class OutgoingContribution:
 
 
 class ContributionPushes:
-    def __init__(
-        self, host: LearnerDriverHost, link: LinkState, feed: Callable[[LearnerInput], None], *, bounded: bool
-    ) -> None:
+    def __init__(self, host: LearnerDriverHost, link: LinkState, feed: Callable[[LearnerInput], None]) -> None:
         self._host = host
         self._link = link
         self._feed = feed
-        self._inline_ns_max = INLINE_NS_MAX if bounded else 1 << 62
         self._outgoing: dict[tuple[int, int], OutgoingContribution] = {}
         self._pushing: set[tuple[int, int]] = set()
         self._sent_ns: dict[tuple[int, int], int] = {}
@@ -60,8 +57,7 @@ class ContributionPushes:
         if outgoing is None:
             return  # its fate was decided meanwhile
         if isinstance(made, str):
-            self._feed(PushDone(*key, PushReply(False, Refusal.NOT_FINITE, made)))
-            self._feed(FromSyncer(Reseed(f"a delta of fragment {key[0]} that is not finite")))
+            self._feed(NotFinite(*key, made))
             return
         outgoing.header = replace(outgoing.header, size=made.size, checksum=made.checksum)
         outgoing.payload, outgoing.encode_ns = made.payload, self._host.now_ns() - outgoing.began_ns
@@ -94,7 +90,7 @@ class ContributionPushes:
             return
         self._pushing.discard(key)
         push_ns = self._host.now_ns() - began_ns
-        self._quick = self._quick or (self._small(outgoing) and push_ns < self._inline_ns_max)
+        self._quick = self._quick or (self._small(outgoing) and push_ns < INLINE_NS_MAX)
         self._answered(key, reply, push_ns)
 
     def _broken(self, key: tuple[int, int]) -> None:
@@ -106,7 +102,7 @@ class ContributionPushes:
         key = (message.fragment, message.seq)
         began_ns = self._sent_ns.pop(key, None)
         push_ns = 0 if began_ns is None else self._host.now_ns() - began_ns
-        self._quick = push_ns < self._inline_ns_max
+        self._quick = push_ns < INLINE_NS_MAX
         if message.reply.code == Refusal.BUSY:
             self._host.later(RETRY_NS, self._broken, key)
         else:

@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from atoll.chaos.poison import encode_poisoned
 from atoll.core.config import SyncConfig
 from atoll.core.effects import Adopt, Fetch
 from atoll.core.layout import Layout
@@ -175,7 +176,7 @@ class LabLearner(VaultLearner):
         try:
             payload, checksum = self._encoding.pop((fragment, seq)).result()
             if poison:
-                payload = self.encode_poisoned(self.vault.sending[fragment, seq], poison)
+                payload = encode_poisoned(self.vault, self.vault.sending[fragment, seq], poison)
                 checksum = xxhash.xxh3_64_intdigest(payload.data)
         except PayloadError:
             return None

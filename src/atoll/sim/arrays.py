@@ -12,13 +12,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from atoll.chaos.poison import encode_poisoned
 from atoll.core.config import SyncConfig
 from atoll.core.effects import Adopt, Fetch
 from atoll.core.layout import Layout, padded
 from atoll.core.learner_host import FetchedPayload, OutgoingPayload
 from atoll.core.messages import NO_VERSION, PushHeader
 from atoll.errors import PayloadError
-from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
+from atoll.learner.vault import AdoptKey, HeldVersion, Vault
 from atoll.sim.payloads import Made
 from atoll.syncer.state import ModelState
 
@@ -26,7 +27,6 @@ F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
 LEARNING_RATE = np.float32(0.05)
-HUGE = np.float32(1000.0)
 
 
 def inner_step(theta: F32, target: F32, step: int) -> None:
@@ -113,15 +113,6 @@ class VaultLearner:
     def __init__(self, vault: Vault) -> None:
         self.vault = vault
 
-    def encode_poisoned(self, sending: HeldContribution, poison: str) -> U8:
-        """As a learner encodes that went wrong; its own snapshot stays what it was."""
-        honest = sending.snapshot
-        sending.snapshot = Replaced(poisoned(honest.values(), sending.origin, poison))
-        try:
-            return self.vault.encode(sending)
-        finally:
-            sending.snapshot = honest
-
     def prepare_whole(self, fragment: int, came: FetchedPayload) -> HeldVersion:
         checksum = xxhash.xxh3_64_intdigest(came.payload.data)
         return self.vault.prepare_whole(fragment, came.version, came.payload, checksum)
@@ -187,7 +178,7 @@ class ArrayLearner(VaultLearner):
     def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
         sending = self.vault.sending[fragment, seq]
         try:
-            payload = self.encode_poisoned(sending, poison) if poison else self.vault.encode(sending)
+            payload = encode_poisoned(self.vault, sending, poison) if poison else self.vault.encode(sending)
         except PayloadError:
             return None
         return OutgoingPayload(payload, int(payload.nbytes), xxhash.xxh3_64_intdigest(payload.data))
@@ -216,17 +207,6 @@ class ArrayLearner(VaultLearner):
     def seed(self, fragment: int) -> U8:
         current = self.vault.current[fragment]
         return (current.theta if current is not None else self.theta[fragment]).copy().view(np.uint8)
-
-
-def poisoned(values: F32, origin: F32, how: str) -> F32:
-    """What a learner that went wrong sends instead of its parameters."""
-    if how == "nan":
-        return np.full_like(values, np.nan)
-    if how == "huge":
-        huge: F32 = origin + HUGE * (values - origin)
-        return huge
-    flipped: F32 = origin - (values - origin)
-    return flipped
 
 
 def _real_elements(layout: Layout, fragment: int) -> F32:

@@ -91,7 +91,7 @@ class LearnerHost(Process, LearnerDriverHost):
         self.link = link
         self.dice = Random(f"{world.scenario.seed}/{instance}")
         self.machine = WatchedMachine(world, name, instance)
-        self.driver = LearnerDriver(self.machine, self, bounded=False)
+        self.driver = LearnerDriver(self.machine, self)
         self.payloads: LearnerPayloads | None = None
         self.ended = ""
         """Why the process has ended by itself."""

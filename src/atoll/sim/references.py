@@ -3,6 +3,7 @@ the same number exactly if they hold the same history. A contribution is its siz
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -113,9 +114,8 @@ class ReferenceLearner:
         self._sending[header.fragment, header.seq] = header
 
     def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
-        if poison == "nan":
-            return None
-        norm = float(self._sending[fragment, seq].steps) * (1000.0 if poison == "huge" else 1.0)
+        wrong = {"nan": math.nan, "huge": 1000.0}.get(poison, 1.0)
+        norm = float(self._sending[fragment, seq].steps) * wrong
         return OutgoingPayload((norm,), CONTRIBUTION_BYTES, 1)
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
