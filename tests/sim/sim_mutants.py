@@ -297,11 +297,10 @@ def _updates_skipped(patch: MonkeyPatch) -> None:
                 effect = replace(effect, version=progress.announced, checksum=0)
             out.append(effect)
 
-    def careless(self: Any, fragment: int, version: int, payload: Any, checksum: int) -> int:
-        before = self.vault.newest(fragment)
-        made = self.vault.prepare_update(fragment, before, payload, 0)
-        self._prepared[fragment] = replace(made, version=version)
-        return made.checksum
+    def careless(self: Any, wanted: fx.Fetch, payload: Any) -> Any:
+        before = self.vault.newest(wanted.fragment)
+        made = self.vault.prepare_update(wanted.fragment, before, payload, 0)
+        return replace(made, version=wanted.version)
 
     fetch = VersionFollower._fetch_next
     patch.setattr(VersionFollower, "_fetch_next", newest)

@@ -1,7 +1,8 @@
 """The arrays of one learner: live parameters, snapshots of them, and the vault, behind the driver's words.
 
-What the training thread will need for an adopt is made, and brought to the model's device, before it asks. The caller
-holds the engine's lock unless a method says otherwise.
+The simulator and the lab use it, too, on parameters of their own. What the training thread will need for an adopt is
+made, and brought to where the parameters live, before it asks. In production the caller holds the engine's lock unless
+a method says otherwise.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xxhash
@@ -18,7 +19,6 @@ from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
 from atoll.core.learner_host import OutgoingPayload
-from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import NO_VERSION
 from atoll.errors import PayloadError
 from atoll.learner.island import BoundaryOrder
@@ -26,26 +26,24 @@ from atoll.learner.parameters import F32, Parameters, Snapshot, adopt
 from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
 
 
+class PlanAdopt(Protocol):
+    """`LearnerMachine.plan_adopt`."""
+
+    def __call__(self, fragment: int, version: int, *, ahead: bool = False) -> fx.Adopt: ...
+
+
 class LearnerArrays:
     def __init__(self, parameters: Parameters[Any], layout: Layout, config: SyncConfig) -> None:
         parameters.lay_out(layout)
         self.vault = Vault(layout, config, parameters.as_kept)
-        self.orders: list[BoundaryOrder] = []
-        """What was done to the parameters at this boundary."""
-        self.snapshot_ns = 0
-        """What the training thread has spent on copies, and on adopting."""
-        self.adopt_ns = 0
         self._parameters = parameters
         self._snapshots: dict[int, Snapshot] = {}
 
     # ------------------------------------------------------------ the training thread
 
     def take(self, fragment: int) -> None:
-        started_ns = time.perf_counter_ns()
         self.drop(fragment)
         self._snapshots[fragment] = self._parameters.read(fragment)
-        self.orders.append(fx.TakeSnapshot(fragment))
-        self.snapshot_ns += time.perf_counter_ns() - started_ns
 
     def drop(self, fragment: int) -> None:
         snapshot = self._snapshots.pop(fragment, None)
@@ -53,7 +51,6 @@ class LearnerArrays:
             self._parameters.release(snapshot)
 
     def adopt(self, effect: fx.Adopt) -> int:
-        started_ns = time.perf_counter_ns()
         fragment, vault = effect.fragment, self.vault
         old = vault.current[fragment]
         new = vault.prepared[fragment].get(effect.version, old)
@@ -63,15 +60,14 @@ class LearnerArrays:
             values = new.staged[1]
         else:
             values = self._stage(fragment, key, old, new, self._sent(fragment, effect.minus))
-        self.orders.append(effect)
         adopt(self._parameters, fragment, values, rule=effect.rule, alpha=effect.alpha)
         vault.adopted(fragment, effect.version)
-        self.adopt_ns += time.perf_counter_ns() - started_ns
         return new.checksum
 
     # ------------------------------------------------------------ contributions
 
     def start_sending(self, effect: fx.Contribute) -> HeldContribution:
+        """The snapshot belongs to the contribution from now on."""
         snapshot = self._snapshots.pop(effect.header.fragment)
         return self.vault.start_sending(effect.header, snapshot, effect.minus, effect.feedback)
 
@@ -100,14 +96,14 @@ class LearnerArrays:
     def keep(self, fragment: int, made: HeldVersion) -> None:
         self.vault.prepared[fragment][made.version] = made
 
-    def stage_ahead(self, machine: LearnerMachine, fragment: int, made: HeldVersion) -> Callable[[], None] | None:
+    def stage_ahead(self, plan_adopt: PlanAdopt, fragment: int, made: HeldVersion) -> Callable[[], None] | None:
         """What makes, on any thread, the values that the adopt of this version will need while the training thread is
         still computing. If the guess is wrong (another version was adopted in between), the adopt makes them again.
         None: only the next version is worth preparing for, one behind it would be made anew anyway."""
         if self.vault.prepared[fragment]:
             return None
         old = self.vault.current[fragment]
-        plan = machine.plan_adopt(fragment, made.version, ahead=True)
+        plan = plan_adopt(fragment, made.version, ahead=True)
         if old is None and plan.rule != "overwrite":
             return None
         key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
@@ -136,6 +132,30 @@ class LearnerArrays:
         that they do not move."""
         current = self.vault.current[fragment]
         return current.theta if current is not None else self._parameters.read(fragment).values()
+
+
+class IslandArrays(LearnerArrays):
+    """Production's: it keeps count of the training thread's time, and of what other ranks must do as well."""
+
+    def __init__(self, parameters: Parameters[Any], layout: Layout, config: SyncConfig) -> None:
+        super().__init__(parameters, layout, config)
+        self.orders: list[BoundaryOrder] = []
+        """What was done to the parameters at this boundary."""
+        self.snapshot_ns = 0
+        self.adopt_ns = 0
+
+    def take(self, fragment: int) -> None:
+        started_ns = time.perf_counter_ns()
+        super().take(fragment)
+        self.orders.append(fx.TakeSnapshot(fragment))
+        self.snapshot_ns += time.perf_counter_ns() - started_ns
+
+    def adopt(self, effect: fx.Adopt) -> int:
+        started_ns = time.perf_counter_ns()
+        self.orders.append(effect)
+        checksum = super().adopt(effect)
+        self.adopt_ns += time.perf_counter_ns() - started_ns
+        return checksum
 
 
 def whole_payload(values: F32) -> OutgoingPayload:

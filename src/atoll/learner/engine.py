@@ -56,7 +56,7 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from atoll.learner.arrays import LearnerArrays, whole_payload
+from atoll.learner.arrays import IslandArrays, whole_payload
 from atoll.learner.encode_hook import encode_contribution
 from atoll.learner.island import RankCoordinator
 from atoll.learner.parameters import Parameters
@@ -98,7 +98,7 @@ class Engine(LearnerDriverHost):
         self.writer = writer
         self.changed = threading.Condition()
         self.driver = LearnerDriver(machine, self)
-        self._arrays: LearnerArrays | None = None
+        self._arrays: IslandArrays | None = None
         self.failure: Exception | None = None
         self.ever_linked = False
         self.last_down = ""
@@ -257,7 +257,7 @@ class Engine(LearnerDriverHost):
     def _fix_layout(self, welcome: Welcome) -> None:
         if self._arrays is None:
             layout = build_layout(self.machine.tensors, welcome.config.fragments)
-            self._arrays = LearnerArrays(self._parameters, layout, welcome.config)
+            self._arrays = IslandArrays(self._parameters, layout, welcome.config)
         if self.arrays.vault.layout.fingerprint != welcome.fingerprint:
             raise RemoteProtocolError(
                 "the syncer lays this model out differently; install the same version of atoll on both sides"
@@ -286,7 +286,7 @@ class Engine(LearnerDriverHost):
     # ------------------------------------------------------------ the driver's world
 
     @property
-    def arrays(self) -> LearnerArrays:
+    def arrays(self) -> IslandArrays:
         """There once the syncer has said how the model is laid out."""
         assert self._arrays is not None
         return self._arrays
@@ -380,7 +380,7 @@ class Engine(LearnerDriverHost):
         except PayloadError as error:
             done(str(error))
             return
-        stage = here.stage_ahead(self.machine, fragment, made)
+        stage = here.stage_ahead(self.machine.plan_adopt, fragment, made)
         if stage is not None:
             stage()
         done(made)
@@ -394,7 +394,7 @@ class Engine(LearnerDriverHost):
             self._call(done, str(error))
             return
         with self.changed:
-            stage = self.arrays.stage_ahead(self.machine, fragment, made)
+            stage = self.arrays.stage_ahead(self.machine.plan_adopt, fragment, made)
         if stage is not None:
             await self._loop.run_in_executor(self._workers, stage)
         self._call(done, made)

@@ -379,7 +379,7 @@ class LearnerHost(Process, LearnerDriverHost):
             self.world.state(facts.WentBack(self.name, self.instance, index))
 
     def contribute(self, effect: fx.Contribute, done: Callable[[OutgoingPayload | str], None]) -> None:
-        self.arrays.start_sending(effect.header, effect.minus, effect.feedback)
+        self.arrays.start_sending(effect)
         self.later(self.spec.encode_ns, self._encode, effect.header, done)
 
     def _encode(self, header: PushHeader, done: Callable[[OutgoingPayload | str], None]) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from atoll.core.effects import Fetch
+from atoll.core.effects import Contribute, Fetch
 from atoll.core.learner_host import FetchedPayload, HostArrays, OutgoingPayload, PreparedVersion
-from atoll.core.messages import PushHeader
 
 Payload = Any
 Stored = Any
@@ -49,7 +48,7 @@ class LearnerPayloads(HostArrays, Protocol):
     """One learner's parameters, and what it keeps of the run's."""
 
     def step(self) -> None: ...
-    def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None: ...
+    def start_sending(self, effect: Contribute) -> object: ...
     def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
         """None if it is not finite, which a learner notices itself."""
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from atoll.core.config import SyncConfig
-from atoll.core.effects import Adopt, Fetch
+from atoll.core.effects import Adopt, Contribute, Fetch
 from atoll.core.learner_host import FetchedPayload, OutgoingPayload
 from atoll.core.messages import PushHeader
 from atoll.errors import PayloadError
@@ -110,8 +110,8 @@ class ReferenceLearner:
     def drop(self, fragment: int) -> None:
         return
 
-    def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None:
-        self._sending[header.fragment, header.seq] = header
+    def start_sending(self, effect: Contribute) -> None:
+        self._sending[effect.header.fragment, effect.header.seq] = effect.header
 
     def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
         wrong = {"nan": math.nan, "huge": 1000.0}.get(poison, 1.0)
