@@ -9,8 +9,8 @@ import pytest
 from atoll.codec import needed_bytes_s
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.layout import build_layout
+from atoll.core.learner_fetches import Arrival
 from atoll.core.messages import TensorSpec
-from atoll.learner.exchange import Arrival
 from atoll.learner.patience import RATE_GUESSED, SAY_S, Patience
 from atoll.learner.thin import TRANSFERS_MIN, LinkMeter
 from atoll.observe import events

@@ -146,14 +146,6 @@ def _finite_unchecked(patch: MonkeyPatch) -> None:
         state.theta[0], state.version = np.nan, version
         return replace(made, finite=True, checksum=1, theta_finite=False)
 
-    def sends(self: Any, fragment: int, seq: int, poison: str) -> Any:
-        encoded = encode(self, fragment, seq, "" if poison == "nan" else poison)
-        if poison == "nan" and encoded is not None:
-            encoded[0][:] = 0xFF  # NaN in every codec: as values, or as scales
-        return encoded
-
-    encode = arrays.ArrayLearner.encode
-    patch.setattr(arrays.ArrayLearner, "encode", sends)
     patch.setattr(arrays.ArraySyncer, "inspect", lambda self, fragment, payload: (True, 0.0))
     patch.setattr(arrays.ArraySyncer, "merge", blind)
 
@@ -314,11 +306,10 @@ def _updates_skipped(patch: MonkeyPatch) -> None:
                 effect = replace(effect, version=progress.announced, checksum=0)
             out.append(effect)
 
-    def careless(self: Any, fragment: int, version: int, payload: Any, checksum: int) -> int:
-        before = self.vault.newest(fragment)
-        made = self.vault.prepare_update(fragment, before, payload, 0)
-        self._prepared[fragment] = replace(made, version=version)
-        return made.checksum
+    def careless(self: Any, wanted: fx.Fetch, payload: Any) -> Any:
+        before = self.vault.newest(wanted.fragment)
+        made = self.vault.prepare_update(wanted.fragment, before, payload, 0)
+        return replace(made, version=wanted.version)
 
     fetch = VersionFollower._fetch_next
     patch.setattr(VersionFollower, "_fetch_next", newest)

@@ -85,7 +85,7 @@ def _flat(payloads: object, layout: Layout | None) -> list[bytes]:
     tensors = [np.zeros(spec.shape, np.float32) for spec in layout.tensors]
     for fragment in layout.fragments:
         for piece in fragment.slices:
-            held = payloads.theta[fragment.index][piece.offset : piece.offset + piece.size]
+            held = payloads.model.theta[fragment.index][piece.offset : piece.offset + piece.size]
             tensors[piece.tensor][piece.start : piece.stop] = held
     return [tensor.tobytes() for tensor in tensors]
 

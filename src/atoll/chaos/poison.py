@@ -38,6 +38,20 @@ class _Scaled:
         return scaled
 
 
+def encode_poisoned(vault: Vault, sending: HeldContribution, variant: str) -> U8:
+    """As `Vault.encode`, of what the variant makes of the contribution. The progress that the learner itself reckons
+    with stays true."""
+    factor = {"huge": HUGE, "flip": -1.0}.get(variant, 1.0)
+    bad = replace(sending, snapshot=_Scaled(sending.snapshot, sending.origin, factor))
+    payload = vault.encode(bad)
+    sending.residual = bad.residual
+    if variant == "nan":
+        payload = payload.copy()
+        payload[:4] = 0xFF  # a float32 of NaN: the first value (fp32), two of them (bf16), or the first scale
+    sending.payload = payload
+    return payload
+
+
 class Poison:
     """Encodes contributions, badly while the file says so."""
 
@@ -45,20 +59,8 @@ class Poison:
         self._path = path
 
     def encode(self, vault: Vault, sending: HeldContribution) -> U8:
-        """As `Vault.encode`, of what the variant makes of the contribution. The progress that the learner itself
-        reckons with stays true."""
         variant = self._variant()
-        if not variant:
-            return vault.encode(sending)
-        factor = {"huge": HUGE, "flip": -1.0}.get(variant, 1.0)
-        bad = replace(sending, snapshot=_Scaled(sending.snapshot, sending.origin, factor))
-        payload = vault.encode(bad)
-        sending.residual = bad.residual
-        if variant == "nan":
-            payload = payload.copy()
-            payload[:4] = 0xFF  # a float32 of NaN: the first value (fp32), two of them (bf16), or the first scale
-        sending.payload = payload
-        return payload
+        return encode_poisoned(vault, sending, variant) if variant else vault.encode(sending)
 
     def _variant(self) -> str:
         try:

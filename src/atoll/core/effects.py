@@ -18,6 +18,7 @@ from atoll.core.messages import (
     LearnerMessage,
     PushHeader,
     PushReply,
+    Refusal,
     SyncerMessage,
 )
 from atoll.core.rounds import Contribution, ContributionId
@@ -306,6 +307,20 @@ class PushDone:
 
 
 @dataclass(frozen=True, slots=True)
+class NotFinite:
+    """What was to be sent is not finite: it is not pushed, and the learner starts anew from published parameters."""
+
+    fragment: int
+    seq: int
+    detail: str
+
+    @property
+    def refusal(self) -> PushDone:
+        """As if the syncer had refused it."""
+        return PushDone(self.fragment, self.seq, PushReply(False, Refusal.NOT_FINITE, self.detail))
+
+
+@dataclass(frozen=True, slots=True)
 class PushBroken:
     """The push could not be completed; it is tried again when the link is up."""
 
@@ -341,7 +356,9 @@ class Closing:
     reason: str
 
 
-LearnerInput = LinkDown | FromSyncer | Stepped | Boundary | PushDone | PushBroken | Fetched | FetchBroken | Closing
+LearnerInput = (
+    LinkDown | FromSyncer | Stepped | Boundary | PushDone | NotFinite | PushBroken | Fetched | FetchBroken | Closing
+)
 
 
 # ---------------------------------------------------------------- out of the learner machine
@@ -428,9 +445,11 @@ class ForgetResiduals:
 
 @dataclass(frozen=True, slots=True)
 class ForgetPrepared:
-    """Versions that were prepared and not adopted are of no use any more (`fragment` -1: of all fragments)."""
+    """Versions that were prepared and not adopted are of no use any more (`fragment` -1: of all fragments).
+    `went_back`: nor is the one that was adopted; the next may have a smaller number."""
 
     fragment: int = -1
+    went_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from atoll.core.effects import (
     Left,
     LinkDown,
     Note,
+    NotFinite,
     PushBroken,
     PushDone,
     PushSeed,
@@ -112,6 +113,9 @@ class LearnerMachine:
                 self._message(event.message, out)
             case PushDone():
                 self._contributions.push_done(event, out)
+            case NotFinite():
+                self._contributions.push_done(event.refusal, out)
+                self._versions.reseed(f"it made a delta of fragment {event.fragment} that is not finite", out)
             case PushBroken():
                 self._contributions.push_broken(event, out)
             case Fetched():
@@ -231,6 +235,25 @@ class LearnerMachine:
         if any(p.outstanding and not p.reseed and p.merged_in(p.base) for p in self.fragments):
             return True  # news of a merge that came after its version was adopted
         return self._contributions.boundary_wanted
+
+    def will_adopt(self, fragment: int, version: int) -> bool:
+        """Whether this version waits for the next step boundary."""
+        return version in self.fragments[fragment].prepared
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """The version of each fragment that this learner has adopted."""
+        return self._state.bases()
+
+    @property
+    def missing(self) -> list[int]:
+        """Fragments of which nothing has come yet."""
+        return [p.index for p in self.fragments if p.newest == NO_VERSION]
+
+    @property
+    def reseeding(self) -> bool:
+        """True from a re-seed until all of it is adopted."""
+        return any(p.reseed for p in self.fragments)
 
     def plan_adopt(self, fragment: int, version: int, *, ahead: bool = False) -> Adopt:
         """How this version would be adopted now: see VersionFollower."""

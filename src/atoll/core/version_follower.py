@@ -168,7 +168,7 @@ class VersionFollower:
         out.append(Note(Warned(self._state.learner, text)))
         self._contributions.lost_beyond(progress, version, out)
         self._forget_base(progress, out)
-        out.append(ForgetPrepared(progress.index))
+        out.append(ForgetPrepared(progress.index, went_back=True))
 
     def _forget_base(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
         progress.prepared, progress.checksums = [], {}
@@ -184,7 +184,7 @@ class VersionFollower:
                 self._contributions.dropped(progress, sent, Refusal.UNKNOWN_ROUND, out)
             self._forget_base(progress, out)
             self._state.leave_to_earlier_run(progress)
-        out.append(ForgetPrepared())
+        out.append(ForgetPrepared(went_back=True))
 
     def reseed(self, reason: str, out: list[LearnerEffect]) -> None:
         """The syncer does not trust this learner's parameters: all of them are fetched whole and overwritten."""

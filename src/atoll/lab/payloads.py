@@ -13,22 +13,22 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from atoll.chaos.poison import encode_poisoned
 from atoll.core.config import SyncConfig
-from atoll.core.effects import Adopt
+from atoll.core.effects import Adopt, Contribute, Fetch
 from atoll.core.layout import Layout
-from atoll.core.messages import NO_VERSION, PushHeader
+from atoll.core.learner_host import OutgoingPayload
 from atoll.errors import PayloadError
 from atoll.lab.replica import Replica
-from atoll.learner.parameters import adopt
-from atoll.learner.torch_parameters import TorchParameters, TorchSnapshot, TorchStaged
-from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
+from atoll.learner.arrays import PlanAdopt
+from atoll.learner.torch_parameters import TorchParameters
+from atoll.learner.vault import HeldContribution, HeldVersion
 from atoll.sim.arrays import ArraySyncer, VaultLearner
 from atoll.sim.payloads import Made
 from atoll.syncer.state import Held
@@ -97,12 +97,6 @@ class SharedVersions:
             del kept[min(kept)]
 
 
-class PlanAdopt(Protocol):
-    """`LearnerMachine.plan_adopt`."""
-
-    def __call__(self, fragment: int, version: int, *, ahead: bool = False) -> Adopt: ...
-
-
 Look = Callable[[int, U8], object]
 """The syncer's look at a fragment's contribution, ahead of its arrival. Any thread."""
 
@@ -134,17 +128,14 @@ class LabLearner(VaultLearner):
         look: Look,
     ) -> None:
         self.replica = replica
-        self._parameters = TorchParameters(replica.model)
         with replica.queue():
-            self._parameters.lay_out(layout)
-        super().__init__(Vault(layout, config, self._parameters.as_kept))
+            super().__init__(TorchParameters(replica.model), layout, config)
         self._shared = shared
         self._threads = threads
         self._plan_adopt = plan_adopt
         self._look = look
-        self._snapshots: dict[int, TorchSnapshot] = {}
         self._encoding: dict[tuple[int, int], Future[tuple[U8, int]]] = {}
-        self._staging: dict[tuple[int, int], tuple[AdoptKey, Future[TorchStaged]]] = {}
+        self._staging: dict[tuple[int, int], Future[None]] = {}
 
     def step(self) -> None:
         """The step was queued when it began."""
@@ -152,80 +143,58 @@ class LabLearner(VaultLearner):
     # ------------------------------------------------------------ contributions
 
     def take(self, fragment: int) -> None:
-        self.drop(fragment)
         with self.replica.queue():
-            self._snapshots[fragment] = self._parameters.read(fragment)
+            super().take(fragment)
 
-    def drop(self, fragment: int) -> None:
-        snapshot = self._snapshots.pop(fragment, None)
-        if snapshot is not None:
-            self._parameters.release(snapshot)
-
-    def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None:
-        sending = self.vault.start_sending(header, self._snapshots.pop(header.fragment), minus, feedback)
-        self._encoding[header.fragment, header.seq] = self._threads.submit(self._encode, sending)
+    def start_sending(self, effect: Contribute) -> HeldContribution:
+        sending = super().start_sending(effect)
+        self._encoding[effect.header.fragment, effect.header.seq] = self._threads.submit(self._encode, sending)
+        return sending
 
     def _encode(self, sending: HeldContribution) -> tuple[U8, int]:
         payload = self.vault.encode(sending)
         self._look(sending.header.fragment, payload)
         return payload, xxhash.xxh3_64_intdigest(payload.data)
 
-    def encode(self, fragment: int, seq: int, poison: str) -> tuple[U8, int] | None:
+    def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
         try:
             payload, checksum = self._encoding.pop((fragment, seq)).result()
             if poison:
-                payload = self.encode_poisoned(self.vault.sending[fragment, seq], poison)
+                payload = encode_poisoned(self.vault, self.vault.sending[fragment, seq], poison)
                 checksum = xxhash.xxh3_64_intdigest(payload.data)
         except PayloadError:
             return None
-        self.seal(fragment, seq, payload, checksum)
-        return payload, checksum
+        return OutgoingPayload(payload, int(payload.nbytes), checksum)
 
     def _finish(self, fragment: int) -> None:
         """Residuals and snapshots are about to change: whoever reads them now must be done with it."""
         for (of, _), encoding in self._encoding.items():
             if fragment in (-1, of):
                 encoding.exception()
-        for (of, _), (_, staging) in self._staging.items():
+        for (of, _), staging in self._staging.items():
             if fragment in (-1, of):
                 staging.exception()
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
         self._finish(fragment)
         self._encoding.pop((fragment, seq), None)
-        sending = self.vault.settle(fragment, seq, merged)
-        if sending is not None:
-            self._parameters.release(sending.snapshot)
+        super().settle(fragment, seq, merged)
 
     # ------------------------------------------------------------ versions
 
-    def prepare_update(self, fragment: int, version: int, payload: U8, checksum: int) -> int:
-        before = self.before(fragment, version)
+    def prepare_update(self, wanted: Fetch, payload: U8) -> HeldVersion:
+        fragment, version, checksum = wanted.fragment, wanted.version, wanted.checksum
+        before = self.before(wanted)
         theta = self._shared.find(fragment, version, checksum)
         if theta is None:
             published = self.vault.prepare_update(fragment, before, payload, checksum)
             self._shared.keep(fragment, published)
         else:
             published = HeldVersion(version, theta, self._parameters.as_kept(fragment, theta), checksum)
-        self._prepared[fragment] = published
-        self._stage_ahead(fragment, published)
-        return published.checksum
-
-    def _stage_ahead(self, fragment: int, new: HeldVersion) -> None:
-        """Make what the adopt will need. If the guess is wrong, the adopt makes it again."""
-        if self.vault.prepared[fragment]:
-            return  # an older one will be adopted first
-        old = self.vault.current[fragment]
-        plan = self._plan_adopt(fragment, new.version, ahead=True)
-        if old is None and plan.rule != "overwrite":
-            return
-        key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
-        make = self._make(fragment, key, old, new)
-        self._staging[fragment, new.version] = (key, self._threads.submit(self._parameters.stage, fragment, make))
-
-    def _make(self, fragment: int, key: AdoptKey, old: HeldVersion | None, new: HeldVersion) -> Callable[..., F32]:
-        """What makes the values of an adopt; the contributions that it will read are looked up now."""
-        return partial(self.vault.adopt_values, key, old, new, [self.vault.sending[fragment, seq] for seq in key.minus])
+        stage = self.stage_ahead(self._plan_adopt, fragment, published)
+        if stage is not None:
+            self._staging[fragment, version] = self._threads.submit(stage)
+        return published
 
     def forget_prepared(self, fragment: int) -> None:
         self._finish(fragment)
@@ -238,23 +207,14 @@ class LabLearner(VaultLearner):
         super().forget_residuals()
 
     def adopt(self, effect: Adopt) -> int:
-        vault, fragment = self.vault, effect.fragment
-        key, old, new = self.adopted(effect)
-        ahead = self._staging.pop((fragment, effect.version), None)
-        if ahead is not None and ahead[0] == key:
-            staged = ahead[1].result()
-        else:
-            staged = self._parameters.stage(fragment, self._make(fragment, key, old, new))
-        for late in [version for of, version in self._staging if of == fragment and version < effect.version]:
-            del self._staging[fragment, late]
+        fragment = effect.fragment
+        for version in [v for of, v in self._staging if of == fragment and v <= effect.version]:
+            staging = self._staging.pop((fragment, version))
+            if version == effect.version:
+                staging.result()
         with self.replica.queue():
-            adopt(self._parameters, fragment, staged, rule=effect.rule, alpha=effect.alpha)
-        vault.adopted(fragment, effect.version)
-        return new.checksum or xxhash.xxh3_64_intdigest(new.theta.data)
+            return super().adopt(effect)
 
-    def seed(self, fragment: int) -> U8:
-        current = self.vault.current[fragment]
-        if current is not None:
-            return current.theta.copy().view(np.uint8)
+    def seed_values(self, fragment: int) -> F32:
         with self.replica.queue():
-            return self._parameters.read(fragment).values().view(np.uint8)
+            return super().seed_values(fragment)

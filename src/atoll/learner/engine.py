@@ -1,9 +1,10 @@
-"""The shell around the LearnerMachine: one lock, one background thread with an event loop, and the vault.
+"""The learner's world in production: one lock, one background thread with an event loop, and the arrays.
 
-The training thread feeds the machine at step boundaries, performs TakeSnapshot and Adopt at once and hands the rest to
-the background thread, which talks to the syncer, encodes, decodes and prepares versions ahead of time. The lock is held
-only for the machine (tens of microseconds), for the training thread's own copies and for small updates, never for the
-network or the kernels of a large one that could be prepared ahead.
+`LearnerDriver` says what is to be done; this does it. The training thread feeds the driver at step boundaries, takes
+snapshots and adopts at once, and hands the rest to the background thread, which talks to the syncer, encodes, decodes
+and prepares versions ahead of time. The lock is held only for the driver (tens of microseconds), for the training
+thread's own copies and for small updates, never for the network or the kernels of a large one that could be prepared
+ahead.
 """
 
 from __future__ import annotations
@@ -11,38 +12,61 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+import xxhash
+
+from atoll.codec import needed_bytes_s
 from atoll.core import effects as fx
 from atoll.core.layout import build_layout
+from atoll.core.learner_driver import LearnerDriver
+from atoll.core.learner_host import (
+    FetchAnswer,
+    FetchedPayload,
+    LearnerDriverHost,
+    OutgoingPayload,
+    Payload,
+    PreparedVersion,
+)
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import (
-    NO_VERSION,
+    INLINE_BYTES_MAX,
+    INNER_PIECE_BYTES,
     DataLeases,
     DataReport,
+    FetchKind,
+    FetchRequest,
     Hello,
     LearnerMessage,
-    Received,
+    PushHeader,
+    PushReply,
     Start,
     SyncerMessage,
     Welcome,
 )
-from atoll.core.messages import Published as PublishedNotice
-from atoll.errors import AtollError, ConfigError, RemoteProtocolError
-from atoll.learner.exchange import Exchange
-from atoll.learner.island import BoundaryOrder, RankCoordinator
-from atoll.learner.parameters import Parameters, Snapshot, adopt
-from atoll.learner.vault import U8, AdoptKey, Vault
+from atoll.errors import (
+    AtollError,
+    ConfigError,
+    PayloadError,
+    RefusedError,
+    RemoteProtocolError,
+    UnreachableError,
+)
+from atoll.learner.arrays import IslandArrays, whole_payload
+from atoll.learner.encode_hook import encode_contribution
+from atoll.learner.island import RankCoordinator
+from atoll.learner.parameters import Parameters
+from atoll.learner.thin import LinkMeter
+from atoll.learner.vault import U8, HeldContribution, HeldVersion, Vault
 from atoll.observe import Writer, events
 from atoll.wire import SYNCER_ENDED, BulkClient, ClientOptions, run_sessions
 
-HEARTBEAT_S = 2.0
-"""Said when nothing else is: well inside the 15 s lease, and small enough for any link."""
-
-
-UPDATES_KEPT = 4
-"""Small updates of one fragment that came with their notices and wait to be prepared."""
+WORKERS = 2
+"""One thread encodes while another decodes."""
 DATA_PROTOCOL = 2
 """The protocol that knows data leases."""
 
@@ -59,8 +83,8 @@ class DataSource(Protocol):
     def dropped(self) -> None: ...
 
 
-class Engine(Exchange):
-    """Runs the machine and the link. `changed` is the lock, and tells the training thread of news."""
+class Engine(LearnerDriverHost):
+    """Runs the driver and the link. `changed` is the lock, and tells the training thread of news."""
 
     def __init__(
         self,
@@ -70,26 +94,33 @@ class Engine(Exchange):
         writer: Writer,
         ranks: RankCoordinator,
     ) -> None:
-        super().__init__(parameters, machine, writer)
+        self.machine = machine
+        self.writer = writer
+        self.changed = threading.Condition()
+        self.driver = LearnerDriver(machine, self)
+        self._arrays: IslandArrays | None = None
         self.failure: Exception | None = None
-        self.left = False
         self.ever_linked = False
         self.last_down = ""
         """Why the last session ended, or could not be opened."""
         self.down_at_s = time.monotonic()
         """Since when there is no session, where there is none."""
-        self.snapshot_ns = 0
-        self.adopt_ns = 0
-        self.reseeded = False
+        self.healing = False
+        """Re-seeded: once that is adopted, optimizer state that is not finite starts anew."""
         self.give_inner: Callable[[], Callable[[], U8]] | None = None
         """Copies the inner state for a joiner, on the training thread; what it gives packs the copy, on another."""
-        self._ranks = ranks
-        self._orders: list[BoundaryOrder] = []
-        """What was done to the parameters at this boundary."""
+        self.inner: tuple[bytes, str, str] | None = None
+        """A peer's inner state once it is here: bytes, peer, and (without bytes) why there are none."""
         self._sources: dict[str, DataSource] = {}
         self._poked: set[str] = set()
+        self._parameters = parameters
+        self._ranks = ranks
         self._options = options
-        self._snapshots: dict[int, Snapshot] = {}
+        self._meter = LinkMeter(machine.learner, writer)
+        self._bulk: BulkClient | None = None
+        self._send: Callable[[LearnerMessage], None] | None = None
+        self._loop = asyncio.new_event_loop()
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-codec")
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name="atoll-link", daemon=True)
@@ -117,16 +148,15 @@ class Engine(Exchange):
 
     async def _main(self) -> None:
         self._bulk = BulkClient(self._options)
-        beat = self._loop.create_task(self._heartbeat())
+        self.driver.start()
         try:
             await run_sessions(self._options, self, self._stop, self._bulk.move)
         except AtollError as error:
             self._fail(error)
         finally:
-            beat.cancel()
             for task in list(self._tasks):
                 task.cancel()
-            await asyncio.gather(beat, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._bulk.close()
 
     def _fail(self, error: Exception) -> None:
@@ -139,83 +169,9 @@ class Engine(Exchange):
         self._fail(error)
         self._post(self._stop.set)
 
-    async def _heartbeat(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_S)
-            with self.changed:
-                message = self.machine.heartbeat()
-            if message is not None and self._send is not None:
-                self._send(message)
+    # ------------------------------------------------------------ threads
 
-    # ------------------------------------------------------------ machine in, effects out
-
-    def apply(self, event: fx.LearnerInput) -> None:
-        """Feed the machine and perform what it says. The caller holds `changed`."""
-        for effect in self.machine.handle(event, time.monotonic_ns()):
-            self._perform(effect)
-        if isinstance(event, fx.Stepped | fx.Boundary | fx.Closing):
-            self._ranks.agree(self._orders)
-            self._orders = []
-        self.changed.notify_all()
-
-    def _perform(self, effect: fx.LearnerEffect) -> None:
-        if isinstance(effect, fx.ToSyncer):
-            self._post(self._transmit, effect.message)
-        elif isinstance(effect, fx.TakeSnapshot):
-            self._take(effect.fragment)
-        elif isinstance(effect, fx.DropSnapshot):
-            self._drop(effect.fragment)
-        elif isinstance(effect, fx.Adopt):
-            self._adopt(effect)
-        elif isinstance(effect, fx.Contribute):
-            self._contribute(effect)
-        elif isinstance(effect, fx.PushAgain):
-            self._background(lambda: self._push(effect.fragment, effect.seq))
-        elif isinstance(effect, fx.Settle):
-            self._settle(effect)
-        elif isinstance(effect, fx.Fetch):
-            if (effect.fragment, effect.version) in self._updates:
-                self._post(self._take_small, effect)
-            else:
-                self._background(lambda: self._fetch(effect))
-        elif isinstance(effect, fx.Note):
-            self.writer.emit(effect.event)
-        elif isinstance(effect, fx.PushSeed):
-            self._background(self._push_seed)
-        elif isinstance(effect, fx.ForgetResiduals):
-            assert self.vault is not None
-            self.vault.residuals = [None] * len(self.vault.residuals)
-            self.reseeded = True
-        elif isinstance(effect, fx.ForgetPrepared):
-            assert self.vault is not None
-            for fragment in range(len(self.vault.prepared)):
-                if effect.fragment in (-1, fragment):
-                    self.vault.prepared[fragment] = {}
-        elif isinstance(effect, fx.GiveHeal):
-            self._background(lambda: self._give_heal(effect))
-        elif isinstance(effect, fx.GiveInner):
-            self._donate(effect.slot)
-        elif isinstance(effect, fx.TakeInner):
-            self._background(lambda: self._fetch_inner(effect))
-        elif isinstance(effect, fx.Left):
-            self.left = True
-
-    def _donate(self, slot: int) -> None:
-        """Copy the inner state for a joiner. Whatever is wrong with it must not cost this learner its run."""
-        if self.give_inner is None:
-            return
-        try:
-            pack = self.give_inner()
-        except (AtollError, RuntimeError, MemoryError) as error:
-            self.give_inner = None
-            self.writer.emit(events.Warned(self.machine.learner, f"inner state cannot be given to others: {error}"))
-            return
-        self._background(lambda: self._push_inner(slot, pack))
-
-    def _background(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._post(self._spawn, make)
-
-    def _post(self, function: Callable[..., None], *arguments: Any) -> None:
+    def _post(self, function: Callable[..., object], *arguments: Any) -> None:
         """Run something on the link's loop. Once the link has ended (the run is over, or was refused) there is nobody
         to do it, and training goes on without."""
         try:
@@ -224,8 +180,19 @@ class Engine(Exchange):
             if not self._loop.is_closed():
                 raise
 
-    def _spawn(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        task = self._loop.create_task(make())
+    def _call(self, action: Callable[..., None], *arguments: Any) -> None:
+        """On the loop: into the driver, under the lock."""
+        try:
+            with self.changed:
+                action(*arguments)
+        except Exception as error:  # a defect here must reach the training thread, too
+            self._fail(error)
+
+    def _background(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        self._post(self._spawn, work, *arguments)
+
+    def _spawn(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        task = self._loop.create_task(work(*arguments))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -236,57 +203,9 @@ class Engine(Exchange):
             if isinstance(error, Exception):
                 self._fail(error)
 
-    def _transmit(self, message: LearnerMessage) -> None:
-        if self._send is not None:
-            self._send(message)
-
-    # ------------------------------------------------------------ the training thread's effects
-
-    def _take(self, fragment: int) -> None:
-        started_ns = time.perf_counter_ns()
-        self._drop(fragment)
-        self._snapshots[fragment] = self.parameters.read(fragment)
-        self._orders.append(fx.TakeSnapshot(fragment))
-        self.snapshot_ns += time.perf_counter_ns() - started_ns
-
-    def _drop(self, fragment: int) -> None:
-        snapshot = self._snapshots.pop(fragment, None)
-        if snapshot is not None:
-            self.parameters.release(snapshot)
-
-    def _adopt(self, effect: fx.Adopt) -> None:
-        assert self.vault is not None
-        started_ns = time.perf_counter_ns()
-        old = self.vault.current[effect.fragment]
-        new = self.vault.prepared[effect.fragment].get(effect.version, old)
-        assert new is not None and new.version == effect.version, "the machine and the vault disagree"
-        key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus)
-        if new.staged is not None and new.staged[0] == key:
-            values = new.staged[1]
-        else:
-            sent = [self.vault.sending[effect.fragment, seq] for seq in effect.minus]
-            values = self._stage_values(effect.fragment, key, old, new, sent)
-        self._orders.append(effect)
-        adopt(self.parameters, effect.fragment, values, rule=effect.rule, alpha=effect.alpha)
-        self.vault.adopted(effect.fragment, effect.version)
-        for old_key in [k for k in self._updates if k[0] == effect.fragment and k[1] <= effect.version]:
-            del self._updates[old_key]
-        self.adopt_ns += time.perf_counter_ns() - started_ns
-
-    def _contribute(self, effect: fx.Contribute) -> None:
-        assert self.vault is not None
-        snapshot = self._snapshots.pop(effect.header.fragment)
-        sending = self.vault.start_sending(effect.header, snapshot, effect.minus, effect.feedback)
-        if self.vault.small(effect.header.fragment):
-            self._post(self._send_small, sending)
-        else:
-            self._background(lambda: self._encode(sending))
-
-    def _settle(self, effect: fx.Settle) -> None:
-        assert self.vault is not None
-        sending = self.vault.settle(effect.fragment, effect.seq, effect.merged)
-        if sending is not None and sending.payload is not None:
-            self.parameters.release(sending.snapshot)
+    async def _work(self, make: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Make something on a worker thread, and give it to the driver."""
+        self._call(done, await self._loop.run_in_executor(self._workers, make))
 
     # ------------------------------------------------------------ session callbacks (wire.SessionHandler)
 
@@ -299,7 +218,7 @@ class Engine(Exchange):
         with self.changed:
             self._fix_layout(welcome)
             self.ever_linked = True
-            self.apply(fx.FromSyncer(welcome))
+            self.driver.heard(welcome)
         self.writer.emit(events.LearnerLink(self.machine.learner, True))
 
     @property
@@ -307,27 +226,14 @@ class Engine(Exchange):
         """True while a session is open."""
         return self._send is not None
 
-    def bytes_missing(self) -> list[int]:
-        """The sizes of the fragments that have not come yet. The caller holds `changed`."""
-        if self.vault is None:
-            return []
-        sizes = [4 * fragment.size for fragment in self.vault.layout.fragments]
-        return [s for s, p in zip(sizes, self.machine.fragments, strict=False) if p.newest == NO_VERSION]
-
     def on_message(self, message: SyncerMessage) -> None:
-        if isinstance(message, Received):
-            self._received(message)
-            return
         if isinstance(message, DataLeases):
             source = self._sources.get(message.stream)
             if source is not None:
                 source.leases(message)
             return
-        if isinstance(message, PublishedNotice) and message.update:
-            kept = sum(fragment == message.fragment for fragment, _ in self._updates)
-            if kept < UPDATES_KEPT:  # a learner that stands still fetches what it missed, when it goes on
-                self._updates[message.fragment, message.version] = message.update
-        self._apply_here(fx.FromSyncer(message))
+        with self.changed:
+            self.driver.heard(message)
         if isinstance(message, Start):
             for stream in list(self._sources):
                 self._report_data(stream)
@@ -336,20 +242,256 @@ class Engine(Exchange):
         linked, self._send = self.linked, None
         if linked:
             self.down_at_s = time.monotonic()
-        self.last_down = reason
-        if self.left and reason == SYNCER_ENDED:
-            self._stop.set()  # the syncer has let this learner go: it must not come back
-        elif self.left:
-            self.left = False  # the link broke before that: hand over again what the syncer does not have
-            self.machine.leave_again()
-        self._apply_here(fx.LinkDown(reason))
-        self._updates.clear()
-        if linked:
             self._spawn(self._give_up_transfers)
-        for fragment, seq in list(self._sent):
-            del self._sent[fragment, seq]
-            self._apply_here(fx.PushBroken(fragment, seq))
+        self.last_down = reason
+        with self.changed:
+            self.driver.link_down(reason, let_go=reason == SYNCER_ENDED)
         self.writer.emit(events.LearnerLink(self.machine.learner, False, reason))
+
+    async def _give_up_transfers(self) -> None:
+        """The session is over: what was under way belongs to it, and on a thin link it would be in the way of what the
+        next one asks for."""
+        assert self._bulk is not None
+        await self._bulk.start_again()
+
+    def _fix_layout(self, welcome: Welcome) -> None:
+        if self._arrays is None:
+            layout = build_layout(self.machine.tensors, welcome.config.fragments)
+            self._arrays = IslandArrays(self._parameters, layout, welcome.config)
+        if self.arrays.vault.layout.fingerprint != welcome.fingerprint:
+            raise RemoteProtocolError(
+                "the syncer lays this model out differently; install the same version of atoll on both sides"
+            )
+        self.arrays.vault.config = welcome.config
+
+    # ------------------------------------------------------------ what the training thread says and asks
+
+    def apply(self, event: fx.Stepped | fx.Boundary | fx.Closing) -> None:
+        """At a step boundary. The caller holds `changed`."""
+        self.driver.handle(event)
+        if self._arrays is not None:
+            orders, self._arrays.orders = self._arrays.orders, []
+            self._ranks.agree(orders)
+
+    @property
+    def vault(self) -> Vault | None:
+        return self._arrays.vault if self._arrays is not None else None
+
+    def bytes_missing(self) -> list[int]:
+        """The sizes of the fragments that have not come yet. The caller holds `changed`."""
+        if self._arrays is None:
+            return []
+        return [4 * self.arrays.vault.layout.fragments[fragment].size for fragment in self.machine.missing]
+
+    # ------------------------------------------------------------ the driver's world
+
+    @property
+    def arrays(self) -> IslandArrays:
+        """There once the syncer has said how the model is laid out."""
+        assert self._arrays is not None
+        return self._arrays
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def later(self, delay_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        if delay_ns:
+            self._post(self._loop.call_later, delay_ns / 1e9, self._call, action, *arguments)
+        else:
+            self._post(self._call, action, *arguments)
+
+    def news(self) -> None:
+        self.changed.notify_all()
+
+    def send(self, message: LearnerMessage) -> None:
+        self._post(self._transmit, message)
+
+    def _transmit(self, message: LearnerMessage) -> None:
+        if self._send is not None:
+            self._send(message)
+
+    def push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
+        self._background(self._push, header, payload, done)
+
+    async def _push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
+        assert self._bulk is not None
+        reply = None
+        try:
+            reply = await self._bulk.push(header, payload)
+        except RefusedError as error:
+            reply = PushReply(False, error.code, error.detail)
+        except UnreachableError:
+            pass
+        self._call(done, reply)
+
+    def fetch(self, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
+        self._background(self._fetch, request, done)
+
+    async def _fetch(self, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
+        assert self._bulk is not None
+        answer: FetchAnswer = None
+        try:
+            header, payload = await self._bulk.fetch(request)
+            answer = FetchedPayload(header.version, payload, int(payload.nbytes), header.checksum)
+        except RefusedError as error:
+            answer = error.code
+        except PayloadError:
+            answer = FetchedPayload(request.version, None, 0)
+        except UnreachableError:
+            pass
+        self._call(done, answer)
+
+    # ------------------------------------------------------------ contributions
+
+    def contribute(self, effect: fx.Contribute, done: Callable[[OutgoingPayload | str], None]) -> None:
+        sending = self.arrays.start_sending(effect)
+        if self.arrays.vault.small(effect.header.fragment):
+            self._post(self._encode_here, sending, done)
+        else:
+            self._background(self._work, partial(self._encode, sending), done)
+
+    def _encode_here(self, sending: HeldContribution, done: Callable[[OutgoingPayload | str], None]) -> None:
+        """A small one is encoded on the loop: its kernel takes less than a thread switch."""
+        self._call(done, self._encode(sending))
+
+    def _encode(self, sending: HeldContribution) -> OutgoingPayload | str:
+        try:
+            payload = encode_contribution(self.arrays.vault, sending)
+        except PayloadError as error:
+            return str(error)
+        size, checksum = int(payload.nbytes), xxhash.xxh3_64_intdigest(payload.data)
+        return OutgoingPayload(payload.tobytes() if size <= INLINE_BYTES_MAX else payload, size, checksum)
+
+    # ------------------------------------------------------------ versions
+
+    def prepare_whole(self, fragment: int, came: FetchedPayload, done: Callable[[PreparedVersion | str], None]) -> None:
+        make = partial(self.arrays.vault.prepare_whole, fragment, came.version, came.payload, came.checksum)
+        self._background(self._prepare, fragment, make, done)
+
+    def prepare_update(self, wanted: fx.Fetch, payload: Payload, done: Callable[[PreparedVersion | str], None]) -> None:
+        fragment, here = wanted.fragment, self.arrays
+        try:
+            before, data = here.before(wanted), np.frombuffer(payload, np.uint8)
+            make = partial(here.vault.prepare_update, fragment, before, data, wanted.checksum)
+            if not isinstance(payload, bytes):
+                self._background(self._prepare, fragment, make, done)
+                return
+            made = make()  # it came inside its notice, so it is small
+        except PayloadError as error:
+            done(str(error))
+            return
+        stage = here.stage_ahead(self.machine.plan_adopt, fragment, made)
+        if stage is not None:
+            stage()
+        done(made)
+
+    async def _prepare(
+        self, fragment: int, make: Callable[[], HeldVersion], done: Callable[[PreparedVersion | str], None]
+    ) -> None:
+        try:
+            made = await self._loop.run_in_executor(self._workers, make)
+        except PayloadError as error:
+            self._call(done, str(error))
+            return
+        with self.changed:
+            stage = self.arrays.stage_ahead(self.machine.plan_adopt, fragment, made)
+        if stage is not None:
+            await self._loop.run_in_executor(self._workers, stage)
+        self._call(done, made)
+
+    # ------------------------------------------------------------ whole fragments
+
+    def read_seed(self, fragment: int, done: Callable[[OutgoingPayload], None]) -> None:
+        self._background(self._work, lambda: whole_payload(self.arrays.seed_values(fragment)), done)
+
+    def read_held(self, fragment: int, version: int, done: Callable[[OutgoingPayload | None], None]) -> None:
+        held = self.arrays.vault.held(fragment, version)
+        if held is None:
+            done(None)
+        else:
+            self._background(self._work, partial(whole_payload, held.theta), done)
+
+    def find_own(self, wanted: fx.Fetch, done: Callable[[FetchedPayload | None], None]) -> None:
+        self._background(self._work, partial(self._own, wanted), done)
+
+    def _own(self, wanted: fx.Fetch) -> FetchedPayload | None:
+        own = whole_payload(self.arrays.seed_values(wanted.fragment))
+        return FetchedPayload(wanted.version, own.payload, 0, own.checksum) if own.checksum == wanted.checksum else None
+
+    # ------------------------------------------------------------ inner state, for a joiner
+
+    def copy_inner(self, done: Callable[[Sequence[OutgoingPayload]], None]) -> None:
+        """Whatever is wrong with it must not cost this learner its run."""
+        if self.give_inner is None:
+            return
+        try:
+            pack = self.give_inner()
+        except (AtollError, RuntimeError, MemoryError) as error:
+            self.give_inner = None
+            self.warn(f"inner state cannot be given to others: {error}")
+            return
+        self._background(self._work, partial(self._inner_pieces, pack), done)
+
+    def _inner_pieces(self, pack: Callable[[], U8]) -> list[OutgoingPayload]:
+        try:
+            blob = pack()
+        except AtollError as error:
+            self.warn(f"inner state cannot be given to others: {error}")
+            return []
+        pieces = [blob[at : at + INNER_PIECE_BYTES] for at in range(0, blob.nbytes, INNER_PIECE_BYTES)]
+        return [OutgoingPayload(one, int(one.nbytes), xxhash.xxh3_64_intdigest(one.data)) for one in pieces]
+
+    def inner_came(self, pieces: Sequence[Payload], peer: str, reason: str) -> None:
+        self.inner = (b"".join(piece.tobytes() for piece in pieces), peer, reason)
+        self.changed.notify_all()
+
+    # ------------------------------------------------------------ what is told
+
+    def note(self, note: fx.Note) -> None:
+        self.writer.emit(note.event)
+
+    def warn(self, text: str) -> None:
+        self.writer.emit(events.Warned(self.machine.learner, text))
+
+    def pushed(self, header: PushHeader, reply: PushReply, encode_ns: int, push_ns: int) -> None:
+        self._moved("up", header.size, push_ns)
+        outcome = ("late" if reply.late else "accepted") if reply.accepted else reply.code
+        self.writer.emit(
+            events.LearnerPushed(
+                learner=header.learner,
+                fragment=header.fragment,
+                round=header.round,
+                seq=header.seq,
+                bytes=header.size,
+                steps=header.steps,
+                tokens=header.tokens,
+                encode_ns=encode_ns,
+                push_ns=push_ns,
+                outcome=str(outcome),
+            )
+        )
+
+    def came(self, wanted: fx.Fetch, version: int, size: int, fetch_ns: int) -> None:
+        whole = wanted.kind is FetchKind.THETA
+        self.writer.emit(events.LearnerFetched(self.machine.learner, wanted.fragment, version, size, fetch_ns, whole))
+
+    def moved_down(self, size: int, took_ns: int) -> None:
+        self._moved("down", size, took_ns)
+
+    def _moved(self, direction: str, size: int, took_ns: int) -> None:
+        vault = self.arrays.vault
+        needs = needed_bytes_s(vault.config, vault.layout, direction, self.machine.step_ns)
+        self._meter.moved(direction, size, took_ns, needs)
+
+    def reseeded(self) -> None:
+        self.healing = True
+
+    def fail(self, code: str, detail: str) -> None:
+        self._fail(RefusedError(code, detail))
+
+    def let_go(self) -> None:
+        self._stop.set()  # it must not come back
+        self.changed.notify_all()
 
     # ------------------------------------------------------------ data leases
 
@@ -377,14 +519,3 @@ class Engine(Exchange):
 
     def data_sources(self) -> list[DataSource]:
         return list(self._sources.values())
-
-    def _fix_layout(self, welcome: Welcome) -> None:
-        if self.vault is None:
-            layout = build_layout(self.machine.tensors, welcome.config.fragments)
-            self.parameters.lay_out(layout)
-            self.vault = Vault(layout, welcome.config, self.parameters.as_kept)
-        if self.vault.layout.fingerprint != welcome.fingerprint:
-            raise RemoteProtocolError(
-                "the syncer lays this model out differently; install the same version of atoll on both sides"
-            )
-        self.vault.config = welcome.config

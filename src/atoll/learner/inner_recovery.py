@@ -168,15 +168,17 @@ class InnerRecovery:
     def capture(self, reuse: Captured | None = None) -> Captured:
         """A copy of the inner state as it is now."""
         machine = self._machine
-        bases = tuple(progress.base for progress in machine.fragments)
-        about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
+        about = InnerAbout(
+            machine.learner, machine.run, machine.generation, machine.step, machine.bases, machine.tokens
+        )
         return capture(self._optimizer, self._extras, about, reuse=reuse)
 
     def give(self) -> Callable[[], NDArray[np.uint8]]:
         """What a joiner needs of it: the optimizer's state alone. It is copied now; calling the result packs it."""
         machine = self._machine
-        bases = tuple(progress.base for progress in machine.fragments)
-        about = InnerAbout(machine.learner, machine.run, machine.generation, machine.step, bases, machine.tokens)
+        about = InnerAbout(
+            machine.learner, machine.run, machine.generation, machine.step, machine.bases, machine.tokens
+        )
         return partial(pack, capture(self._optimizer, {}, about, rng=False))
 
     def heal(self) -> None:

@@ -30,6 +30,14 @@ from atoll import kernels
 from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
+from atoll.core.learner_waits import (
+    CLOSE_TIMEOUT_NS,
+    INNER_WAIT_NS,
+    JOIN_TIMEOUT_NS,
+    LET_GO_NS,
+    SYNC_WAIT_NS_MAX,
+    WAIT_SLICE_NS,
+)
 from atoll.core.messages import ASKED_TO_LEAVE, Refusal
 from atoll.core.ranks import numbers
 from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
@@ -48,19 +56,12 @@ from atoll.learner.preempt import Preemption
 from atoll.observe import Writer, events
 from atoll.wire import ClientOptions
 
-JOIN_TIMEOUT_S = 120.0
-"""How long joining may take without any progress: a syncer that still starts. Parameters on a thin link have more."""
-CLOSE_TIMEOUT_S = 15.0
-"""How long leaving may take to hand over what is left. Below the syncer's own patience at a stop."""
-LET_GO_S = 5.0
-"""How long a learner that has left waits for the syncer's word that all is on disk. With CLOSE_TIMEOUT_S this is the
-bound that is promised for leaving: 20 s."""
-INNER_WAIT_S = 20.0
-"""How long a joiner waits for a peer's inner state before it trains without: 250 MB at 100 Mbit/s."""
-SYNC_WAIT_S_MAX = 600.0
-"""Synchronous runs only: after this long without a merge the learner goes on alone, with a warning."""
-WAIT_SLICE_S = 0.5
-"""A waiting training thread looks up this often, so that Ctrl-C works and a dead link is noticed."""
+JOIN_TIMEOUT_S = JOIN_TIMEOUT_NS / 1e9
+CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_NS / 1e9
+LET_GO_S = LET_GO_NS / 1e9
+INNER_WAIT_S = INNER_WAIT_NS / 1e9
+SYNC_WAIT_S_MAX = SYNC_WAIT_NS_MAX / 1e9
+WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
 
 
 class ParametersLearner:
@@ -204,7 +205,7 @@ class ParametersLearner:
 
     def _join(self) -> None:
         engine, machine = self._engine, self._machine
-        patience = Patience(self._join_timeout_s, machine.learner, engine.arriving, time.monotonic())
+        patience = Patience(self._join_timeout_s, machine.learner, engine.driver.fetches.arriving, time.monotonic())
         with engine.changed:
             while not machine.joined:
                 if engine.failure is not None:
@@ -244,13 +245,13 @@ class ParametersLearner:
         compute_ns = self._meter.enter()
         value = self._read_loss(loss)
         engine = self._engine
-        adopt_ns, snapshot_ns = engine.adopt_ns, engine.snapshot_ns
+        adopt_ns, snapshot_ns = engine.arrays.adopt_ns, engine.arrays.snapshot_ns
         with engine.changed:
             self._raise_failure()
             engine.apply(fx.Stepped(tokens, compute_ns, value))
             stall_ns = self._wait_if_synchronous()
-            if engine.reseeded and not any(progress.reseed for progress in self._machine.fragments):
-                engine.reseeded = False
+            if engine.healing and not self._machine.reseeding:
+                engine.healing = False
                 self._inner.heal()
         for source in engine.data_sources():
             source.stepped()
@@ -260,8 +261,8 @@ class ParametersLearner:
             tokens=tokens,
             loss=value,
             stall_ns=stall_ns,
-            adopt_ns=engine.adopt_ns - adopt_ns,
-            snapshot_ns=engine.snapshot_ns - snapshot_ns + capture_ns,
+            adopt_ns=engine.arrays.adopt_ns - adopt_ns,
+            snapshot_ns=engine.arrays.snapshot_ns - snapshot_ns + capture_ns,
         )
         if self._preemption is not None and (self._preemption.requested or self._machine.dismissed):
             self.close(reason="SIGTERM" if self._preemption.requested else ASKED_TO_LEAVE)
@@ -275,7 +276,7 @@ class ParametersLearner:
         if self._alone:
             return 0
         began = time.monotonic()
-        busy_ns = self._engine.adopt_ns + self._engine.snapshot_ns
+        busy_ns = self._engine.arrays.adopt_ns + self._engine.arrays.snapshot_ns
         while self._machine.must_wait:
             self._raise_failure()
             if time.monotonic() - began > SYNC_WAIT_S_MAX:
@@ -287,7 +288,7 @@ class ParametersLearner:
                 self._engine.apply(fx.Boundary())
             else:
                 self._engine.changed.wait(WAIT_SLICE_S)
-        busy_ns = self._engine.adopt_ns + self._engine.snapshot_ns - busy_ns
+        busy_ns = self._engine.arrays.adopt_ns + self._engine.arrays.snapshot_ns - busy_ns
         return max(0, int((time.monotonic() - began) * 1e9) - busy_ns)
 
     def _raise_failure(self) -> None:
@@ -391,7 +392,7 @@ class ParametersLearner:
     def versions(self) -> tuple[int, ...]:
         """The version of each fragment that this learner has adopted."""
         with self._engine.changed:
-            return tuple(progress.base for progress in self._machine.fragments)
+            return self._machine.bases
 
     @contextmanager
     def global_params(self) -> Iterator[None]:
@@ -457,16 +458,20 @@ class ParametersLearner:
             hand_over = HandOver(self._machine, engine.vault)
             if engine.failure is None:
                 engine.apply(fx.Closing(flush, reason))
-            while not engine.left and engine.failure is None and time.monotonic() < deadline:
+            while not engine.driver.left and engine.failure is None and time.monotonic() < deadline:
                 engine.changed.wait(WAIT_SLICE_S)
                 engine.apply(fx.Boundary())
             # The syncer ends the session when everything that was handed over is safe with it.
             deadline = max(deadline, time.monotonic() + LET_GO_S)
-            while not (engine.left and not engine.linked) and engine.failure is None and time.monotonic() < deadline:
+            while (
+                not (engine.driver.left and not engine.linked)
+                and engine.failure is None
+                and time.monotonic() < deadline
+            ):
                 engine.changed.wait(WAIT_SLICE_S)
-                if not engine.left:
+                if not engine.driver.left:
                     engine.apply(fx.Boundary())
-            if not flush or self._run_closed or (engine.left and not engine.linked):
+            if not flush or self._run_closed or (engine.driver.left and not engine.linked):
                 return ""
             self._unhanded_tokens = hand_over.tokens(linked=engine.linked)
             if not self._unhanded_tokens:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from atoll.learner.exchange import Arrival
+from atoll.core.learner_fetches import Arrival
 
 SAY_S = 10.0
 """Joining is quick on most links; from here on a person wants to know what it waits for, and so every 10 s."""

@@ -7,18 +7,21 @@ gives the same bits (tests/sim/test_sim_equals_real.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from atoll.chaos.poison import encode_poisoned
 from atoll.core.config import SyncConfig
-from atoll.core.effects import Adopt
+from atoll.core.effects import Fetch
 from atoll.core.layout import Layout, padded
-from atoll.core.messages import NO_VERSION, PushHeader
+from atoll.core.learner_host import FetchedPayload, OutgoingPayload
+from atoll.core.messages import TensorSpec
 from atoll.errors import PayloadError
-from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
+from atoll.learner.arrays import LearnerArrays
+from atoll.learner.parameters import MakeValues, Snapshot
+from atoll.learner.vault import HeldVersion
 from atoll.sim.payloads import Made
 from atoll.syncer.state import ModelState
 
@@ -26,7 +29,6 @@ F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
 LEARNING_RATE = np.float32(0.05)
-HUGE = np.float32(1000.0)
 
 
 def inner_step(theta: F32, target: F32, step: int) -> None:
@@ -99,7 +101,7 @@ class ArraySyncer:
 
 
 class Replaced:
-    """A snapshot of given values (`learner.vault.Copied`)."""
+    """A snapshot of given values (`learner.parameters.Snapshot`)."""
 
     __slots__ = ("_values",)
 
@@ -110,60 +112,60 @@ class Replaced:
         return self._values
 
 
-class VaultLearner:
+class ArrayParameters:
+    """A model of a few blocks in host memory (`learner.parameters.Parameters`)."""
+
+    def __init__(self, specs: tuple[TensorSpec, ...], learner: str) -> None:
+        self.specs = specs
+        self._learner = learner
+        self._steps = 0
+
+    def lay_out(self, layout: Layout) -> None:
+        masks = [_real_elements(layout, fragment) for fragment in range(len(layout.fragments))]
+        self._mask = np.concatenate(masks)
+        self._target = np.concatenate([target_of(p, mask.size, self._learner) for p, mask in enumerate(masks)])
+        self._flat = np.zeros(self._mask.size, np.float32)
+        self.theta: list[F32] = np.split(self._flat, np.cumsum([mask.size for mask in masks])[:-1])
+
+    def step(self) -> None:
+        self._steps += 1
+        inner_step(self._flat, self._target, self._steps)
+        self._flat *= self._mask  # padding stays zero
+
+    def read(self, fragment: int) -> Replaced:
+        return Replaced(self.theta[fragment].copy())
+
+    def release(self, snapshot: Snapshot) -> None:
+        return
+
+    def stage(self, fragment: int, make: MakeValues) -> F32:
+        return make(None)
+
+    def write(self, fragment: int, staged: F32) -> None:
+        self.theta[fragment][:] = staged
+
+    def add(self, fragment: int, staged: F32) -> None:
+        self.theta[fragment] += staged
+
+    def mix(self, fragment: int, staged: F32, alpha: float) -> None:
+        self.theta[fragment] += np.float32(1.0 - alpha) * (staged - self.theta[fragment])
+
+    def as_kept(self, fragment: int, theta: F32) -> F32:
+        return theta
+
+    def save(self) -> F32:
+        return self._flat.copy()
+
+    def restore(self, saved: F32) -> None:
+        self._flat[:] = saved
+
+
+class VaultLearner(LearnerArrays):
     """What a learner's payloads do with the vault, whatever the parameters are: here arrays, in the lab a model's."""
 
-    def __init__(self, vault: Vault) -> None:
-        self.vault = vault
-        self._prepared: dict[int, HeldVersion] = {}
-
-    def sending(self, fragment: int, seq: int) -> tuple[PushHeader, U8] | None:
-        sending = self.vault.sending.get((fragment, seq))
-        return None if sending is None or sending.payload is None else (sending.header, sending.payload)
-
-    def seal(self, fragment: int, seq: int, payload: U8, checksum: int) -> None:
-        """The header says what the payload is from now on."""
-        sending = self.vault.sending[fragment, seq]
-        sending.header = replace(sending.header, size=int(payload.nbytes), checksum=checksum)
-
-    def encode_poisoned(self, sending: HeldContribution, poison: str) -> U8:
-        """As a learner encodes that went wrong; its own snapshot stays what it was."""
-        honest = sending.snapshot
-        sending.snapshot = Replaced(poisoned(honest.values(), sending.origin, poison))
-        try:
-            return self.vault.encode(sending)
-        finally:
-            sending.snapshot = honest
-
-    def prepare_whole(self, fragment: int, version: int, payload: U8) -> int:
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
-        self._prepared[fragment] = self.vault.prepare_whole(fragment, version, payload, checksum)
-        return checksum
-
-    def before(self, fragment: int, version: int) -> HeldVersion:
-        """What the update to this version must follow."""
-        before = self.vault.newest(fragment)
-        if before is None or before.version != version - 1:
-            raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
-        return before
-
-    def keep(self, fragment: int, version: int) -> None:
-        self.vault.prepared[fragment][version] = self._prepared.pop(fragment)
-
-    def forget_prepared(self, fragment: int) -> None:
-        for index in range(len(self.vault.prepared)):
-            if fragment in (-1, index):
-                self.vault.prepared[index] = {}
-
-    def forget_residuals(self) -> None:
-        self.vault.residuals = [None] * len(self.vault.residuals)
-
-    def adopted(self, effect: Adopt) -> tuple[AdoptKey, HeldVersion | None, HeldVersion]:
-        """How the vault knows this adopt, and the versions before and after it."""
-        old = self.vault.current[effect.fragment]
-        new = self.vault.prepared[effect.fragment].get(effect.version, old)
-        assert new is not None and new.version == effect.version, "the machine and the vault disagree"
-        return AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus), old, new
+    def prepare_whole(self, fragment: int, came: FetchedPayload) -> HeldVersion:
+        checksum = xxhash.xxh3_64_intdigest(came.payload.data)
+        return self.vault.prepare_whole(fragment, came.version, came.payload, checksum)
 
     def held(self, fragment: int, version: int) -> tuple[U8, int] | None:
         held = self.vault.held(fragment, version)
@@ -171,79 +173,28 @@ class VaultLearner:
             return None
         return held.theta.copy().view(np.uint8), xxhash.xxh3_64_intdigest(held.theta.data)
 
+    def seed(self, fragment: int) -> U8:
+        return self.seed_values(fragment).copy().view(np.uint8)
+
 
 class ArrayLearner(VaultLearner):
     def __init__(self, layout: Layout, config: SyncConfig, learner: str) -> None:
-        super().__init__(Vault(layout, config))
-        self.steps = 0
-        self._sizes = [fragment.size for fragment in layout.fragments]
-        masks = [_real_elements(layout, fragment) for fragment in range(len(self._sizes))]
-        self._mask = np.concatenate(masks)
-        self._target = np.concatenate([target_of(p, mask.size, learner) for p, mask in enumerate(masks)])
-        self._flat = np.zeros(self._mask.size, np.float32)
-        self.theta: list[F32] = np.split(self._flat, np.cumsum(self._sizes)[:-1])
-        self._snapshots: dict[int, Replaced] = {}
+        self.model = ArrayParameters(layout.tensors, learner)
+        super().__init__(self.model, layout, config)
 
     def step(self) -> None:
-        self.steps += 1
-        inner_step(self._flat, self._target, self.steps)
-        self._flat *= self._mask  # padding stays zero
+        self.model.step()
 
-    def take(self, fragment: int) -> None:
-        self._snapshots[fragment] = Replaced(self.theta[fragment].copy())
-
-    def drop(self, fragment: int) -> None:
-        self._snapshots.pop(fragment, None)
-
-    def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None:
-        self.vault.start_sending(header, self._snapshots.pop(header.fragment), minus, feedback)
-
-    def encode(self, fragment: int, seq: int, poison: str) -> tuple[U8, int] | None:
+    def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
         sending = self.vault.sending[fragment, seq]
         try:
-            payload = self.encode_poisoned(sending, poison) if poison else self.vault.encode(sending)
+            payload = encode_poisoned(self.vault, sending, poison) if poison else self.vault.encode(sending)
         except PayloadError:
             return None
-        checksum = xxhash.xxh3_64_intdigest(payload.data)
-        self.seal(fragment, seq, payload, checksum)
-        return payload, checksum
+        return OutgoingPayload(payload, int(payload.nbytes), xxhash.xxh3_64_intdigest(payload.data))
 
-    def settle(self, fragment: int, seq: int, merged: bool) -> None:
-        self.vault.settle(fragment, seq, merged)
-
-    def prepare_update(self, fragment: int, version: int, payload: U8, checksum: int) -> int:
-        before = self.before(fragment, version)
-        self._prepared[fragment] = self.vault.prepare_update(fragment, before, payload, checksum)
-        return self._prepared[fragment].checksum
-
-    def adopt(self, effect: Adopt) -> int:
-        vault, theta = self.vault, self.theta[effect.fragment]
-        key, old, new = self.adopted(effect)
-        sent = [vault.sending[effect.fragment, seq] for seq in effect.minus]
-        values = vault.adopt_values(key, old, new, sent)
-        if effect.rule == "rebase":
-            theta += values
-        elif effect.rule == "mix":
-            theta += np.float32(1.0 - effect.alpha) * (values - theta)
-        else:
-            theta[:] = values
-        vault.adopted(effect.fragment, effect.version)
-        return xxhash.xxh3_64_intdigest(new.theta.data)
-
-    def seed(self, fragment: int) -> U8:
-        current = self.vault.current[fragment]
-        return (current.theta if current is not None else self.theta[fragment]).copy().view(np.uint8)
-
-
-def poisoned(values: F32, origin: F32, how: str) -> F32:
-    """What a learner that went wrong sends instead of its parameters."""
-    if how == "nan":
-        return np.full_like(values, np.nan)
-    if how == "huge":
-        huge: F32 = origin + HUGE * (values - origin)
-        return huge
-    flipped: F32 = origin - (values - origin)
-    return flipped
+    def prepare_update(self, wanted: Fetch, payload: U8) -> HeldVersion:
+        return self.vault.prepare_update(wanted.fragment, self.before(wanted), payload, wanted.checksum)
 
 
 def _real_elements(layout: Layout, fragment: int) -> F32:

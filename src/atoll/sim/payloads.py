@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from atoll.core.effects import Adopt
-from atoll.core.messages import PushHeader
+from atoll.core.effects import Contribute, Fetch
+from atoll.core.learner_host import FetchedPayload, HostArrays, OutgoingPayload, PreparedVersion
 
 Payload = Any
 Stored = Any
@@ -45,29 +45,17 @@ class SyncerPayloads(Protocol):
     def whole_bytes(self, fragment: int) -> int: ...
 
 
-class LearnerPayloads(Protocol):
+class LearnerPayloads(HostArrays, Protocol):
     """One learner's parameters, and what it keeps of the run's."""
 
     def step(self) -> None: ...
-    def take(self, fragment: int) -> None: ...
-    def drop(self, fragment: int) -> None: ...
-    def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None: ...
-    def encode(self, fragment: int, seq: int, poison: str) -> tuple[Payload, int] | None:
-        """The payload and its checksum; None if it is not finite, which a learner notices itself."""
+    def start_sending(self, effect: Contribute) -> object: ...
+    def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
+        """None if it is not finite, which a learner notices itself."""
 
-    def settle(self, fragment: int, seq: int, merged: bool) -> None: ...
-    def sending(self, fragment: int, seq: int) -> tuple[PushHeader, Payload] | None: ...
-    def prepare_whole(self, fragment: int, version: int, payload: Payload) -> int: ...
-    def prepare_update(self, fragment: int, version: int, payload: Payload, checksum: int) -> int:
-        """The version's checksum; PayloadError if it does not follow what is here or the bits are not the syncer's."""
-
-    def keep(self, fragment: int, version: int) -> None:
-        """The version that was prepared last will be adopted."""
-
-    def forget_prepared(self, fragment: int) -> None: ...
-    def forget_residuals(self) -> None: ...
-    def adopt(self, effect: Adopt) -> int:
-        """Returns the checksum of what is held now."""
+    def prepare_whole(self, fragment: int, came: FetchedPayload) -> PreparedVersion: ...
+    def prepare_update(self, wanted: Fetch, payload: Payload) -> PreparedVersion:
+        """PayloadError if it does not follow what is here or the bits are not the syncer's."""
 
     def seed(self, fragment: int) -> Payload: ...
     def held(self, fragment: int, version: int) -> tuple[Payload, int] | None: ...

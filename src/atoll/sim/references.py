@@ -3,13 +3,15 @@ the same number exactly if they hold the same history. A contribution is its siz
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import replace
+from typing import NamedTuple
 
 from atoll.core.config import SyncConfig
-from atoll.core.effects import Adopt
+from atoll.core.effects import Adopt, Contribute, Fetch
+from atoll.core.learner_host import FetchedPayload, OutgoingPayload
 from atoll.core.messages import PushHeader
 from atoll.errors import PayloadError
 from atoll.sim.payloads import Made
@@ -90,13 +92,17 @@ class ReferenceSyncer:
         return WHOLE_BYTES
 
 
+class ReferenceVersion(NamedTuple):
+    version: int
+    checksum: int
+
+
 class ReferenceLearner:
     def __init__(self, fragments: int, learner: str) -> None:
         self._learner = learner
         self._current: list[tuple[int, int]] = [(-1, 0)] * fragments
         self._prepared: list[dict[int, int]] = [{} for _ in range(fragments)]
-        self._ready: dict[int, int] = {}
-        self._sending: dict[tuple[int, int], tuple[PushHeader, Reference | None]] = {}
+        self._sending: dict[tuple[int, int], PushHeader] = {}
 
     def step(self) -> None:
         return
@@ -107,39 +113,31 @@ class ReferenceLearner:
     def drop(self, fragment: int) -> None:
         return
 
-    def start_sending(self, header: PushHeader, minus: tuple[int, ...], feedback: bool) -> None:
-        self._sending[header.fragment, header.seq] = (header, None)
+    def start_sending(self, effect: Contribute) -> None:
+        self._sending[effect.header.fragment, effect.header.seq] = effect.header
 
-    def encode(self, fragment: int, seq: int, poison: str) -> tuple[Reference, int] | None:
-        header, _ = self._sending[fragment, seq]
-        if poison == "nan":
-            return None
-        norm = float(header.steps) * (1000.0 if poison == "huge" else 1.0)
-        self._sending[fragment, seq] = (replace(header, size=CONTRIBUTION_BYTES, checksum=1), (norm,))
-        return (norm,), 1
+    def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
+        wrong = {"nan": math.nan, "huge": 1000.0}.get(poison, 1.0)
+        norm = float(self._sending[fragment, seq].steps) * wrong
+        return OutgoingPayload((norm,), CONTRIBUTION_BYTES, 1)
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
         self._sending.pop((fragment, seq), None)
 
-    def sending(self, fragment: int, seq: int) -> tuple[PushHeader, Reference] | None:
-        found = self._sending.get((fragment, seq))
-        return None if found is None or found[1] is None else (found[0], found[1])
+    def prepare_whole(self, fragment: int, came: FetchedPayload) -> ReferenceVersion:
+        return ReferenceVersion(came.version, int(came.payload[0]))
 
-    def prepare_whole(self, fragment: int, version: int, payload: Reference) -> int:
-        self._ready[fragment] = int(payload[0])
-        return int(payload[0])
-
-    def prepare_update(self, fragment: int, version: int, payload: Reference, checksum: int) -> int:
+    def prepare_update(self, wanted: Fetch, payload: Reference) -> ReferenceVersion:
+        fragment, version = wanted.fragment, wanted.version
         newest = max(self._prepared[fragment], default=self._current[fragment][0])
         if newest != version - 1:
             raise PayloadError(f"version {version} of fragment {fragment} does not follow what is here")
-        if checksum and payload[0] != checksum:
+        if wanted.checksum and payload[0] != wanted.checksum:
             raise PayloadError(f"version {version} of fragment {fragment} differs from the syncer's")
-        self._ready[fragment] = int(payload[0])
-        return int(payload[0])
+        return ReferenceVersion(version, int(payload[0]))
 
-    def keep(self, fragment: int, version: int) -> None:
-        self._prepared[fragment][version] = self._ready.pop(fragment)
+    def keep(self, fragment: int, made: ReferenceVersion) -> None:
+        self._prepared[fragment][made.version] = made.checksum
 
     def forget_prepared(self, fragment: int) -> None:
         for index, prepared in enumerate(self._prepared):
