@@ -67,10 +67,10 @@ class BulkService(ABC):
     # ------------------------------------------------------------ pushes
 
     async def push_begin(self, header: PushHeader) -> int:
-        return self._expected_size(header)
+        return self._size_max(header)
 
-    def _expected_size(self, header: PushHeader) -> int:
-        """The size that this push must have, or RefusedError if it may not come in."""
+    def _size_max(self, header: PushHeader) -> int:
+        """The most bytes that this push may have, or RefusedError if it may not come in."""
         reply = self.apply(fx.PushOpened(header))
         assert reply is not None
         if not reply.accepted:
@@ -81,8 +81,12 @@ class BulkService(ABC):
         assert self._state is not None
         if header.kind is PushKind.INNER:
             return header.size  # the machine has compared it with the piece that it names
-        whole = header.kind in (PushKind.SEED, PushKind.HEAL)
-        return self._state.seed_size(header.fragment) if whole else self._state.contribution_size(header.fragment)
+        if header.kind is PushKind.CONTRIBUTION:
+            return self._state.contribution_size_max(header.fragment)
+        whole = self._state.seed_size(header.fragment)
+        if header.size < whole:
+            raise RefusedError(Refusal.SIZE, f"fragment {header.fragment} is {whole} bytes, not {header.size}")
+        return whole
 
     async def push_complete(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
         assert self._state is not None
