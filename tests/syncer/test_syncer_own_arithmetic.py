@@ -6,9 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from atoll.syncer.replay import replay
 from cluster import SyncerProcess, TrainingThread, check_books, small_model
-from recorded_run import RecordedRun
 from toys import OWN, install, register
 
 TESTS = Path(__file__).parent.parent
@@ -35,11 +33,3 @@ def test_processes_train_with_them_through_a_crash(tmp_path: Path, width: int) -
         assert thread.learner._machine.config.codec_up == "toy-sparse"
     check_books(syncer.status())
     assert syncer.stop() == 0
-
-
-def test_a_recorded_run_with_them_is_made_again(tmp_path: Path) -> None:
-    run = RecordedRun(tmp_path, **OWN)
-    run.live(9, crash=True)
-    run.live(9)
-    report = replay(tmp_path)
-    assert report.identical and report.merges >= 17

@@ -11,9 +11,10 @@ What has the same bits, and what is equal up to rounding:
   grouping: combining only puts the members in a row, and every sum is taken over that row, element by element in fp32
   and number by number in float64.
 - A part that was added up has been rounded to fp32 (D and S have been divided by the sum of its weights, so that both
-  are as large as one contribution's). What finishes from it is equal up to that rounding: a few times 1e-7 of the
-  gradient's norm per level of the tree. For the same grouping it has the same bits again, on every machine and for any
-  number of threads: segments are cut by the layout, not by the work.
+  are as large as one contribution's). What finishes from it is equal up to that rounding: for each level of the tree
+  about 1e-7 of N, the contributions' mean norm, divided by |D| for methods that go by direction (contributions that
+  nearly cancel have no certain direction). For the same grouping it has the same bits again, on every machine and for
+  any number of threads: segments are cut by the layout, not by the work.
 - Contributions in a codec that the loops do not know are added up by that codec's own `accumulate`.
 
 A correction turns single contributions towards the momentum, which only the syncer has: a part that was added up cannot
