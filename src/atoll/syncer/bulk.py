@@ -85,7 +85,9 @@ class BulkService(ABC):
             return self._state.contribution_size_max(header.fragment)
         whole = self._state.seed_size(header.fragment)
         if header.size < whole:
-            raise RefusedError(Refusal.SIZE, f"fragment {header.fragment} is {whole} bytes, not {header.size}")
+            raise RefusedError(
+                Refusal.SIZE, f"fragment {header.fragment} has {whole} bytes, not {header.size}; send all"
+            )
         return whole
 
     async def push_complete(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
