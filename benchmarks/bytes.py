@@ -42,7 +42,7 @@ def main() -> None:
     print(f"| data-parallel, ring, bf16 | {dp / 1e6:.1f} | 1 |")
     print(f"| Atoll, everything | {measured / 1e6:.2f} | {dp / measured:.1f} |")
     print(f"| Atoll, without the first parameters | {(measured - joins) / 1e6:.2f} | {dp / (measured - joins):.1f} |")
-    per_parameter = 2 * get_codec("int4").encoded_size(1 << 20) / (1 << 20)
+    per_parameter = 2 * get_codec("int4").size_max(1 << 20) / (1 << 20)
     for learners in (options.learners, 10**9):
         ring = 2 * (learners - 1) / learners * 2 * SYNC_EVERY
         print(f"by formula, M = {learners}: {ring:.1f} / {per_parameter:.4f} bytes = {ring / per_parameter:.1f}x")

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from atoll import kernels
-from atoll.codec import BLOCK, GradientSample, get_codec, merge_fragment
+from atoll.codec import BLOCK, GradientSample, OuterRates, OuterTarget, get_codec, merge_fragment, reduce
 from atoll.core.config import CODECS, CORRECTIONS
 
 UNIQUE = 1 << 20  # random numbers are made once and repeated
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--contributions", type=int, default=8)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--codec", choices=CODECS, default="int4", help="of contributions and of the downlink")
+    parser.add_argument("--codec", choices=CODECS.names(), default="int4", help="of contributions and of the downlink")
     parser.add_argument("--correction", choices=CORRECTIONS, default="none")
     arguments = parser.parse_args()
     bench = Bench(arguments.params << 20, arguments.contributions, arguments.codec, arguments.correction)
@@ -55,14 +55,14 @@ class Bench:
     def __init__(self, n: int, contributions: int, codec: str, correction: str) -> None:
         self.n, self.codec, rng = n, get_codec(codec), np.random.default_rng(0)
         self.correction = correction
-        self.encoded_bytes = self.codec.encoded_size(n) / n  # per parameter
+        self.encoded_bytes = self.codec.size_max(n) / n  # per parameter
         self.merge_bytes = (contributions + 1) * self.encoded_bytes + (16 if self.codec.lossless else 24)
         kernels.warm_up()
         self.payloads = [
             self.codec.encode(np.resize(rng.standard_normal(UNIQUE, dtype=np.float32) * np.float32(0.01), n))
             for _ in range(contributions)
         ]
-        self.slices, self.modes = np.array([0, n // BLOCK * 3 // 4, n // BLOCK]), np.array([0, 1], np.uint8)
+        self.slices = np.array([0, n // BLOCK * 3 // 4, n // BLOCK])
         self.norms = [self.codec.inspect(payload, n, self.slices)[1] for payload in self.payloads]
         self.theta, self.target = (np.resize(rng.standard_normal(UNIQUE, dtype=np.float32), n) for _ in range(2))
         self.momentum = np.full(n, 1e-3, np.float32)
@@ -72,18 +72,11 @@ class Bench:
 
     def merge(self) -> None:
         self.sample = merge_fragment(
-            payloads=self.payloads,
-            codec_up=self.codec.name,
-            weights=[1.0] * len(self.payloads),
-            norms=self.norms,
-            theta=self.theta,
-            momentum=self.momentum,
-            residual=self.residual,
+            reduce(self.payloads, self.codec.name, [1.0] * len(self.payloads), self.norms, self.slices),
+            ["rda", "mean"],
+            OuterTarget(self.theta, {"momentum": self.momentum}, self.residual),
             codec_down=self.codec.name,
-            slice_blocks=self.slices,
-            slice_modes=self.modes,
-            outer_lr=0.7,
-            outer_momentum=0.5,
+            rates=OuterRates(0.7, 0.5),
             previous=self.sample,
             correction=self.correction,
         ).sample

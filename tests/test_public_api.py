@@ -28,6 +28,9 @@ NAMES = {
     "__version__",
     "data",
     "load_model",
+    "register_codec",
+    "register_merge",
+    "register_outer",
 }
 
 

@@ -31,6 +31,7 @@ from atoll.errors import (
 if TYPE_CHECKING:
     from atoll import data
     from atoll.learner import Learner, load_model
+    from atoll.plugins import register_codec, register_merge, register_outer
 
 __version__ = "0.5.0"
 
@@ -53,6 +54,9 @@ __all__ = [
     "__version__",
     "data",
     "load_model",
+    "register_codec",
+    "register_merge",
+    "register_outer",
 ]
 
 
@@ -64,6 +68,8 @@ def __getattr__(name: str) -> Any:
             if error.name != "torch":
                 raise
             raise ImportError(f"atoll.{name} needs PyTorch: pip install 'atoll[torch]'") from error
+    if name in ("register_codec", "register_merge", "register_outer"):
+        return getattr(import_module("atoll.plugins"), name)
     if name == "data":
         return import_module("atoll.data")
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")

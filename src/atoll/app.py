@@ -17,6 +17,7 @@ import typer
 
 from atoll.cli import folder, parts, run_script, status, train
 from atoll.errors import AtollError
+from atoll.plugins import load_entry_points
 from atoll.preload import preload
 from atoll.workbench import chaos, demo, lab, plan, replay, sim
 
@@ -76,6 +77,7 @@ def atoll(
     ] = False,
 ) -> None:
     """Train one model on many unreliable, unequal, far-apart machines that never wait for each other."""
+    load_entry_points()
     context.obj = _storms
 
 

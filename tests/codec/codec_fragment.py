@@ -7,9 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from atoll.codec import BLOCK, GradientSample, MergeResult, get_codec, merge_fragment
+from atoll.codec import (
+    BLOCK,
+    GradientSample,
+    MergeResult,
+    OuterRates,
+    OuterTarget,
+    get_codec,
+    merge_fragment,
+    reduce,
+)
 
-RDA, MEAN, HALF_RDA = 0, 1, 2
+RDA, MEAN, HALF_RDA = "rda", "mean", "half-rda"
 
 
 @dataclass
@@ -20,7 +29,7 @@ class Fragment:
     up: str = "int4"
     down: str = "int4"
     slices: list[int] | None = None
-    modes: list[int] | None = None
+    modes: list[str] | None = None
     seed: int = 0
     theta: np.ndarray = field(init=False)
     momentum: np.ndarray = field(init=False)
@@ -49,18 +58,11 @@ class Fragment:
         if norms is None:
             norms = [codec.inspect(payload, self.theta.size, slices)[1] for payload in payloads]
         return merge_fragment(
-            payloads=payloads,
-            codec_up=self.up,
-            weights=[1.0] * len(deltas) if weights is None else weights,
-            norms=norms,
-            theta=self.theta,
-            momentum=self.momentum,
-            residual=self.residual,
+            reduce(payloads, self.up, [1.0] * len(deltas) if weights is None else weights, norms, slices),
+            self.modes or [],
+            OuterTarget(self.theta, {"momentum": self.momentum}, self.residual),
             codec_down=self.down,
-            slice_blocks=slices,
-            slice_modes=np.array(self.modes, np.uint8),
-            outer_lr=0.7,
-            outer_momentum=0.5,
+            rates=OuterRates(0.7, 0.5),
             previous=previous,
             **settings,
         )

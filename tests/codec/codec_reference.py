@@ -100,9 +100,7 @@ def _pack_int2(code: np.ndarray) -> bytes:
 PACK = {"int8": lambda code: code.astype(np.int8).tobytes(), "int4": _pack_int4, "int2": _pack_int2}
 
 
-def merged_gradient(
-    deltas: list[np.ndarray], weights: list[float], slices: np.ndarray, modes: np.ndarray
-) -> np.ndarray:
+def merged_gradient(deltas: list[np.ndarray], weights: list[float], slices: np.ndarray, modes: list[str]) -> np.ndarray:
     """The merged gradient in float64, from decoded deltas."""
     share = np.array(weights, np.float64) / np.sum(weights)
     vectors = [-delta.astype(np.float64) for delta in deltas]
@@ -110,7 +108,7 @@ def merged_gradient(
     for index, mode in enumerate(modes):
         part = slice(slices[index] * BLOCK, slices[index + 1] * BLOCK)
         mean = sum(w * v[part] for w, v in zip(share, vectors, strict=True))
-        if mode != 1:
+        if mode != "mean":
             norms = [np.linalg.norm(v[part]) for v in vectors]
             direction = sum(
                 w * v[part] / norm for w, v, norm in zip(share, vectors, norms, strict=True) if norm > 0
@@ -120,7 +118,7 @@ def merged_gradient(
                 mean = (
                     float(share @ norms)
                     * direction
-                    / (length if mode == 0 else np.sqrt(length * sum(share[np.array(norms) > 0])))
+                    / (length if mode == "rda" else np.sqrt(length * sum(share[np.array(norms) > 0])))
                 )
         gradient[part] = mean
     return gradient

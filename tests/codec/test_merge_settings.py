@@ -78,7 +78,7 @@ def test_heloco_is_correct_then_merge(up: str, seed: int) -> None:
     mode=st.sampled_from([RDA, MEAN]),
 )
 def test_heloco_is_finite_and_never_lengthens_for_any_sizes(
-    seed: int, count: int, size: float, momentum: float, mode: int
+    seed: int, count: int, size: float, momentum: float, mode: str
 ) -> None:
     fragment = Fragment(2, "fp32", "fp32", modes=[mode], seed=seed)
     fragment.momentum *= np.float32(momentum)
@@ -91,7 +91,7 @@ def test_heloco_is_finite_and_never_lengthens_for_any_sizes(
         assert fragment.bits() == merged_without(2, deltas, mode, seed).bits()
 
 
-def merged_without(blocks: int, deltas: list[np.ndarray], mode: int, seed: int) -> Fragment:
+def merged_without(blocks: int, deltas: list[np.ndarray], mode: str, seed: int) -> Fragment:
     fragment = Fragment(blocks, "fp32", "fp32", modes=[mode], seed=seed)
     fragment.momentum[:] = 0.0
     fragment.merge(deltas)
@@ -147,7 +147,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(codec: str) -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-@pytest.mark.parametrize("down", CODECS)
+@pytest.mark.parametrize("down", CODECS.names())
 def test_without_feedback_an_update_loses_what_its_codec_loses(down: str) -> None:
     fragment = Fragment(7, "fp32", down)
     theta, momentum, fragment.residual = fragment.theta.copy(), fragment.momentum.copy(), None

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.core.admission import check_settings
-from atoll.core.config import CORRECTIONS, LATER_SETTINGS, OUTER_SCHEDULES, PARTIALS, SyncConfig
+from atoll.core.config import CORRECTIONS, LATER_SETTINGS, OUTER_SCHEDULES, OUTERS, PARTIALS, SyncConfig
 from atoll.core.messages import PROTOCOL_VERSION, Hello, Refusal
 from atoll.core.policy import scales_steps, step_share
 from atoll.errors import ConfigError
@@ -25,8 +25,14 @@ USED: dict[str, Any] = {
     "momentum_restart": 8,
     "partial": "scaled",
     "pacing": "patient",
+    "outer": "toy",
 }
 """What older versions do not do."""
+
+
+@pytest.fixture(autouse=True)
+def toy_outer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OUTERS._entries, "toy", "no.such:module")
 
 
 def test_what_older_versions_do_looks_as_it_did_to_them() -> None:
@@ -82,7 +88,9 @@ def test_settings_come_back_from_their_dictionary(
         ({"outer_schedule": "step"}, "outer_schedule must be one of constant, linear, cosine"),
         ({"outer_schedule": "linear"}, "no budget of them; give tokens_budget"),
         ({"partial": "half"}, "partial must be one of scaled, full; not 'half'"),
-        ({"codec_up": "int3"}, "codec_up must be one of fp32, bf16, int8, int4, int2"),
+        ({"codec_up": "int3"}, r"codec_up is 'int3', which is no codec .*fp32, bf16, int8, int4, int2"),
+        ({"merge": "median"}, "merge is 'median', which is no merge method.*half-rda, rda, mean, or register it"),
+        ({"outer": "adam"}, "outer is 'adam', which is no outer optimizer.*nesterov"),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], what: str) -> None:

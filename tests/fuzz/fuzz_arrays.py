@@ -16,7 +16,7 @@ import torch
 import xxhash
 from fuzz_engine import Make, Target, mutated, mutated_json, scratch
 
-from atoll.codec import get_codec, merge_fragment
+from atoll.codec import OuterRates, OuterTarget, get_codec, merge_fragment, reduce
 from atoll.core.config import CODECS, SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import TensorSpec
@@ -44,7 +44,7 @@ def _payloads(name: str) -> Make:
         n = rng.choice(ELEMENTS)
         if rng.random() < 0.3:
             return bytes([ELEMENTS.index(n)]) + by_bytes(rng)
-        data = bytearray(rng.randbytes(codec.encoded_size(n)))
+        data = bytearray(rng.randbytes(codec.size_max(n)))
         if rng.random() < 0.5:
             data[:] = bytes(len(data))
         for _ in range(rng.choice((0, 1, 3)) if len(data) >= 4 else 0):
@@ -82,18 +82,11 @@ def _merge(name: str, payload: bytes, n: int, norms: Any) -> None:
     """Whatever was let in leaves the state finite, or untouched (invariant I7)."""
     theta, momentum, residual = (np.zeros(n, np.float32) for _ in range(3))
     result = merge_fragment(
-        payloads=[payload],
-        codec_up=name,
-        weights=[1.0],
-        norms=[norms],
-        theta=theta,
-        momentum=momentum,
-        residual=residual,
+        reduce([payload], name, [1.0], [norms], np.array([0, n // 256], np.int64)),
+        ["rda"],
+        OuterTarget(theta, {"momentum": momentum}, residual),
         codec_down="int4",
-        slice_blocks=np.array([0, n // 256], np.int64),
-        slice_modes=np.zeros(1, np.uint8),
-        outer_lr=0.7,
-        outer_momentum=0.5,
+        rates=OuterRates(0.7, 0.5),
         previous=None,
     )
     assert np.isfinite(theta).all() and np.isfinite(momentum).all() and np.isfinite(residual).all()
@@ -235,10 +228,10 @@ def _load_checkpoint(seal: bool) -> Callable[[bytes], Any]:
 def array_targets() -> list[Target]:
     small, whole = blobs()
     refused = (PayloadError,)
-    codecs = [Target(f"codec.{name}", _payloads(name), _decode(name), 2500, refused) for name in CODECS]
+    codecs = [Target(f"codec.{name}", _payloads(name), _decode(name), 2500, refused) for name in CODECS.names()]
     updates = [
-        Target(f"vault.update.{name}", _sized(get_codec(name).encoded_size(512)), _prepare(name), 1000, refused)
-        for name in CODECS
+        Target(f"vault.update.{name}", _sized(get_codec(name).size_max(512)), _prepare(name), 1000, refused)
+        for name in CODECS.names()
     ]
     return [
         *codecs,

@@ -29,7 +29,7 @@ def test_soak(target: Target) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    name=st.sampled_from(CODECS),
+    name=st.sampled_from(CODECS.names()),
     values=hnp.arrays(
         np.float32, st.integers(0, 600), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
     ),

@@ -378,7 +378,7 @@ def test_regions_say_how_many_learners_there_are() -> None:
         ({"sync_every": 0}, "sync_every must be"),
         ({"fragments": -1}, "fragments must be"),
         ({"overlap": "two"}, "overlap must be int"),
-        ({"codec_up": "int1"}, "codec_up must be one of"),
+        ({"codec_up": "int1"}, "codec_up is .int1., which is no codec"),
         ({"durability": "never"}, "durability must be one of"),
         ({"durability": "interval", "durability_interval": float("nan")}, "durability_interval must be"),
     ],

@@ -37,7 +37,7 @@ def test_a_measured_run() -> None:
 def test_a_fragment_is_that_of_the_layout(codec: str) -> None:
     sync = SyncConfig(fragments=5, codec_up=codec, codec_down=codec)
     state = ModelState(build_layout(TENSORS, 5), sync)
-    real = [state.contribution_size(fragment) for fragment in range(5)]
+    real = [state.contribution_size_max(fragment) for fragment in range(5)]
     assert fragment_of(PARAMETERS, sync).up_bytes == pytest.approx(sum(real) / 5, rel=0.01)
 
 
@@ -48,7 +48,7 @@ def test_memory_is_that_of_the_real_state(codec: str, feedback: bool) -> None:
     for index, fragment in enumerate(state.layout.fragments):
         state.put_seed(index, np.zeros(fragment.size, np.float32).view(np.uint8))
     state.commit_seed()
-    held = [a for f in state.fragments for a in (f.theta, f.momentum, f.residual) if a is not None]
+    held = [a for f in state.fragments for a in f.named().values()]
     assert memory_of(job(PARAMETERS), sync).state == pytest.approx(sum(a.nbytes for a in held), rel=0.01)
 
 

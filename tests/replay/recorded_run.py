@@ -129,7 +129,7 @@ class Puppet:
     def contribute(self, shell: SyncerShell, request: Request) -> None:
         fragment, codec = request.fragment, shell.machine.config.codec_up
         delta = (self.dice.standard_normal(self.thetas[fragment].size) * 1e-2).astype(np.float32)
-        payload = get_codec(codec).encode(delta).tobytes()
+        payload = get_codec(codec).encode_delta(delta, None, None)[0].tobytes()
         header = self.header(
             PushKind.CONTRIBUTION,
             fragment,

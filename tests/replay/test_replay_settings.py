@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from recorded_run import RecordedRun
 from safetensors.numpy import load_file
+from toys import OWN, register
 
 from atoll.replay.recording_reader import SegmentReader
 from atoll.replay.replay import replay
@@ -55,3 +56,13 @@ def test_a_schedule_is_on_record_as_the_sum_of_the_weights(tmp_path: Path) -> No
             shares += [sum(record.head["weights"]) for record in reader.records() if record.kind == "merge"]
     assert len(shares) >= 12 and shares[0] > shares[-1] >= 0.1
     assert shares == sorted(shares, reverse=True)
+
+
+def test_a_codec_a_merge_and_an_outer_optimizer_of_a_users_own_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register(monkeypatch)
+    run = RecordedRun(tmp_path, **OWN)
+    run.live(9, crash=True)
+    run.live(9)
+    assert check_same(tmp_path) >= 17

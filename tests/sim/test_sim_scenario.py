@@ -51,9 +51,9 @@ def test_draws_cover_what_they_promise() -> None:
     }
     assert {fault.variant for fault in faults if fault.kind == "poison"} == {"nan", "huge", "flip"}
     assert {fault.direction for fault in faults if fault.kind == "partition"} == {"both", "up", "down"}
-    assert {config.codec_up for config in configs} == {config.codec_down for config in configs} == set(CODECS)
+    assert {config.codec_up for config in configs} == {config.codec_down for config in configs} == set(CODECS.names())
     assert {config.adopt for config in configs} == {"rebase", "overwrite", "mix:0.5"}
-    assert {config.merge for config in configs} == set(MERGES)
+    assert {config.merge for config in configs} == set(MERGES.names())
     assert {config.weights for config in configs} == set(WEIGHTS)
     assert {config.synchronous for config in configs} == {True, False}
     assert {scenario.durability for scenario in scenarios} == set(DURABILITIES)

@@ -40,7 +40,7 @@ def run(state: ModelState, merges: int, weights: tuple[float, ...] = WEIGHTS) ->
     momentum = []
     for seed in range(merges):
         assert state.merge(0, contributions(state, seed, len(weights)), weights).finite
-        momentum.append(state.fragments[0].momentum.copy())
+        momentum.append(state.fragments[0].outer["momentum"].copy())
     return momentum
 
 
@@ -55,7 +55,7 @@ def test_momentum_starts_anew_every_so_many_versions(correction: str) -> None:
     for version in range(2, 9):
         state = started(codec_up="fp32", codec_down="fp32")
         state.merge(0, contributions(state, version - 1), WEIGHTS)
-        fresh = state.fragments[0].momentum  # of a merge that has nothing before it
+        fresh = state.fragments[0].outer["momentum"]  # of a merge that has nothing before it
         assert np.array_equal(momentum[version - 1], fresh) == (version in (4, 7)), version
 
 
@@ -108,7 +108,7 @@ def test_the_sum_of_the_weights_is_how_much_of_the_gradient_counts(settings: dic
     run(smaller, 3, (1.0, 2.0))
     for one, other in zip(shared.fragments, smaller.fragments, strict=True):
         np.testing.assert_allclose(one.theta, other.theta, rtol=1e-5, atol=1e-7)
-        np.testing.assert_allclose(one.momentum, 0.375 * other.momentum, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(one.outer["momentum"], 0.375 * other.outer["momentum"], rtol=1e-5, atol=1e-7)
 
 
 def test_everybody_there_is_a_whole_step_to_the_bit() -> None:

@@ -76,6 +76,17 @@ def test_a_fetch_that_is_not_what_its_header_says_is_refused() -> None:
     run(main())
 
 
+def test_a_push_may_be_smaller_than_the_most_that_its_codec_makes() -> None:
+    async def main() -> None:
+        payload = payload_of(5 * MIB)
+        service = FakeSyncer(expected=7 * MIB)
+        async with serving(service) as server, bulk_client(server.address) as client:
+            assert (await client.push(push_header(payload), payload)).accepted
+            assert [pushed.tobytes() for pushed in service.pushed] == [payload.tobytes()]
+
+    run(main())
+
+
 def test_push_with_a_wrong_size_is_refused_before_a_buffer_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         def no_buffer(*_: object) -> None:

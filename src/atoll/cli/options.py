@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from atoll.core.config import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, PARTIALS, WEIGHTS
+from atoll.core.config import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, OUTERS, PARTIALS, WEIGHTS
 from atoll.core.presets import SYNC_PRESETS
 
 if TYPE_CHECKING:
@@ -72,13 +72,16 @@ Weights = Annotated[
 ]
 Merge = Annotated[
     str | None,
-    typer.Option(help=f"How deltas are merged: {', '.join(MERGES)} (default half-rda).", rich_help_panel=_SYNC),
+    typer.Option(help=f"How deltas are merged: {', '.join(MERGES.names())} (default half-rda).", rich_help_panel=_SYNC),
+]
+Outer = Annotated[
+    str | None, typer.Option(help=f"Outer optimizer: {', '.join(OUTERS.names())} (default).", rich_help_panel=_SYNC)
 ]
 OuterLr = Annotated[
-    float | None, typer.Option(help="Learning rate of the outer Nesterov step (default 0.7).", rich_help_panel=_SYNC)
+    float | None, typer.Option(help="Learning rate of the outer step (default 0.7).", rich_help_panel=_SYNC)
 ]
 OuterMomentum = Annotated[
-    float | None, typer.Option(help="Momentum of the outer Nesterov step (default 0.3).", rich_help_panel=_SYNC)
+    float | None, typer.Option(help="Momentum of the outer step (default 0.3).", rich_help_panel=_SYNC)
 ]
 OuterSchedule = Annotated[
     str | None,
@@ -127,10 +130,11 @@ FeedbackDown = Annotated[
 ]
 CodecUp = Annotated[
     str | None,
-    typer.Option(help=f"Encoding of contributions: {', '.join(CODECS)} (default int4).", rich_help_panel=_SYNC),
+    typer.Option(help=f"Encoding of contributions: {', '.join(CODECS.names())} (default int4).", rich_help_panel=_SYNC),
 ]
 CodecDown = Annotated[
-    str | None, typer.Option(help=f"Encoding of updates: {', '.join(CODECS)} (default int4).", rich_help_panel=_SYNC)
+    str | None,
+    typer.Option(help=f"Encoding of updates: {', '.join(CODECS.names())} (default int4).", rich_help_panel=_SYNC),
 ]
 Adopt = Annotated[
     str | None,

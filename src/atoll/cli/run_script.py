@@ -47,6 +47,7 @@ def run_script(
     grace_cap: o.GraceCap = None,
     weights: o.Weights = None,
     merge: o.Merge = None,
+    outer: o.Outer = None,
     outer_lr: o.OuterLr = None,
     outer_momentum: o.OuterMomentum = None,
     outer_schedule: o.OuterSchedule = None,

@@ -48,6 +48,7 @@ def train(
     grace_cap: o.GraceCap = None,
     weights: o.Weights = None,
     merge: o.Merge = None,
+    outer: o.Outer = None,
     outer_lr: o.OuterLr = None,
     outer_momentum: o.OuterMomentum = None,
     outer_schedule: o.OuterSchedule = None,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from atoll.codec.codecs import get_codec
+from atoll.codec.protocol import get_codec
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout
 
 
 def needed_bytes_s(config: SyncConfig, layout: Layout, direction: str, step_ns: float) -> float:
-    """Bytes per second that a learner must move, up or down, to take part in every round."""
+    """Bytes per second that a learner must move at most, up or down, to take part in every round."""
     codec = get_codec(config.codec_up if direction == "up" else config.codec_down)
-    period_bytes = sum(codec.encoded_size(fragment.size) for fragment in layout.fragments)
+    period_bytes = sum(codec.size_max(fragment.size) for fragment in layout.fragments)
     return period_bytes / (config.sync_every * step_ns / 1e9) if step_ns > 0 else 0.0

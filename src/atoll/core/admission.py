@@ -19,7 +19,9 @@ from atoll.core.policy import age_limit
 from atoll.core.rounds import FragmentTrack
 
 SETTINGS_PROTOCOL = 2
-"""Learners of older protocols are not told of settings that came later, and know no int2."""
+"""Learners of older protocols are not told of settings that came later."""
+CODECS_EARLIER = frozenset({"fp32", "bf16", "int8", "int4"})
+"""What they know of codecs."""
 
 
 def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | None) -> Refused | None:
@@ -56,7 +58,8 @@ def check_settings(hello: Hello, config: SyncConfig) -> Refused | None:
     """A refusal if this run has a setting that the learner must follow and, being older, does not know."""
     if hello.protocol >= SETTINGS_PROTOCOL:
         return None
-    unknown = [f"{name} int2" for name in ("codec_up", "codec_down") if getattr(config, name) == "int2"]
+    codecs = {"codec_up": config.codec_up, "codec_down": config.codec_down}
+    unknown = [f"{name} {codec}" for name, codec in codecs.items() if codec not in CODECS_EARLIER]
     unknown += ["feedback_up off"] if not config.feedback_up else []
     # Who waits for merges must know when they are due; others are asked, whenever that is.
     unknown += [f"pacing {config.pacing}"] if config.synchronous and config.pacing != "fixed" else []

@@ -16,14 +16,33 @@ from functools import lru_cache
 from typing import Any
 
 from atoll.core.pacing import PACING
+from atoll.core.registry import Registry
 from atoll.errors import ConfigError
 
 SECOND_NS = 1_000_000_000
 TIMEOUT_NS_MAX = 10**18
 """Thirty years."""
 
-CODECS = ("fp32", "bf16", "int8", "int4", "int2")
-MERGES = ("half-rda", "rda", "mean")
+# What stands behind these names is arithmetic, of which this room knows nothing: `atoll.codec` says what each must be.
+CODECS: Registry[Any] = Registry(
+    "codec",
+    {
+        "fp32": "atoll.codec.fp32:FP32",
+        "bf16": "atoll.codec.bf16:BF16",
+        "int8": "atoll.codec.int8:INT8",
+        "int4": "atoll.codec.int4:INT4",
+        "int2": "atoll.codec.int2:INT2",
+    },
+)
+MERGES: Registry[Any] = Registry(
+    "merge method",
+    {
+        "half-rda": "atoll.codec.merges.half_rda:HALF_RDA",
+        "rda": "atoll.codec.merges.rda:RDA",
+        "mean": "atoll.codec.merges.mean:MEAN",
+    },
+)
+OUTERS: Registry[Any] = Registry("outer optimizer", {"nesterov": "atoll.codec.outer.nesterov:NESTEROV"})
 TENSOR_MERGES = ("rda", "mean")
 """Of a tensor by itself: as the run's setting says, or always the mean. (They are called as in the first release.)"""
 WEIGHTS = ("tokens2_per_step", "tokens", "uniform")
@@ -43,6 +62,7 @@ LATER_SETTINGS: Mapping[str, Any] = {
     "momentum_restart": 0,
     "partial": "full",
     "pacing": "fixed",
+    "outer": "nesterov",
 }
 """Settings that came after the first release, whose code refuses names that it does not know, and what its code does.
 `to_dict` leaves them out where they say just that and it is the default, so that older learners take part as long as
@@ -85,13 +105,13 @@ class SyncConfig:
     """How long a merged step is: mean (as long as what the learners agree on), rda (radial-directional averaging: as
     long as their own steps) or half-rda (half way between). Embedding-like tensors always take the mean."""
     outer_lr: float = 0.7
-    """Learning rate of the outer Nesterov step."""
+    """Learning rate of the outer step."""
     outer_momentum: float = 0.3
-    """Momentum of the outer Nesterov step."""
+    """Momentum of the outer step."""
     codec_up: str = "int4"
-    """Encoding of contributions: fp32, bf16, int8, int4 or int2."""
+    """Encoding of contributions: fp32, bf16, int8, int4, int2, or a registered one."""
     codec_down: str = "int4"
-    """Encoding of published updates: fp32, bf16, int8, int4 or int2."""
+    """Encoding of published updates: fp32, bf16, int8, int4, int2, or a registered one."""
     adopt: str = "rebase"
     """What a learner does with a published version: rebase, overwrite, or mix:ALPHA, which keeps ALPHA of its own
     parameters and takes 1 - ALPHA of the published ones (mix:1 takes none)."""
@@ -125,6 +145,8 @@ class SyncConfig:
     tokens; theirs count when they come) or full (a whole step for whoever is there)."""
     pacing: str = "fixed"
     """How many steps lie between two rounds of the same fragment: fixed (`sync_every`), or a policy of your own."""
+    outer: str = "nesterov"
+    """The outer optimizer: what becomes of a merged gradient. nesterov, or a registered one."""
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
@@ -144,9 +166,10 @@ class SyncConfig:
         _real("outer_lr", self.outer_lr, 0.0, 100.0)
         _real("outer_momentum", self.outer_momentum, 0.0, 0.9999)
         _real("norm_outlier_factor", self.norm_outlier_factor, 1.0, 1e30)
-        one_of("codec_up", self.codec_up, CODECS)
-        one_of("codec_down", self.codec_down, CODECS)
-        one_of("merge", self.merge, MERGES)
+        CODECS.check("codec_up", self.codec_up)
+        CODECS.check("codec_down", self.codec_down)
+        MERGES.check("merge", self.merge)
+        OUTERS.check("outer", self.outer)
         one_of("weights", self.weights, WEIGHTS)
         one_of("correction", self.correction, CORRECTIONS)
         one_of("outer_schedule", self.outer_schedule, OUTER_SCHEDULES)

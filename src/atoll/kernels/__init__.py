@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from atoll.kernels.constants import BF16, BLOCK, FP32, INT2, INT4, INT8
 from atoll.kernels.pool import set_threads, threads, work_alone
-from atoll.kernels.run import OuterStep, alignment, decode, direction, encode, inspect, outer_step, rebase, warm_up
+from atoll.kernels.run import (
+    OuterStep,
+    accumulate,
+    alignment,
+    decode,
+    direction,
+    encode,
+    inspect,
+    outer_step,
+    rebase,
+    warm_up,
+)
 
 __all__ = [
     "BF16",
@@ -17,6 +28,7 @@ __all__ = [
     "INT4",
     "INT8",
     "OuterStep",
+    "accumulate",
     "alignment",
     "decode",
     "direction",

@@ -602,6 +602,32 @@ def direction(
 
 
 @kernel
+def accumulate(
+    kind: int,
+    blocks: int,
+    lo: int,
+    hi: int,
+    addresses: Any,
+    pull: int,
+    coefficients: Any,
+    starts: Any,
+    slices: Any,
+    target: int,
+    scratch: int,
+) -> bool:
+    """target = sum_i coefficients[slice, i] * delta_i over the segments lo..hi; with `pull` as in `direction`."""
+    wide_vectors()
+    values = _floats(scratch, BLOCK)
+    for segment in range(lo, hi):
+        factors = coefficients[slices[segment]]
+        for block in range(starts[segment], starts[segment + 1]):
+            total = _floats(target + 4 * BLOCK * block, BLOCK)
+            _weighted_sum(kind, addresses, blocks, block, factors, values, total)
+            _add_pull(len(addresses), factors, pull, block, total)
+    return True
+
+
+@kernel
 def alignment(
     kind: int, blocks: int, lo: int, hi: int, addresses: Any, momentum: int, starts: Any, products: Any, scratch: int
 ) -> bool:

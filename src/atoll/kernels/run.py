@@ -169,6 +169,23 @@ def direction(kind: int, payloads: Sequence[U8], coefficients: F64, segments: Se
     return segments.per_slice(squares)
 
 
+def accumulate(
+    kind: int, payloads: Sequence[U8], coefficients: F64, segments: Segments, pull: F32 | None = None
+) -> F32:
+    """sum_i coefficients[slice, i] * delta_i, as `outer_step` adds it up; `pull` as of `direction`."""
+    blocks, compiled, pulling = int(segments.starts[-1]), _loops().accumulate, _address(pull)
+    coefficients = np.ascontiguousarray(coefficients)
+    addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
+    total = np.empty(blocks * BLOCK, np.float32)
+    out = _address(total)
+    segments.run(
+        lambda lo, hi, scratch: compiled(
+            kind, blocks, lo, hi, addresses, pulling, coefficients, segments.starts, segments.slices, out, scratch
+        )
+    )
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class OuterStep:
     """What one outer step reads and writes. theta, momentum and residual are updated in place."""
@@ -234,6 +251,7 @@ def warm_up(*, merge: bool = True) -> None:
     segments = cut_segments(np.array([0, 1], np.int64), 1)
     inspect(FP32, payload, BLOCK, segments)
     direction(FP32, [payload], np.zeros((1, 1)), segments)
+    accumulate(FP32, [payload], np.zeros((1, 1)), segments)
     alignment(FP32, [payload], values, segments)
     scratch = [np.zeros(BLOCK, np.float32) for _ in range(2)]
     step = OuterStep(FP32, FP32, values, scratch[0], None, payload, scratch[1], None, 1, 0.0, 0.0)

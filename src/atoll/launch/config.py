@@ -313,7 +313,8 @@ def describe_sync(sync: SyncConfig) -> list[str]:
         f"{sync.fragments or 'some'} fragment{'' if sync.fragments == 1 else 's'}"
         f"{'' if sync.fragments else ' (as the model needs)'}, each every {sync.sync_every} steps, {wait}",
         f"contributions {sync.codec_up}{_fed(sync.feedback_up)}, updates {sync.codec_down}{_fed(sync.feedback_down)}; "
-        f"merge {sync.merge}{'' if sync.correction == 'none' else f' with {sync.correction}'}, outer lr "
+        f"merge {sync.merge}{'' if sync.correction == 'none' else f' with {sync.correction}'}, outer "
+        f"{'' if sync.outer == 'nesterov' else f'{sync.outer} '}lr "
         f"{sync.outer_lr:g}{'' if sync.outer_schedule == 'constant' else f' ({sync.outer_schedule} to a tenth)'}, "
         f"momentum {sync.outer_momentum:g}{_restarted(sync.momentum_restart)}"
         f"{'' if sync.partial == 'scaled' else ', whole steps for partial merges'}; adopt {sync.adopt}",

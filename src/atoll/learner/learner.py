@@ -54,6 +54,7 @@ from atoll.learner.parameters import Parameters, into
 from atoll.learner.patience import Patience
 from atoll.learner.preempt import Preemption
 from atoll.observe import Writer, events
+from atoll.plugins import load_entry_points
 from atoll.wire import ClientOptions
 
 JOIN_TIMEOUT_S = JOIN_TIMEOUT_NS / 1e9
@@ -91,6 +92,7 @@ class ParametersLearner:
         carry out what it gives. `frozen_checksum` is of what is not trained; learners whose ones differ are told.
         The rest is as in `atoll.Learner`."""
         end_in_one_sentence()
+        load_entry_points()
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
         ranks = ranks or OneProcess()
         if not ranks.speaks:

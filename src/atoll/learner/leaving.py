@@ -28,11 +28,11 @@ class HandOver:
         return -(-share // sum(f.parameters for f in fragments))
 
     def bytes(self) -> tuple[int, int]:
-        """(encoded bytes that the syncer took since the beginning, those that there were to give)."""
+        """(encoded bytes that the syncer took since the beginning, those that there were to give), at most."""
         codec = get_codec(self._vault.config.codec_up)
         taken = waiting = 0
         for progress, before in zip(self._machine.fragments, self._before, strict=True):
-            size = codec.encoded_size(self._vault.layout.fragments[progress.index].size)
+            size = codec.size_max(self._vault.layout.fragments[progress.index].size)
             taken += size * (_pushed(progress) - before)
             waiting += size * (progress.next_seq - _pushed(progress) + (progress.local.steps > 0))
         return taken, taken + waiting

@@ -88,8 +88,8 @@ class Vault:
 
     def small(self, fragment: int) -> bool:
         """True if contributions of this fragment are small enough for the control connection."""
-        size = get_codec(self.config.codec_up).encoded_size(self.layout.fragments[fragment].size)
-        return size <= INLINE_BYTES_MAX
+        size_max = get_codec(self.config.codec_up).size_max(self.layout.fragments[fragment].size)
+        return size_max <= INLINE_BYTES_MAX
 
     # ------------------------------------------------------------ published versions
 

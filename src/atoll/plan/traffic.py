@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.codec import get_codec
+from atoll.codec import get_codec, get_outer
 from atoll.codec.merge import SAMPLE_ALL_MAX, SAMPLE_EVERY
 from atoll.core.config import SyncConfig
 from atoll.core.layout import padded
@@ -60,7 +60,7 @@ class Disk:
 def fragment_of(parameters: int, sync: SyncConfig) -> Fragment:
     """The mean fragment. `sync.fragments` must be known."""
     size = padded(-(-parameters // sync.fragments))
-    return Fragment(size, get_codec(sync.codec_up).encoded_size(size), get_codec(sync.codec_down).encoded_size(size))
+    return Fragment(size, get_codec(sync.codec_up).size_max(size), get_codec(sync.codec_down).size_max(size))
 
 
 def gbit_per_period(fragment_bytes: int, sync: SyncConfig) -> float:
@@ -111,5 +111,6 @@ def disk_of(job: Job, sync: SyncConfig) -> Disk:
 
 
 def _state_bytes(sync: SyncConfig) -> int:
-    """Per parameter: Theta, momentum, and the residual of a downlink that rounds and has error feedback."""
-    return FLOAT_BYTES * (3 if sync.feedback_down and not get_codec(sync.codec_down).lossless else 2)
+    """Per parameter: Theta, outer momentum, and the residual of a downlink that rounds and has error feedback."""
+    residual = sync.feedback_down and not get_codec(sync.codec_down).lossless
+    return FLOAT_BYTES * (1 + len(get_outer(sync.outer).init(0)) + residual)

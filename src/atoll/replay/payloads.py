@@ -6,7 +6,6 @@ from collections import OrderedDict
 
 import numpy as np
 
-from atoll.codec import get_codec
 from atoll.errors import PayloadError, StoreError
 from atoll.replay.history import History, RecordedMerge
 from atoll.replay.recording_reader import SegmentReader
@@ -53,10 +52,10 @@ class Payloads:
         codec, checksum = state.config.codec_up, head.get("checksum")
         if head.get("codec") != codec:
             raise StoreError(f"{who} is encoded as {head.get('codec')!r}, and the run's codec is {codec}. {REMEDY}")
-        size = get_codec(codec).encoded_size(state.layout.fragments[decision.fragment].size)
-        if record.body_bytes != size or not isinstance(checksum, int):
-            raise StoreError(f"{who} has {record.body_bytes} bytes, and {size} are needed. {REMEDY}")
-        payload = np.empty(size, np.uint8)
+        size_max = state.contribution_size_max(decision.fragment)
+        if record.body_bytes > size_max or not isinstance(checksum, int):
+            raise StoreError(f"{who} has {record.body_bytes} bytes, and {size_max} are the most. {REMEDY}")
+        payload = np.empty(record.body_bytes, np.uint8)
         try:
             reader.read_body(record, 0, payload, checksum)
             finite, held = state.inspect(decision.fragment, payload)

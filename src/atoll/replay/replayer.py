@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from atoll.core.messages import NO_VERSION
 from atoll.errors import PayloadError, StoreError
@@ -27,8 +25,6 @@ from atoll.replay.recording_reader import Record, SegmentReader
 from atoll.replay.report import FragmentEnd, Jump, Mismatch, ReplayReport, parameters_hash
 from atoll.syncer.recording import DERIVED, HERE, ZERO
 from atoll.syncer.state import FragmentArrays, ModelState
-
-ARRAYS = ("theta", "momentum", "residual")
 
 
 class Replayer:
@@ -80,9 +76,8 @@ class Replayer:
             )
         if self._about is not None and about.config == self._about.config:
             return
-        stored: dict[int, tuple[int, int, dict[str, NDArray[np.float32]]]] = {}
-        for index, arrays in enumerate(self._state.fragments if self._state is not None else ()):
-            stored[index] = (arrays.version, arrays.checksum, dict(_named(arrays)))
+        before = enumerate(self._state.fragments if self._state is not None else ())
+        stored = {index: (arrays.version, arrays.checksum, arrays.named()) for index, arrays in before}
         # One update per fragment is kept instead of eight: nobody asks for them here.
         self._state = ModelState(about.layout, replace(about.config, ring_versions=1))
         self._state.restore(stored)
@@ -129,12 +124,13 @@ class Replayer:
     def _load(self, told: RecordedState, arrays: FragmentArrays, reader: SegmentReader) -> None:
         """Take a state as it was recorded, straight into the model."""
         offset = 0
-        if told.arrays.keys() != dict(_named(arrays)).keys():
+        named = arrays.named()
+        if told.arrays.keys() != named.keys():
             raise StoreError(
                 f"{told.record.where}: the state holds {', '.join(sorted(told.arrays))}, and with these settings it "
-                f"has {', '.join(sorted(dict(_named(arrays))))}; the file is damaged. Put a good copy of it back"
+                f"has {', '.join(sorted(named))}; the file is damaged. Put a good copy of it back"
             )
-        for name, array in _named(arrays):
+        for name, array in named.items():
             checksum, how = told.arrays[name]
             try:
                 if how == HERE:
@@ -251,9 +247,5 @@ class TapeCheck:
             )
 
 
-def _named(arrays: FragmentArrays) -> list[tuple[str, NDArray[np.float32]]]:
-    return [(name, array) for name in ARRAYS if (array := getattr(arrays, name)) is not None]
-
-
 def _digests(arrays: FragmentArrays) -> dict[str, int]:
-    return {name: xxhash.xxh3_64_intdigest(array.data) for name, array in _named(arrays)}
+    return {name: xxhash.xxh3_64_intdigest(array.data) for name, array in arrays.named().items()}

@@ -94,7 +94,7 @@ class ArraySyncer:
         return self.state.fragments[fragment].theta.copy().view(np.uint8)
 
     def contribution_bytes(self, fragment: int) -> int:
-        return self.state.contribution_size(fragment)
+        return self.state.contribution_size_max(fragment)
 
     def whole_bytes(self, fragment: int) -> int:
         return self.state.seed_size(fragment)

@@ -47,10 +47,10 @@ class BulkService:
     # ------------------------------------------------------------ pushes
 
     async def push_begin(self, header: PushHeader) -> int:
-        return self._expected_size(header)
+        return self._size_max(header)
 
-    def _expected_size(self, header: PushHeader) -> int:
-        """The size that this push must have, or RefusedError if it may not come in."""
+    def _size_max(self, header: PushHeader) -> int:
+        """The most bytes that this push may have, or RefusedError if it may not come in."""
         reply = self.driver.open_push(header)
         if not reply.accepted:
             raise RefusedError(reply.code, reply.detail)
@@ -58,8 +58,14 @@ class BulkService:
         assert state is not None
         if header.kind is PushKind.INNER:
             return header.size  # the machine has compared it with the piece that it names
-        whole = header.kind in (PushKind.SEED, PushKind.HEAL)
-        return state.seed_size(header.fragment) if whole else state.contribution_size(header.fragment)
+        if header.kind is PushKind.CONTRIBUTION:
+            return state.contribution_size_max(header.fragment)
+        whole = state.seed_size(header.fragment)
+        if header.size < whole:
+            raise RefusedError(
+                Refusal.SIZE, f"fragment {header.fragment} has {whole} bytes, not {header.size}; send all"
+            )
+        return whole
 
     async def push_complete(self, header: PushHeader, payload: NDArray[np.uint8]) -> PushReply:
         state = self.platform.state

@@ -104,9 +104,9 @@ class Recorder:
         head |= {"checksum": arrays.checksum, "why": why}
 
         def write() -> None:
-            named = {"theta": arrays.theta, "momentum": arrays.momentum, "residual": arrays.residual}
-            kept = {name: _describe(name, array, derived) for name, array in named.items() if array is not None}
-            parts = [array.data for name, array in named.items() if array is not None and kept[name][1] == HERE]
+            named = arrays.named()
+            kept = {name: _describe(name, array, derived) for name, array in named.items()}
+            parts = [array.data for name, array in named.items() if kept[name][1] == HERE]
             recording.append({**head, "arrays": kept}, parts).sync()
 
         if await self._try(fragment, arrays.version, write):

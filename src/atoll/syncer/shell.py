@@ -30,7 +30,7 @@ from atoll.core.messages import (
 )
 from atoll.core.rounds import ContributionId
 from atoll.core.syncer_machine import SyncerMachine
-from atoll.errors import AtollError, ConfigError, FencedSyncerError, RefusedError
+from atoll.errors import AtollError, ConfigError, FencedSyncerError, PayloadError, RefusedError
 from atoll.observe import Writer, events
 from atoll.syncer.bulk import BulkService
 from atoll.syncer.keeper import Keeper
@@ -197,19 +197,23 @@ class SyncerShell(BulkService):
         header, payload = message.header, message.payload
         self.inline_up += len(payload)
         try:
-            expected = self._expected_size(header)
+            size_max = self._size_max(header)
         except RefusedError as error:
             return PushReply(False, error.code, error.detail)
         self.flow_up.add(header.learner, len(payload))
-        if header.kind is not PushKind.CONTRIBUTION or not len(payload) == header.size == expected:
-            return PushReply(False, Refusal.SIZE, f"{len(payload)} bytes came, {expected} were expected; send it again")
+        if header.kind is not PushKind.CONTRIBUTION or not len(payload) == header.size <= size_max:
+            detail = f"{len(payload)} bytes came of {header.size}, at most {size_max} are expected; send it again"
+            return PushReply(False, Refusal.SIZE, detail)
         if xxhash.xxh3_64_intdigest(payload) != header.checksum:
             detail = "the bytes are not the ones that were sent; send them again"
             names = (header.fragment, header.learner, header.generation, header.seq, header.tokens)
             self.news.emit(events.ContributionRefused(*names, str(Refusal.CHECKSUM), detail))
             return PushReply(False, Refusal.CHECKSUM, detail)
         assert self.platform.state is not None
-        finite, held = self.platform.state.inspect(header.fragment, np.frombuffer(payload, np.uint8))
+        try:
+            finite, held = self.platform.state.inspect(header.fragment, np.frombuffer(payload, np.uint8))
+        except PayloadError as error:
+            return PushReply(False, Refusal.SIZE, str(error))
         return self._take(header, finite, held)
 
     def close_session(self, session: int, reason: str) -> None:

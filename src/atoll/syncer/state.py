@@ -1,8 +1,9 @@
-"""The arrays of the run: for every fragment Theta, momentum, residual, and the ring of recent updates.
+"""The arrays of the run: for every fragment Theta, the outer optimizer's state, residual, and recent updates.
 
-Memory per parameter: 4 bytes Theta, 4 momentum, 4 residual (none when the downlink is fp32 or has no feedback), up to 4
-of the last merged gradient (a 1/16 sample for fragments above a million parameters), and `ring_versions` encoded
-updates. It does not depend on the number of learners; contributions are held in their encoded form, apart from this.
+Memory per parameter: 4 bytes Theta, 4 outer momentum, 4 residual (none when the downlink is lossless or has no
+feedback), up to 4 of the last merged gradient (a 1/16 sample for fragments above a million parameters), and
+`ring_versions` encoded updates. It does not depend on the number of learners; contributions are held in their encoded
+form, apart from this.
 """
 
 from __future__ import annotations
@@ -17,12 +18,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from atoll.codec import MODES, GradientSample, MergeResult, get_codec, merge_fragment
+from atoll.codec import (
+    GradientSample,
+    MergeResult,
+    OuterRates,
+    OuterTarget,
+    get_codec,
+    get_outer,
+    merge_fragment,
+    reduce,
+)
 from atoll.core.config import SyncConfig
 from atoll.core.layout import BLOCK, Fragment, Layout, elements_of, padded
 from atoll.core.messages import NO_VERSION
 from atoll.core.policy import scales_steps
-from atoll.errors import PayloadError
+from atoll.errors import ConfigError, PayloadError
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
@@ -53,14 +63,20 @@ class Held:
 @dataclass(slots=True)
 class FragmentArrays:
     theta: F32
-    momentum: F32
+    outer: dict[str, F32]
+    """The outer optimizer's arrays by name: of Nesterov the momentum."""
     residual: F32 | None
     slice_blocks: NDArray[np.int64]
-    slice_modes: NDArray[np.uint8]
+    slice_merges: list[str]
     version: int = 0
     checksum: int = 0
     sample: GradientSample | None = None
     ring: OrderedDict[int, Update] = field(default_factory=OrderedDict)
+
+    def named(self) -> dict[str, F32]:
+        """Everything that a version is made of, in the order in which it is written."""
+        residual = {} if self.residual is None else {"residual": self.residual}
+        return {"theta": self.theta, **self.outer, **residual}
 
 
 class ModelState:
@@ -72,14 +88,20 @@ class ModelState:
         self.fragments: list[FragmentArrays] = []
         self._seeds: dict[int, F32] = {}
         self._slices = [_slice_table(fragment, layout, config) for fragment in layout.fragments]
+        self._outer = get_outer(config.outer)
+        if config.correction != "none" and "momentum" not in self._outer.init(0):
+            raise ConfigError(
+                f"correction {config.correction} turns contributions towards the momentum, and outer {config.outer} "
+                "keeps none; use correction none, or outer nesterov"
+            )
 
     @property
     def keeps_residuals(self) -> bool:
         """True if what encoding an update has lost goes into the next one."""
         return self.config.feedback_down and not get_codec(self.config.codec_down).lossless
 
-    def contribution_size(self, fragment: int) -> int:
-        return get_codec(self.config.codec_up).encoded_size(self.layout.fragments[fragment].size)
+    def contribution_size_max(self, fragment: int) -> int:
+        return get_codec(self.config.codec_up).size_max(self.layout.fragments[fragment].size)
 
     def seed_size(self, fragment: int) -> int:
         return 4 * self.layout.fragments[fragment].size
@@ -98,9 +120,8 @@ class ModelState:
         """The seed becomes version 0; returns one checksum per fragment."""
         for index in range(len(self.layout.fragments)):
             theta = self._seeds[index]
-            blocks, modes = self._slices[index]
             residual = np.zeros_like(theta) if self.keeps_residuals else None
-            arrays = FragmentArrays(theta, np.zeros_like(theta), residual, blocks, modes)
+            arrays = FragmentArrays(theta, self._outer.init(theta.size), residual, *self._slices[index])
             arrays.checksum = xxhash.xxh3_64_intdigest(theta.data)
             self.fragments.append(arrays)
         self._seeds.clear()
@@ -110,21 +131,21 @@ class ModelState:
 
     def durable(self, fragment: int) -> dict[str, F32]:
         """The arrays that a commit of this fragment writes."""
-        arrays = self.fragments[fragment]
-        named = {"theta": arrays.theta, "momentum": arrays.momentum}
-        return named if arrays.residual is None else {**named, "residual": arrays.residual}
+        return self.fragments[fragment].named()
 
     def restore(self, stored: Stored) -> None:
-        """Put (version, checksum, arrays) of each fragment back. One that is missing waits for a learner's values."""
+        """Put (version, checksum, arrays) of each fragment back. One that is missing waits for a learner's values, and
+        arrays that the settings of that time did not need begin as in a new run."""
         for index, fragment in enumerate(self.layout.fragments):
             version, checksum, named = stored.get(index, (NO_VERSION, 0, {}))
-            blocks, modes = self._slices[index]
-            arrays = [named.get(name, np.zeros(0, np.float32)) for name in ("theta", "momentum", "residual")]
-            theta, momentum, residual = (a if a.size else np.zeros(fragment.size, np.float32) for a in arrays)
-            if {theta.size, momentum.size, residual.size} != {fragment.size}:
+            fresh = {name: np.zeros(fragment.size, np.float32) for name in ("theta", "residual")}
+            arrays = fresh | self._outer.init(fragment.size)
+            arrays |= {name: array for name, array in named.items() if name in arrays and array.size}
+            if {array.size for array in arrays.values()} != {fragment.size}:
                 raise PayloadError(f"fragment {index} on disk has another size than the layout's {fragment.size}")
+            theta, residual = arrays.pop("theta"), arrays.pop("residual")
             kept = residual if self.keeps_residuals else None
-            self.fragments.append(FragmentArrays(theta, momentum, kept, blocks, modes, version, checksum))
+            self.fragments.append(FragmentArrays(theta, arrays, kept, *self._slices[index], version, checksum))
 
     def heal(self, fragment: int, version: int, checksum: int, payload: U8) -> None:
         """Take a learner's parameters of a version that was lost. Momentum stays as it is."""
@@ -145,23 +166,19 @@ class ModelState:
 
     def merge(self, fragment: int, held: Sequence[Held], weights: Sequence[float]) -> MergeResult:
         """Merge, take the outer step and make the next version. Untouched if the result is not finite."""
-        arrays = self.fragments[fragment]
+        arrays, config = self.fragments[fragment], self.config
+        payloads, norms = [item.payload for item in held], [item.norms for item in held]
+        every = config.momentum_restart or arrays.version + 1
         result = merge_fragment(
-            payloads=[item.payload for item in held],
-            codec_up=self.config.codec_up,
-            weights=weights,
-            norms=[item.norms for item in held],
-            theta=arrays.theta,
-            momentum=arrays.momentum,
-            residual=arrays.residual,
-            codec_down=self.config.codec_down,
-            slice_blocks=arrays.slice_blocks,
-            slice_modes=arrays.slice_modes,
-            outer_lr=self.config.outer_lr,
-            outer_momentum=self.config.outer_momentum,
+            reduce(payloads, config.codec_up, weights, norms, arrays.slice_blocks),
+            arrays.slice_merges,
+            OuterTarget(arrays.theta, arrays.outer, arrays.residual),
+            codec_down=config.codec_down,
+            outer=config.outer,
+            rates=OuterRates(config.outer_lr, config.outer_momentum, arrays.version % every),
             previous=arrays.sample,
-            feedback=self.config.feedback_down,
-            correction=self.config.correction,
+            feedback=config.feedback_down,
+            correction=config.correction,
             restart=self._restarts(arrays.version),
             share=self._share(weights),
         )
@@ -179,8 +196,8 @@ class ModelState:
         return round(math.fsum(weights), SHARE_DIGITS) if scales_steps(self.config) else 1.0
 
     def _restarts(self, version: int) -> bool:
-        """True if the merge into the version after this one starts from zero momentum. It follows from the version, so
-        that a replay or a syncer that comes back does the same."""
+        """True if the outer optimizer begins anew in the merge into the version after this one. It follows from the
+        version, so that a replay or a syncer that comes back does the same."""
         every = self.config.momentum_restart
         return every > 0 and version > 0 and version % every == 0
 
@@ -205,11 +222,10 @@ class ModelState:
         temporary.replace(path)
 
 
-def _slice_table(fragment: Fragment, layout: Layout, config: SyncConfig) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+def _slice_table(fragment: Fragment, layout: Layout, config: SyncConfig) -> tuple[NDArray[np.int64], list[str]]:
     """Block offsets of the fragment's slices and how each is merged."""
     edges = np.zeros(len(fragment.slices) + 1, np.int64)
-    modes = np.zeros(len(fragment.slices), np.uint8)
     for index, piece in enumerate(fragment.slices):
         edges[index + 1] = edges[index] + padded(piece.size) // BLOCK
-        modes[index] = MODES["mean" if layout.tensors[piece.tensor].merge == "mean" else config.merge]
-    return edges, modes
+    always = [layout.tensors[piece.tensor].merge == "mean" for piece in fragment.slices]
+    return edges, ["mean" if mean else config.merge for mean in always]

@@ -58,9 +58,9 @@ class SyncerService(Protocol):
         """Tell this one learner to leave, now or when it is back; returns its state, or raises RefusedError."""
 
     async def push_begin(self, header: PushHeader) -> int:
-        """A transfer wants to start: return its expected size in bytes or raise RefusedError. Called once per attempt
-        of a transfer, before any buffer exists; the header's own size is only a claim until it equals the answer. That
-        of a piece of inner state is known to be at most INNER_PIECE_BYTES, so `header.size` is a fair answer there."""
+        """A transfer wants to start: return the most bytes that it may have or raise RefusedError. Called once per
+        attempt of a transfer, before any buffer exists; the header's own size is only a claim until then. That of a
+        piece of inner state is known to be at most INNER_PIECE_BYTES, so `header.size` is a fair answer there."""
 
     async def push_complete(self, header: PushHeader, payload: Bytes) -> PushReply:
         """All bytes are there and the checksum is right. The array is the service's to keep. A piece of inner state

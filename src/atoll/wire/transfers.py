@@ -144,12 +144,12 @@ class Transfers:
         """Ask the service before there is a buffer: the size in the header is only a claim."""
         header = transfer.opened.header
         try:
-            expected = await self._service.push_begin(header)
-            if header.size != expected:
+            size_max = await self._service.push_begin(header)
+            if header.size > size_max:
                 raise RefusedError(
                     Refusal.SIZE,
-                    f"fragment {header.fragment} of learner {header.learner} has {header.size} bytes, {expected} are "
-                    f"expected; check that both sides use the same layout and codec",
+                    f"fragment {header.fragment} of learner {header.learner} has {header.size} bytes, {size_max} are "
+                    f"the most; check that both sides use the same layout and codec",
                 )
             if not transfer.over:
                 transfer.assembly = Assembly(self._buffers.take(header.size), transfer.opened.part_bytes)

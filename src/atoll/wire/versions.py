@@ -41,7 +41,7 @@ SETTINGS_1 = frozenset(
     }
 )
 """The settings of protocol 1, whose learners refuse a Welcome with any other."""
-SYNCERS_OWN = frozenset({"partial", "pacing"})
+SYNCERS_OWN = frozenset({"partial", "pacing", "outer"})
 """Settings that say nothing to any learner, and that those who came before them would refuse."""
 MERGES_1 = frozenset({"rda", "mean"})
 """How contributions are merged says nothing to a learner either; the first release knows these ways of it."""

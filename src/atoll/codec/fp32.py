@@ -1,0 +1,8 @@
+"""fp32: 4n bytes, the values. Also how whole parameters and sums of contributions travel."""
+
+from __future__ import annotations
+
+from atoll import kernels
+from atoll.codec.kernel_codec import KernelCodec
+
+FP32 = KernelCodec("fp32", kernels.FP32, lambda n: 4 * n, lossless=True)

@@ -1,0 +1,66 @@
+"""How many bytes a push may have: a codec's bound before they come, and its own word once they are there."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import xxhash
+from cluster import WAIT_S, SyncerThread, TrainingThread
+
+from atoll.core.config import SyncConfig
+from atoll.core.messages import Contribution, PushHeader, PushKind, PushReply, Refusal
+from atoll.errors import RefusedError
+from atoll.syncer.shell import SyncerShell
+
+
+def header_of(shell: SyncerShell, size: int) -> PushHeader:
+    """Of a contribution that nobody has sent yet."""
+    version, generation = shell.machine.book.tracks[0].version, shell.machine.membership.members["only"].generation
+    checksum = xxhash.xxh3_64_intdigest(bytes(size))
+    return PushHeader(PushKind.CONTRIBUTION, "only", generation, 0, 0, 0, 10**6, version, 1, 1, "int4", size, checksum)
+
+
+async def push(shell: SyncerShell, size: int) -> PushReply:
+    """Over bulk, as the wire asks for it."""
+    header = header_of(shell, size)
+    if size > await shell.push_begin(header):
+        return PushReply(False, Refusal.SIZE, "refused before it came")
+    return await shell.push_complete(header, np.zeros(size, np.uint8))
+
+
+def test_a_contribution_of_another_size_is_refused_on_both_ways() -> None:
+    syncer = SyncerThread(SyncConfig(fragments=2, sync_every=1000))
+    learner = TrainingThread(syncer.address, "only", steps=5)
+    learner.wait_steps(3)
+    shell = syncer.shell
+    assert shell.state is not None
+    size = shell.state.contribution_size_max(0)
+    for wrong in (0, size - 132, size - 1, size + 1):
+        reply = asyncio.run_coroutine_threadsafe(push(shell, wrong), syncer.loop).result(WAIT_S)
+        inline = syncer.ask(
+            lambda shell, wrong=wrong: shell._take_inline(Contribution(header_of(shell, wrong), bytes(wrong)))
+        )
+        assert (reply.code, inline.code) == (Refusal.SIZE, Refusal.SIZE)
+    assert not shell._held
+    learner.stop()
+    syncer.stop()
+    assert learner.error is None
+
+
+def test_whole_parameters_have_one_size() -> None:
+    syncer = SyncerThread(SyncConfig(fragments=2))
+    learner = TrainingThread(syncer.address, "only", steps=2)
+    learner.thread.join(WAIT_S)
+    shell = syncer.shell
+    assert shell.state is not None
+
+    def opened(shell: SyncerShell) -> int:
+        shell.apply = lambda event: PushReply(True)  # type: ignore[method-assign]
+        return shell._size_max(replace(header_of(shell, 4), kind=PushKind.SEED))
+
+    with pytest.raises(RefusedError, match="send all of it"):
+        syncer.ask(opened)
+    syncer.stop()
