@@ -11,7 +11,8 @@ from said import Command, command
 
 from atoll.check import Bounded
 from atoll.check.facts import Committed
-from atoll.sim.scenario import SimFault, draw, load, to_json
+from atoll.sim.drawing import DRAW_VERSION, draw
+from atoll.sim.scenario import SimFault, load, to_json
 
 QUIET_SEED, SEED = 6, 7
 """Without faults and with some; both without arrays and quick."""
@@ -48,7 +49,11 @@ def test_fuzz_adds_up_its_seeds(sim: Command) -> None:
     )
     assert total["simulated_hours"] > 0 and total["events"] > 1000 and total["commits"] > 0
     assert total["events_per_s"] > 0 and total["seeds_per_s"] > 0 and total["seconds"] > 0
-    assert "3 seeds in" in said.stderr and "no invariant was broken" in said.stderr
+    assert total["draw"] == DRAW_VERSION and total["first"] == 4 and total["defaults"] == 1
+    lines = {line[:30].strip(): line[31:] for line in said.stderr.splitlines()}
+    assert lines["seeds"] == f"3: 4 to 6 of draw {DRAW_VERSION}" and lines["with the default settings"] == "1"
+    assert lines["faults"].startswith(f"{len(faults)} of ") and lines["seeds that broke an invariant"] == "0"
+    assert "no invariant was broken" in said.stderr
 
 
 def test_fuzz_explains_a_failure_and_exits_with_1(sim: Command, defect: None) -> None:
@@ -56,7 +61,7 @@ def test_fuzz_explains_a_failure_and_exits_with_1(sim: Command, defect: None) ->
     assert said.code == 1
     assert said.last["violations"] == 1 and said.last["failing_seeds"] == [SEED]
     told = said.stderr
-    assert f"seed {SEED} broke I10: a second version" in told and "its last events:" in told
+    assert f"seed {SEED} of draw {DRAW_VERSION} broke I10: a second version" in told and "its last events:" in told
     assert "smaller, with 1 learners and 0 faults: I10: a second version" in told
     assert f"atoll sim run --seed {SEED} --trace" in told
     assert "1 seeds broke an invariant: 7" in told and "Traceback" not in told
@@ -77,6 +82,7 @@ def test_a_run_says_what_it_was_and_what_it_came_to(sim: Command) -> None:
     scenario = draw(SEED)
     assert said.code == 0 and said.stderr == ""
     first, second, last = said.stdout.splitlines()
+    assert first.startswith(f"seed {SEED} of draw {DRAW_VERSION}: {len(scenario.learners)} learners")
     assert f"{len(scenario.learners)} learners, {scenario.config.fragments} fragments" in first
     assert "simulated seconds" in second and "machine events" in second and last == "no invariant was broken"
 

@@ -34,8 +34,8 @@ from atoll.core.messages import FetchKind, PushReply, Refusal
 from atoll.core.syncer_recovery import SyncerRecovery
 from atoll.core.version_follower import VersionFollower
 from atoll.sim import arrays, references, syncer_host
+from atoll.sim.drawing import draw
 from atoll.sim.run import run_scenario
-from atoll.sim.scenario import draw
 from atoll.sim.tape import SimTape
 
 Apply = Callable[[MonkeyPatch], None]

@@ -14,11 +14,11 @@ from sim_mutants import MUTANTS, Mutant, hunt
 
 from atoll.codec import get_codec
 from atoll.learner.vault import Vault
+from atoll.sim.drawing import draw
 from atoll.sim.run import run_scenario
-from atoll.sim.scenario import draw
 
 EACH = pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
-RESIDUAL_SEED = 24
+RESIDUAL_SEED = 5
 """Arrays, int4, contributions that are dropped, and nobody is poisoned."""
 
 

@@ -1,9 +1,9 @@
-"""Scenarios: drawn from a number, written down and read again, refused when they make no sense, and made smaller."""
+"""Scenarios: written down and read again, refused when they make no sense, and made smaller."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,89 +12,21 @@ import pytest
 from atoll.chaos import Fault
 from atoll.check import Bounded
 from atoll.check.facts import Restored
-from atoll.core.config import CODECS, MERGES, WEIGHTS, SyncConfig
+from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError
+from atoll.sim.drawing import draw
 from atoll.sim.fuzz import fuzz
 from atoll.sim.run import run_scenario
 from atoll.sim.scenario import (
-    DURABILITIES,
     FAULTS_MAX,
     SCENARIO_BYTES_MAX,
-    SIM_KINDS,
     LearnerSpec,
     Scenario,
     SimFault,
-    draw,
     load,
     to_json,
 )
 from atoll.sim.shrink import shrink
-
-SEEDS = 300
-
-# ---------------------------------------------------------------- drawing
-
-
-def test_a_seed_is_its_scenario() -> None:
-    for seed in (0, 7, 4711, 2**64 - 1):
-        assert draw(seed) == draw(seed)
-    assert len({to_json(draw(seed)) for seed in range(50)}) == 50
-
-
-def test_draws_cover_what_they_promise() -> None:
-    scenarios = [draw(seed) for seed in range(SEEDS)]
-    faults = [fault for scenario in scenarios for fault in scenario.faults]
-    configs = [scenario.config for scenario in scenarios]
-    assert {fault.kind for fault in faults} == set(SIM_KINDS)
-    assert {(fault.kind, fault.target == "syncer") for fault in faults if fault.kind in ("kill", "freeze")} == {
-        (kind, syncer) for kind in ("kill", "freeze") for syncer in (True, False)
-    }
-    assert {fault.variant for fault in faults if fault.kind == "poison"} == {"nan", "huge", "flip"}
-    assert {fault.direction for fault in faults if fault.kind == "partition"} == {"both", "up", "down"}
-    assert {config.codec_up for config in configs} == {config.codec_down for config in configs} == set(CODECS.names())
-    assert {config.adopt for config in configs} == {"rebase", "overwrite", "mix:0.5"}
-    assert {config.merge for config in configs} == set(MERGES.names())
-    assert {config.weights for config in configs} == set(WEIGHTS)
-    assert {config.synchronous for config in configs} == {True, False}
-    assert {scenario.durability for scenario in scenarios} == set(DURABILITIES)
-    assert {len(scenario.learners) for scenario in scenarios} == {1, 2, 3, 4, 5, 6}
-    for name in ("arrays", "inline", "inner"):
-        assert {getattr(scenario, name) for scenario in scenarios} == {True, False}
-    assert not all(scenario.faults for scenario in scenarios), "some are undisturbed"
-
-
-NEVER_DRAWN = {
-    "tokens_budget": "a simulated run ends by its own clock",
-    "outer_schedule": "it needs a budget; test_sim_settings.py",
-    "outer_lr": "a number that no decision of the machines depends on",
-    "outer_momentum": "the same",
-    "grace_gamma": "the same, of a length that is drawn",
-    "norm_outlier_factor": "the checker is told; the default is what people use",
-}
-"""Settings that no seed draws, and why that is all right. Ten thousand seeds once never drew the default merge."""
-
-
-def test_every_setting_is_drawn_in_more_than_one_way_and_its_default_too() -> None:
-    configs = [draw(seed).config for seed in range(SEEDS)]
-    for setting in fields(SyncConfig):
-        drawn = {getattr(config, setting.name) for config in configs}
-        assert (len(drawn) == 1) == (setting.name in NEVER_DRAWN), f"{setting.name}: only {drawn} was drawn"
-        if isinstance(setting.default, str | bool):
-            assert setting.default in drawn, f"the default of {setting.name}, {setting.default}, is never drawn"
-
-
-def test_faults_begin_in_order_and_in_time() -> None:
-    for seed in range(100):
-        scenario = draw(seed)
-        begins = [fault.at_s for fault in scenario.faults]
-        assert begins == sorted(begins)
-        assert all(0.0 <= at_s <= scenario.seconds for at_s in begins)
-
-
-@pytest.mark.parametrize("seed", [-1, True, 2**64, 1.0, "7", None])
-def test_a_seed_that_is_none(seed: Any) -> None:
-    with pytest.raises(ConfigError, match="seed must be a whole number"):
-        draw(seed)
 
 
 @pytest.mark.parametrize(("seeds", "first", "jobs"), [(0, 0, 1), (10**9, 0, 1), (1, -1, 1), (1, 0, -1), (1, 0, 10**6)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from atoll.sim.drawing import draw
 from atoll.sim.run import run_scenario
-from atoll.sim.scenario import draw
 
 SEEDS = 200
 CHUNK = 10

@@ -40,8 +40,8 @@ __all__ = [
 ]
 
 
-def all_checkers(*, outlier_factor: float = 10.0, sync_every: int) -> Checkers:
-    """Every checker. The two numbers are the run's own settings (norm_outlier_factor, H)."""
+def all_checkers(*, outlier_factor: float = 10.0, sync_every: int, step_factor_min: float = 1.0) -> Checkers:
+    """Every checker. The numbers are the run's own settings (norm_outlier_factor, H, where its outer_schedule ends)."""
     return Checkers(
         [
             VersionChain(),
@@ -56,6 +56,6 @@ def all_checkers(*, outlier_factor: float = 10.0, sync_every: int) -> Checkers:
             Bounded(),
             SingleWriter(),
             Loud(),
-            ModelMoves(),
+            ModelMoves(step_factor_min),
         ]
     )

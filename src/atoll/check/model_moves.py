@@ -16,13 +16,15 @@ class ModelMoves(Checker):
 
     In steps of training: over any ten versions of a fragment the model has moved by `sum of share * mean steps` of the
     merges. Had every contribution been merged with all the others at once, it would have moved as far as the learners
-    in these versions did, which is the mean of the steps that each of them brought. At least half of that is asked."""
+    in these versions did, which is the mean of the steps that each of them brought. At least half of that is asked, as
+    far as the run's own schedule asks for whole steps."""
 
     invariant = "I14"
     statement = "while a quorum answers, the applied step is at least half of what its contributions alone would give"
 
-    def __init__(self) -> None:
+    def __init__(self, step_factor_min: float = 1.0) -> None:
         super().__init__()
+        self._share_min = SHARE_MIN * step_factor_min
         self._merged: defaultdict[int, deque[Committed]] = defaultdict(lambda: deque(maxlen=PERIODS))
 
     def on_committed(self, fact: Committed) -> None:
@@ -34,7 +36,7 @@ class ModelMoves(Checker):
         if len(merged) < PERIODS:
             return
         moved, brought = _moved(merged), _brought(merged)
-        if moved < SHARE_MIN * brought:
+        if moved < self._share_min * brought:
             self.complain(
                 f"fragment {fact.fragment}: versions {fact.version - PERIODS + 1} to {fact.version} moved the model by "
                 f"{moved:.3g} steps, and its learners brought {brought:.3g}"

@@ -159,6 +159,11 @@ def step_share(config: SyncConfig, processed: int, present: Sequence[int], missi
     return share * (OUTER_FACTOR_END + (1.0 - OUTER_FACTOR_END) * left)
 
 
+def step_factor_min(config: SyncConfig) -> float:
+    """How small the run's schedule may make an outer step."""
+    return 1.0 if config.outer_schedule == "constant" else OUTER_FACTOR_END
+
+
 def with_norm(config: SyncConfig, norms: list[float], norm: float, steps: int) -> list[float]:
     """The norms behind the running median after a merge; those of fewer than H steps as if they had gone on to H.
 

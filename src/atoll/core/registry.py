@@ -27,6 +27,7 @@ class Registry(Generic[T]):
 
     def __init__(self, what: str, builtin: Mapping[str, T | str]) -> None:
         self.what = what
+        self.builtin = tuple(builtin)
         self._entries: dict[str, T | str] = dict(builtin)
 
     def register(self, name: str, item: T | str) -> None:

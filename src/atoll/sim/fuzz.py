@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from atoll.check import Violation
 from atoll.errors import ConfigError
+from atoll.sim.drawing import DRAW_VERSION, draw, is_default
 from atoll.sim.run import RunReport, run_scenario
-from atoll.sim.scenario import draw
 from atoll.sim.shrink import shrink
 from atoll.sim.workers import workers
 
@@ -34,11 +34,16 @@ class Outcome:
     simulated_ns: int
     faults: tuple[str, ...]
     commits: int
+    defaults: bool
+    """Whether it ran the settings that a user gets who chooses none."""
 
 
 @dataclass(slots=True)
 class FuzzReport:
+    first: int = 0
     seeds: int = 0
+    defaults: int = 0
+    """Seeds that ran the default settings."""
     events: int = 0
     simulated_ns: int = 0
     commits: int = 0
@@ -50,6 +55,7 @@ class FuzzReport:
 
     def add(self, outcome: Outcome) -> None:
         self.seeds += 1
+        self.defaults += outcome.defaults
         self.events += outcome.events
         self.simulated_ns += outcome.simulated_ns
         self.commits += outcome.commits
@@ -60,7 +66,10 @@ class FuzzReport:
     def to_dict(self) -> dict[str, object]:
         """What `--json` prints."""
         return {
+            "draw": DRAW_VERSION,
+            "first": self.first,
             "seeds": self.seeds,
+            "defaults": self.defaults,
             "violations": len(self.failures),
             "failing_seeds": [outcome.seed for outcome in self.failures],
             "simulated_hours": round(self.simulated_ns / 3.6e12, 3),
@@ -85,7 +94,8 @@ class Explained:
 def run_seed(seed: int) -> Outcome:
     report = run_scenario(draw(seed))
     kinds = tuple(fault.kind for fault in report.scenario.faults)
-    return Outcome(seed, report.violations, report.events, report.simulated_ns, kinds, report.commits)
+    defaults = is_default(report.scenario.config)
+    return Outcome(seed, report.violations, report.events, report.simulated_ns, kinds, report.commits, defaults)
 
 
 def fuzz(
@@ -105,7 +115,7 @@ def fuzz(
         raise ConfigError(f"--first must not be negative, not {first}")
     if not 0.0 <= minutes < math.inf:
         raise ConfigError(f"--minutes must be 0 (no limit) or more, not {minutes}")
-    report = FuzzReport()
+    report = FuzzReport(first)
     began_s = time.monotonic()
     try:
         for outcome in _outcomes(range(first, first + seeds), jobs or os.cpu_count() or 1):

@@ -107,7 +107,7 @@ def _run_until(world: World, until_ns: int, satisfied: Callable[[], bool]) -> No
 
 
 class _Watch:
-    """The run must show that it goes on: every fragment, everybody's work."""
+    """The run must show that it goes on, every fragment and everybody's work, or that its budget is spent."""
 
     def __init__(self, world: World, until_ns: int) -> None:
         self._world = world
@@ -119,6 +119,8 @@ class _Watch:
         self._wanted = (set(range(world.scenario.config.fragments)), set(names))
 
     def satisfied(self) -> bool:
+        if self._world.syncer is not None and self._world.syncer.machine.stopping:
+            return True
         return self._wanted[0] <= self._liveness.fragments and self._wanted[1] <= self._liveness.learners
 
 

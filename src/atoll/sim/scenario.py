@@ -1,21 +1,19 @@
-"""A whole run as data, drawn from one number: who takes part, how fast, over which links, with which settings, and what
-goes wrong when.
+"""A whole run as data: who takes part, how fast, over which links, with which settings, and what goes wrong when.
 
-`draw(seed)` is pure: the same seed gives the same scenario on every machine. A scenario can be written down as JSON and
-read again, which is how a failing one is kept, shrunk and made a test.
+`drawing.draw` makes one from a number. A scenario can be written down as JSON and read again, which is how a failing
+one is kept, shrunk and made a test.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from atoll.chaos import DIRECTIONS, KINDS, Fault
-from atoll.core.config import SECOND_NS, SyncConfig, meant, one_of
+from atoll.core.config import LATER_SETTINGS, SECOND_NS, SyncConfig, meant, one_of
 from atoll.errors import ConfigError
 from atoll.sim.ranges import flag, real, whole
 
@@ -49,7 +47,7 @@ TARGET_CHARS_MAX = 200
 DURABILITIES = ("commit", "interval", "none")
 LEARNERS_MAX = 1_000_000
 FAULTS_MAX = 10_000
-FAULTS_DRAWN_MAX = 12
+SEED_MAX = 2**64 - 1
 SECONDS_MAX = 366 * 86_400.0
 """As for a plan of `atoll.chaos`: a year."""
 TOOK_NS_MAX = 86_400 * SECOND_NS
@@ -146,13 +144,16 @@ class Scenario:
     merge_ns: int = 2_000_000
     sync_ns: int = 3_000_000
     commit_ns: int = 10_000_000
+    draw: int = 0
+    """The version of `drawing.draw` that made it of its seed, and of which it is what the shrinker left. 0: none."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.learners) <= LEARNERS_MAX:
             raise ConfigError(f"a scenario has 1 to {LEARNERS_MAX} learners, not {len(self.learners)}")
         if len(self.faults) > FAULTS_MAX:
             raise ConfigError(f"a scenario has at most {FAULTS_MAX} faults, not {len(self.faults)}")
-        whole("seed", self.seed, 0, 2**64 - 1)
+        whole("seed", self.seed, 0, SEED_MAX)
+        whole("draw", self.draw, 0, SEED_MAX)
         real("seconds", self.seconds, 0.001, SECONDS_MAX)
         if self.config.fragments < 1:
             raise ConfigError("a scenario says how many fragments there are; give its config fragments of at least 1")
@@ -175,144 +176,6 @@ class Scenario:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"learner-{index}" for index in range(len(self.learners)))
-
-
-# ---------------------------------------------------------------- drawing
-
-
-def draw(seed: int) -> Scenario:
-    """The scenario of this seed."""
-    whole("seed", seed, 0, 2**64 - 1)
-    dice = Random(f"scenario/{seed}")
-    count = dice.choice([1, 2, 2, 3, 3, 3, 4, 4, 5, 6])
-    pace_ns = dice.choice([50, 100, 200, 400, 800]) * 1_000_000
-    learners = tuple(_draw_learner(dice, pace_ns) for _ in range(count))
-    seconds = min(120.0, max(20.0, pace_ns * dice.choice([200, 400]) / 1e9))
-    config = _draw_config(dice, count)
-    names = [f"learner-{index}" for index in range(count)]
-    faults = draw_sim_faults(dice, names, seconds, dice.randint(0, FAULTS_DRAWN_MAX))
-    later = Random(f"scenario/{seed}/later")  # its own, so that what came later leaves the rest of a seed as it was
-    return Scenario(
-        seed=seed,
-        config=_draw_later_settings(later, config),
-        learners=learners,
-        seconds=seconds,
-        faults=tuple(sorted((*faults, *_draw_mute(later, names, seconds)), key=_fault_order)),
-        arrays=dice.random() < 0.5,
-        inline=dice.random() < 0.5,
-        inner=dice.random() < 0.5,
-        durability=dice.choice(["commit"] * 8 + ["interval", "none"]),
-        merge_ns=dice.choice([1, 5, 50]) * 1_000_000,
-        sync_ns=dice.choice([1, 5, 50]) * 1_000_000,
-        commit_ns=dice.choice([2, 20, 200]) * 1_000_000,
-    )
-
-
-def _draw_learner(dice: Random, pace_ns: int) -> LearnerSpec:
-    slower = dice.choice([1.0, 1.0, 1.0, 1.3, 2.0, 5.0])
-    return LearnerSpec(
-        step_ns=int(pace_ns * slower),
-        tokens=dice.randint(1, 64),
-        jitter=dice.choice([0.0, 0.1, 0.5]),
-        latency_ns=dice.choice([100_000, 1_000_000, 20_000_000, 150_000_000]),
-        link_jitter_ns=dice.choice([0, 1_000_000, 50_000_000]),
-        up_bits_per_s=dice.choice([0.0, 0.0, 1e9, 1e7, 1e6]),
-        down_bits_per_s=dice.choice([0.0, 0.0, 1e9, 1e8, 1e7]),
-        loss=dice.choice([0.0, 0.0, 0.001, 0.05]),
-        encode_ns=dice.choice([100_000, 1_000_000, 30_000_000]),
-    )
-
-
-def _draw_config(dice: Random, learners: int) -> SyncConfig:
-    fragments = dice.choice([1, 2, 3, 4, 6])
-    synchronous = dice.random() < 0.15
-    expected = dice.randint(1, learners)
-    quorum = dice.choice(["1", "50%", "50%", "all", str(expected)])
-    return SyncConfig(
-        sync_every=dice.choice([2, 4, 6, 8, 12, 24]),
-        fragments=fragments,
-        overlap=0 if synchronous else dice.choice([1, 2, 2, 4]),
-        quorum="all" if synchronous and dice.random() < 0.7 else quorum,
-        learners_expected=expected,
-        grace_cap_steps=0.0 if synchronous else dice.choice([0.0, 1.0, 2.0]),
-        weights=dice.choice(["tokens2_per_step", "tokens", "uniform"]),
-        age_discount=dice.choice([1.0, 1.0, 0.5]),
-        merge=dice.choice(["rda", "mean"]),
-        codec_up=dice.choice(["int4", "int4", "int8", "bf16", "fp32"]),
-        codec_down=dice.choice(["int4", "int4", "int8", "bf16", "fp32"]),
-        adopt=dice.choice(["rebase", "rebase", "overwrite", "mix:0.5"]),
-        carry_versions_max=dice.choice([0, 1, 4, 4]),
-        ring_versions=dice.choice([1, 2, 8, 8]),
-        quorum_timeout_ns=dice.choice([5, 20, 60]) * SECOND_NS,
-        lease_ns=dice.choice([5, 15]) * SECOND_NS,
-        lost_after_ns=dice.choice([10, 60]) * SECOND_NS,
-    )
-
-
-def _draw_later_settings(dice: Random, config: SyncConfig) -> SyncConfig:
-    """What came after the first release; each is drawn in some of the runs."""
-    return replace(
-        config,
-        merge="half-rda" if dice.random() < 0.5 else config.merge,
-        partial=dice.choice(["scaled", "scaled", "scaled", "full"]),
-        codec_up="int2" if dice.random() < 0.1 else config.codec_up,
-        codec_down="int2" if dice.random() < 0.1 else config.codec_down,
-        feedback_up=dice.random() > 0.1,
-        feedback_down=dice.random() > 0.1,
-        correction=dice.choice(["none"] * 7 + ["heloco"]),
-        momentum_restart=dice.choice([0] * 7 + [3]),
-    )
-
-
-def draw_sim_faults(dice: Random, names: list[str], seconds: float, count: int) -> tuple[SimFault, ...]:
-    """Harsher than a storm on real processes: faults overlap at will, and everybody may be down at once."""
-    kinds = [kind for kind in sorted(SIM_KINDS) if kind not in ("join", "mute")] + ["kill", "kill", "kill", "cut"]
-    faults = []
-    for number in range(count):
-        kind = dice.choice(kinds + ["join"] * (number < 3))
-        target = dice.choice(names)
-        if kind == "join":
-            target = f"guest-{number}"
-        elif SIM_KINDS[kind][0] == "syncer" or (kind in ("kill", "freeze") and dice.random() < 0.4):
-            target = "syncer"
-        lasts_s = round(dice.choice([1, 3, 10, 25, 45]) * dice.uniform(0.5, 1.5), 3) if SIM_KINDS[kind][1] else 0.0
-        faults.append(
-            SimFault(
-                kind,
-                target,
-                round(dice.uniform(0.0, seconds), 3),
-                lasts_s,
-                _draw_amount(dice, kind),
-                dice.choice(["both", "up", "down"]) if kind in ("partition", "delay", "limit", "corrupt") else "both",
-                dice.choice(["nan", "huge", "flip"]) if kind == "poison" else "",
-            )
-        )
-    return tuple(sorted(faults, key=_fault_order))
-
-
-def _fault_order(fault: SimFault) -> tuple[float, str, str]:
-    return fault.at_s, fault.kind, fault.target
-
-
-def _draw_mute(dice: Random, names: list[str], seconds: float) -> list[SimFault]:
-    """In a third of the runs somebody does not deliver for long: many periods, while everybody else goes on."""
-    if len(names) < 2 or dice.random() > 1 / 3:
-        return []
-    at_s, lasts_s = dice.uniform(0.0, 0.3) * seconds, dice.uniform(0.3, 0.7) * seconds
-    return [SimFault("mute", dice.choice(names), round(at_s, 3), round(lasts_s, 3))]
-
-
-def _draw_amount(dice: Random, kind: str) -> float:
-    choices = {
-        "slow": [2.0, 4.0, 10.0],
-        "delay": [20.0, 300.0, 2000.0],
-        "limit": [500.0, 5000.0, 50000.0],
-        "corrupt": [1.0, 10.0, 30.0],
-        "disk_slow": [5.0, 50.0],
-        "lose": [0.01, 0.1, 0.3],
-        "break": [0.1, 0.5, 0.9],
-    }
-    return dice.choice(choices[kind]) if kind in choices else 0.0
 
 
 # ---------------------------------------------------------------- writing and reading
@@ -351,7 +214,7 @@ def from_values(values: Any, where: str) -> Scenario:
         return Scenario(
             **{
                 **values,
-                "config": SyncConfig.from_dict(values["config"]),
+                "config": SyncConfig.from_dict({**LATER_SETTINGS, **values["config"]}),
                 "learners": tuple(LearnerSpec(**entry) for entry in values["learners"]),
                 "faults": tuple(SimFault(**entry) for entry in values.get("faults", ())),
             }

@@ -12,6 +12,7 @@ from atoll.core.config import SyncConfig
 from atoll.core.events import ContributionRefused, NormGuardReset
 from atoll.core.layout import BLOCK, Layout
 from atoll.core.messages import PushHeader, TensorSpec
+from atoll.core.policy import step_factor_min
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.sim.clock import Clock
 from atoll.sim.connection import Connection
@@ -50,7 +51,9 @@ class World:
         self.dice_disk = Random(f"disk/{scenario.seed}")
         config = scenario.config
         self.checkers = checkers or all_checkers(
-            outlier_factor=config.norm_outlier_factor, sync_every=config.sync_every
+            outlier_factor=config.norm_outlier_factor,
+            sync_every=config.sync_every,
+            step_factor_min=step_factor_min(config),
         )
         self.tensors = tensors_for(config.fragments)
         self.whole_bytes = WHOLE_BYTES

@@ -46,6 +46,7 @@ class RunFacts:
     step_s: float
     tokens_per_step: int
     outlier_factor: float = 10.0
+    step_factor_min: float = 1.0
 
 
 @dataclass(slots=True)
@@ -85,7 +86,9 @@ class Checked:
 def check_run(folder: Path, run: RunFacts) -> Checked:
     """Every violation of an invariant that the folder of a finished run shows."""
     stamped = list(read_events(folder))
-    checkers = all_checkers(outlier_factor=run.outlier_factor, sync_every=run.sync_every)
+    checkers = all_checkers(
+        outlier_factor=run.outlier_factor, sync_every=run.sync_every, step_factor_min=run.step_factor_min
+    )
     _feed_versions(checkers, stamped, folder / "state", run)
     for fact in _of_learners(stamped):
         checkers.feed(fact)

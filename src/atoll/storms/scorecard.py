@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.core.policy import step_factor_min
 from atoll.errors import LaunchError
 from atoll.launch.config import TrainConfig
 from atoll.observe import events as ev
@@ -148,6 +149,7 @@ def run_facts(config: TrainConfig) -> RunFacts:
         step_s=config.step_ms / 1000.0,
         tokens_per_step=config.batch * config.seq,
         outlier_factor=config.sync.norm_outlier_factor,
+        step_factor_min=step_factor_min(config.sync),
     )
 
 

@@ -99,7 +99,8 @@ def _choose(seed: int | None, file: Path | None, plan: Path | None) -> Any:
     from dataclasses import replace
 
     from atoll.errors import ConfigError
-    from atoll.sim.scenario import SimFault, draw, load
+    from atoll.sim.drawing import draw
+    from atoll.sim.scenario import SimFault, load
 
     if (seed is None) == (file is None):
         raise ConfigError("give either --seed NUMBER or --scenario FILE")
@@ -136,14 +137,20 @@ class _Progress:
 
 def _print_totals(console: Console, report: FuzzReport) -> None:
     values = report.to_dict()
-    console.print(
-        f"{report.seeds:,} seeds in {report.seconds:.1f} s ({values['seeds_per_s']} per second): "
-        f"{values['simulated_hours']} simulated hours, {report.events:,} machine events "
-        f"({values['events_per_s']:,} per second), {report.commits:,} commits",
-        soft_wrap=True,
-    )
+    last = report.first + max(0, report.seeds - 1)
+    for name, text in (
+        ("seeds", f"{report.seeds:,}: {report.first} to {last} of draw {values['draw']}"),
+        ("with the default settings", f"{report.defaults:,}"),
+        ("faults", f"{values['faults']:,} of {len(report.faults)} kinds"),
+        ("simulated hours", f"{values['simulated_hours']}"),
+        ("commits", f"{report.commits:,}"),
+        ("machine events", f"{report.events:,}, {values['events_per_s']:,} per second"),
+        ("wall time", f"{report.seconds:.1f} s, {values['seeds_per_s']} seeds per second"),
+        ("seeds that broke an invariant", f"{len(report.failures):,}"),
+    ):
+        console.print(f"{name:<30} {text}", soft_wrap=True, highlight=False)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.faults.items()))
-    console.print(f"{sum(report.faults.values()):,} faults: {kinds}", style="dim", soft_wrap=True)
+    console.print(f"faults: {kinds or 'none'}", style="dim", soft_wrap=True)
     if report.failures:
         listed = ", ".join(str(outcome.seed) for outcome in report.failures[:20])
         console.print(f"{len(report.failures)} seeds broke an invariant: {listed}", style="bold red", soft_wrap=True)
@@ -153,7 +160,8 @@ def _print_totals(console: Console, report: FuzzReport) -> None:
 
 def _print_failure(console: Console, seed: int, explained: Explained) -> None:
     whole, small = explained.whole, explained.small
-    console.print(f"seed {seed} broke {whole.violations[0]}", style="bold red", markup=False, soft_wrap=True)
+    broke = f"seed {seed} of draw {whole.scenario.draw} broke {whole.violations[0]}"
+    console.print(broke, style="bold red", markup=False, soft_wrap=True)
     console.print("its last events:", style="dim")
     for line in whole.last:
         console.print(f"  {line}", markup=False, soft_wrap=True, style="dim")
@@ -167,7 +175,7 @@ def _print_failure(console: Console, seed: int, explained: Explained) -> None:
         console.print(f"  {fault}", markup=False, soft_wrap=True)
     console.print(
         f"again: atoll sim run --seed {seed} --trace;  as a file: atoll sim run --seed {seed} --shrink --save "
-        f"seed-{seed}.json",
+        f"draw-{whole.scenario.draw}-seed-{seed}.json",
         markup=False,
         soft_wrap=True,
     )
@@ -176,10 +184,11 @@ def _print_failure(console: Console, seed: int, explained: Explained) -> None:
 def _print_run(console: Console, report: RunReport) -> None:
     scenario = report.scenario
     config = scenario.config
+    drawn = f" of draw {scenario.draw}" if scenario.draw else ""
     console.print(
-        f"{len(scenario.learners)} learners, {config.fragments} fragments, H {config.sync_every}, "
-        f"tau {config.overlap}, quorum {config.quorum}, {config.codec_up} up, {config.codec_down} down, "
-        f"adopt {config.adopt}, durability {scenario.durability}, "
+        f"seed {scenario.seed}{drawn}: {len(scenario.learners)} learners, {config.fragments} fragments, "
+        f"H {config.sync_every}, tau {config.overlap}, quorum {config.quorum}, "
+        f"{config.codec_up} up, {config.codec_down} down, adopt {config.adopt}, durability {scenario.durability}, "
         f"{'arrays' if scenario.arrays else 'no arrays'}, {len(scenario.faults)} faults",
         markup=False,
         soft_wrap=True,
@@ -200,6 +209,7 @@ def _print_run(console: Console, report: RunReport) -> None:
 def _run_values(report: RunReport) -> dict[str, Any]:
     return {
         "seed": report.scenario.seed,
+        "draw": report.scenario.draw,
         "violations": [str(violation) for violation in report.violations],
         "simulated_seconds": report.simulated_ns / 1e9,
         "events": report.events,
