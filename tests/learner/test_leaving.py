@@ -13,13 +13,12 @@ from cluster import WAIT_S, Proxy, SyncerThread, small_model, spawn
 
 from atoll import Learner
 from atoll.core.config import SyncConfig
-from atoll.learner import EXIT_NOT_HANDED_OVER
-from atoll.learner import learner as learner_module
+from atoll.learner import EXIT_NOT_HANDED_OVER, leaving
 from atoll.observe import events, read_events
 
 PREEMPTED = """
 import sys, time
-from atoll.learner import learner as module
+from atoll.learner import leaving as module
 from cluster import small_model
 import atoll, torch
 module.CLOSE_TIMEOUT_S, module.LET_GO_S = float(sys.argv[3]), 0.5
@@ -52,8 +51,8 @@ def parts() -> Iterator[list[Any]]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaving gives up after a moment."""
-    monkeypatch.setattr(learner_module, "CLOSE_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(learner_module, "LET_GO_S", 0.5)
+    monkeypatch.setattr(leaving, "CLOSE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(leaving, "LET_GO_S", 0.5)
 
 
 def joined(address: str, name: str, **options: Any) -> Learner:

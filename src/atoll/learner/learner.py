@@ -30,37 +30,26 @@ from atoll import kernels
 from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
 from atoll.core.learner_machine import LearnerMachine
-from atoll.core.learner_waits import (
-    CLOSE_TIMEOUT_NS,
-    INNER_WAIT_NS,
-    JOIN_TIMEOUT_NS,
-    LET_GO_NS,
-    SYNC_WAIT_NS_MAX,
-    WAIT_SLICE_NS,
-)
+from atoll.core.learner_waits import SYNC_WAIT_NS_MAX, WAIT_SLICE_NS
 from atoll.core.messages import ASKED_TO_LEAVE, Refusal
 from atoll.core.ranks import numbers
-from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError, UnreachableError
-from atoll.learner import EXIT_NOT_HANDED_OVER
+from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError
+from atoll.learner import EXIT_NOT_HANDED_OVER, leaving
 from atoll.learner.doctor import Doctor
 from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
 from atoll.learner.inner_state import InnerState, NoInnerState, Stateful
 from atoll.learner.island import OneProcess, RankCoordinator
+from atoll.learner.joining import JOIN_TIMEOUT_S, join, recover
 from atoll.learner.last_words import end_in_one_sentence
-from atoll.learner.leaving import NEVER_STEPPED, HandOver, sentence
+from atoll.learner.leaving import NEVER_STEPPED, hand_over, run_closed, sentence
 from atoll.learner.meter import StepMeter, count_tokens
 from atoll.learner.parameters import Parameters, into
-from atoll.learner.patience import Patience
 from atoll.learner.preempt import Preemption
 from atoll.observe import Writer, events
 from atoll.plugins import load_entry_points
 from atoll.wire import ClientOptions
 
-JOIN_TIMEOUT_S = JOIN_TIMEOUT_NS / 1e9
-CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_NS / 1e9
-LET_GO_S = LET_GO_NS / 1e9
-INNER_WAIT_S = INNER_WAIT_NS / 1e9
 SYNC_WAIT_S_MAX = SYNC_WAIT_NS_MAX / 1e9
 WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
 
@@ -154,8 +143,8 @@ class ParametersLearner:
             self._inner.look()
             self._engine.start()
             atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
-            self._join()
-            rung = self._recover()
+            join(self._engine, self._doctor, self._place.address, self._join_timeout_s)
+            rung = recover(self._inner, self._engine)
             self._model_joined()
         except BaseException:
             self._state = "closed"
@@ -177,63 +166,6 @@ class ParametersLearner:
             self._preemption.arm()
         self._meter.resume()
         return self
-
-    def _recover(self) -> str:
-        """Find this learner's inner state on the best rung there is; returns its name."""
-        inner = self._inner
-        if inner.restore_own():
-            return "checkpoint"
-        if self._machine.step == 0 or not inner.shared:
-            return "fresh"
-        blob, peer, reason = self._wait_for_peer()
-        if blob and inner.take_peer(blob, peer):
-            return "peer"
-        inner.detail = inner.detail or reason
-        inner.warm_up()
-        return "parameters"
-
-    def _wait_for_peer(self) -> tuple[bytes, str, str]:
-        """A healthy learner's inner state is asked for with the first Hello; it comes while nothing is trained yet."""
-        if not self._machine.wants_inner:
-            return b"", "", ""
-        deadline = time.monotonic() + INNER_WAIT_S
-        with self._engine.changed:
-            while self._engine.inner is None and self._engine.failure is None:
-                if time.monotonic() > deadline:
-                    return b"", "", f"no peer's inner state came within {INNER_WAIT_S:g} s"
-                self._engine.changed.wait(WAIT_SLICE_S)
-                self._engine.apply(fx.Boundary())
-            return self._engine.inner or (b"", "", "the link broke")
-
-    def _join(self) -> None:
-        engine, machine = self._engine, self._machine
-        patience = Patience(self._join_timeout_s, machine.learner, engine.driver.fetches.arriving, time.monotonic())
-        with engine.changed:
-            while not machine.joined:
-                if engine.failure is not None:
-                    raise engine.failure
-                missing = engine.bytes_missing()
-                if patience.is_over(time.monotonic(), linked=engine.linked, started=machine.linked, fragments=missing):
-                    raise UnreachableError(self._why_not_joined())
-                if self._machine.boundary_wanted:
-                    self._engine.apply(fx.Boundary())
-                else:
-                    self._engine.changed.wait(WAIT_SLICE_S)
-
-    def _why_not_joined(self) -> str:
-        waited = f"after {self._join_timeout_s:g} s"
-        if self._engine.ever_linked:
-            return (
-                f"the syncer at {self._place.address} answered but its state did not arrive {waited}; "
-                "see its log, or raise join_timeout_s for a large model on a thin link"
-            )
-        cause = self._doctor.cause or self._engine.last_down
-        if cause:
-            return f"no syncer could be joined at {self._place.address} {waited}: {cause}"
-        return (
-            f"no syncer could be joined at {self._place.address} {waited}; start one with "
-            f"`atoll syncer --listen {self._place.address}`, or correct ATOLL_SYNCER"
-        )
 
     # ------------------------------------------------------------ training
 
@@ -297,16 +229,11 @@ class ParametersLearner:
         failure = self._engine.failure
         if failure is None:
             return
-        if self._run_closed:
+        if run_closed(self._engine.failure):
             return  # the run ended while this learner was reconnecting: `done` says so
         if isinstance(failure, RefusedError) and failure.code == Refusal.FENCED:
             raise FencedError(failure.code, failure.detail)
         raise failure
-
-    @property
-    def _run_closed(self) -> bool:
-        failure = self._engine.failure
-        return isinstance(failure, RefusedError) and failure.code == Refusal.CLOSED
 
     def _warn(self, text: str) -> None:
         """Tell whoever watches the run, and whoever watches this script. Nothing to say: nothing said."""
@@ -322,8 +249,10 @@ class ParametersLearner:
         if self._state == "running":
             self._raise_failure()
         if self._preemption is not None and self._machine.dismissed:
-            return self._run_closed  # the next `step` ends this process as SIGTERM does: its run is not over
-        return bool(self._machine.stopped) or self._run_closed
+            return run_closed(
+                self._engine.failure
+            )  # the next `step` ends this process as SIGTERM does: its run is not over
+        return bool(self._machine.stopped) or run_closed(self._engine.failure)
 
     def keep(self, name: str, extra: Stateful) -> None:
         """Add something made after joining (a schedule, a loader's position) to this learner's checkpoints; its state
@@ -437,52 +366,19 @@ class ParametersLearner:
                 engine.poke_data(source.stream)
             else:
                 source.dropped()  # progress that is thrown away was not trained: its chunks are issued again
-        why = self._leave(flush, reason)
+        self._unhanded_tokens, why = hand_over(engine, self._place.address, flush=flush, reason=reason)
         checkpoint = self._inner.close(last=engine.failure is None)
         if why:
             self._say(sentence(self._machine.learner, self._unhanded_tokens, why, checkpoint))
         if flush and reason == "finished" and self._never_stepped:
             self._say(NEVER_STEPPED)
-        engine.stop(CLOSE_TIMEOUT_S)
+        engine.stop(leaving.CLOSE_TIMEOUT_S)
         atexit.unregister(engine.stop)
         if self._preemption is not None:
             self._preemption.disarm()  # not before: a SIGTERM meanwhile would cut short what it asks for
         done = (self._machine.learner, self._machine.steps, self._machine.tokens, reason)
         self.events.emit(events.LearnerFinished(*done, unhanded=self._unhanded_tokens))
         self.events.close()
-
-    def _leave(self, flush: bool, reason: str) -> str:
-        """Hand over, say goodbye, and wait for the syncer's word; returns why that is missing, if it cost anything."""
-        engine, began = self._engine, time.monotonic()
-        deadline = began + CLOSE_TIMEOUT_S
-        with engine.changed:
-            assert engine.vault is not None
-            hand_over = HandOver(self._machine, engine.vault)
-            if engine.failure is None:
-                engine.apply(fx.Closing(flush, reason))
-            while not engine.driver.left and engine.failure is None and time.monotonic() < deadline:
-                engine.changed.wait(WAIT_SLICE_S)
-                engine.apply(fx.Boundary())
-            # The syncer ends the session when everything that was handed over is safe with it.
-            deadline = max(deadline, time.monotonic() + LET_GO_S)
-            while (
-                not (engine.driver.left and not engine.linked)
-                and engine.failure is None
-                and time.monotonic() < deadline
-            ):
-                engine.changed.wait(WAIT_SLICE_S)
-                if not engine.driver.left:
-                    engine.apply(fx.Boundary())
-            if not flush or self._run_closed or (engine.driver.left and not engine.linked):
-                return ""
-            self._unhanded_tokens = hand_over.tokens(linked=engine.linked)
-            if not self._unhanded_tokens:
-                return ""  # only the goodbye was not heard: all that was trained is in published versions
-            if engine.failure is not None:
-                return str(engine.failure)
-            now = time.monotonic()
-            times = {"down_s": now - engine.down_at_s, "waited_s": now - began}
-            return hand_over.why(address=self._place.address, linked=engine.linked, **times)
 
     @property
     def handed_over(self) -> bool:

@@ -1,15 +1,66 @@
-"""What leaving came to: how much of the last progress the syncer took, and the sentence for what it did not take."""
+"""Leaving: handing over, how much of the last progress the syncer took, and the sentence for what it did not take."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from atoll.codec import get_codec
+from atoll.core import effects as fx
 from atoll.core.learner_machine import LearnerMachine
+from atoll.core.learner_waits import CLOSE_TIMEOUT_NS, LET_GO_NS, WAIT_SLICE_NS
+from atoll.core.messages import Refusal
 from atoll.core.progress import FragmentProgress
+from atoll.errors import RefusedError
+from atoll.learner.engine import Engine
 from atoll.learner.vault import Vault
 
+CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_NS / 1e9
+LET_GO_S = LET_GO_NS / 1e9
+WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
 NEVER_STEPPED = "learner.step was never called: nothing was trained; call it once per optimizer step"
+
+
+def hand_over(engine: Engine, address: str, *, flush: bool, reason: str) -> tuple[int, str]:
+    """Hand over, say goodbye, and wait for the syncer's word. Returns the tokens that it does not have, and why."""
+    began = time.monotonic()
+    with engine.changed:
+        assert engine.vault is not None
+        leaving = HandOver(engine.machine, engine.vault)
+        if engine.failure is None:
+            engine.apply(fx.Closing(flush, reason))
+        _wait_for_word(engine, began + CLOSE_TIMEOUT_S)
+        if not flush or run_closed(engine.failure) or _let_go(engine):
+            return 0, ""
+        tokens = leaving.tokens(linked=engine.linked)
+        if not tokens:
+            return 0, ""  # only the goodbye was not heard: all that was trained is in published versions
+        if engine.failure is not None:
+            return tokens, str(engine.failure)
+        now = time.monotonic()
+        times = {"down_s": now - engine.down_at_s, "waited_s": now - began}
+        return tokens, leaving.why(address=address, linked=engine.linked, **times)
+
+
+def _wait_for_word(engine: Engine, deadline: float) -> None:
+    while not engine.driver.left and engine.failure is None and time.monotonic() < deadline:
+        engine.changed.wait(WAIT_SLICE_S)
+        engine.apply(fx.Boundary())
+    # The syncer ends the session when everything that was handed over is safe with it.
+    deadline = max(deadline, time.monotonic() + LET_GO_S)
+    while not _let_go(engine) and engine.failure is None and time.monotonic() < deadline:
+        engine.changed.wait(WAIT_SLICE_S)
+        if not engine.driver.left:
+            engine.apply(fx.Boundary())
+
+
+def _let_go(engine: Engine) -> bool:
+    return engine.driver.left and not engine.linked
+
+
+def run_closed(failure: Exception | None) -> bool:
+    """True if this learner came back to a run that was over."""
+    return isinstance(failure, RefusedError) and failure.code == Refusal.CLOSED
 
 
 class HandOver:

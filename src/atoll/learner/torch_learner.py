@@ -23,8 +23,9 @@ from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
 from atoll.learner.checks import check_optimizer, refuse_ranks, refuse_sharded
 from atoll.learner.inner_recovery import CHECKPOINT_EVERY_S, InnerRecovery
 from atoll.learner.inner_state import Stateful
+from atoll.learner.joining import JOIN_TIMEOUT_S
 from atoll.learner.last_words import end_in_one_sentence
-from atoll.learner.learner import JOIN_TIMEOUT_S, ParametersLearner
+from atoll.learner.learner import ParametersLearner
 from atoll.learner.losses import LossReader
 from atoll.learner.torch_parameters import TorchParameters
 from atoll.learner.watch import ModelWatch, frozen_checksum

@@ -1,0 +1,78 @@
+"""Joining a run: waiting for its published parameters, and for the best inner state there is."""
+
+from __future__ import annotations
+
+import time
+
+from atoll.core import effects as fx
+from atoll.core.learner_waits import INNER_WAIT_NS, JOIN_TIMEOUT_NS, WAIT_SLICE_NS
+from atoll.errors import UnreachableError
+from atoll.learner.doctor import Doctor
+from atoll.learner.engine import Engine
+from atoll.learner.inner_state import InnerState
+from atoll.learner.patience import Patience
+
+JOIN_TIMEOUT_S = JOIN_TIMEOUT_NS / 1e9
+INNER_WAIT_S = INNER_WAIT_NS / 1e9
+WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
+
+
+def join(engine: Engine, doctor: Doctor, address: str, timeout_s: float) -> None:
+    """Training thread: returns when the model holds the run's published parameters."""
+    machine = engine.machine
+    patience = Patience(timeout_s, machine.learner, engine.driver.fetches.arriving, time.monotonic())
+    with engine.changed:
+        while not machine.joined:
+            if engine.failure is not None:
+                raise engine.failure
+            missing = engine.bytes_missing()
+            if patience.is_over(time.monotonic(), linked=engine.linked, started=machine.linked, fragments=missing):
+                raise UnreachableError(_why_not_joined(engine, doctor, address, timeout_s))
+            if machine.boundary_wanted:
+                engine.apply(fx.Boundary())
+            else:
+                engine.changed.wait(WAIT_SLICE_S)
+
+
+def _why_not_joined(engine: Engine, doctor: Doctor, address: str, timeout_s: float) -> str:
+    waited = f"after {timeout_s:g} s"
+    if engine.ever_linked:
+        return (
+            f"the syncer at {address} answered but its state did not arrive {waited}; "
+            "see its log, or raise join_timeout_s for a large model on a thin link"
+        )
+    cause = doctor.cause or engine.last_down
+    if cause:
+        return f"no syncer could be joined at {address} {waited}: {cause}"
+    return (
+        f"no syncer could be joined at {address} {waited}; start one with "
+        f"`atoll syncer --listen {address}`, or correct ATOLL_SYNCER"
+    )
+
+
+def recover(inner: InnerState, engine: Engine) -> str:
+    """Find this learner's inner state on the best rung there is; returns its name."""
+    if inner.restore_own():
+        return "checkpoint"
+    if engine.machine.step == 0 or not inner.shared:
+        return "fresh"
+    blob, peer, reason = _wait_for_peer(engine)
+    if blob and inner.take_peer(blob, peer):
+        return "peer"
+    inner.detail = inner.detail or reason
+    inner.warm_up()
+    return "parameters"
+
+
+def _wait_for_peer(engine: Engine) -> tuple[bytes, str, str]:
+    """A healthy learner's inner state is asked for with the first Hello; it comes while nothing is trained yet."""
+    if not engine.machine.wants_inner:
+        return b"", "", ""
+    deadline = time.monotonic() + INNER_WAIT_S
+    with engine.changed:
+        while engine.inner is None and engine.failure is None:
+            if time.monotonic() > deadline:
+                return b"", "", f"no peer's inner state came within {INNER_WAIT_S:g} s"
+            engine.changed.wait(WAIT_SLICE_S)
+            engine.apply(fx.Boundary())
+        return engine.inner or (b"", "", "the link broke")
