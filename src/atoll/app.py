@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from atoll.cli import folder, parts, run_script, status, train
+from atoll.cli.options import takes
 from atoll.errors import AtollError
 from atoll.plugins import load_entry_points
 from atoll.preload import preload
 from atoll.workbench import chaos, demo, lab, plan, replay, sim
+from atoll.workbench.storm_options import STORM
 
 if TYPE_CHECKING:
     from atoll.launch.faults import FaultPlanner
@@ -33,8 +35,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("demo")(demo.demo)
-app.command("train")(train.train)
-app.command("run", context_settings={"allow_interspersed_args": False})(run_script.run_script)
+app.command("train")(takes(STORM)(train.train))
+app.command("run", context_settings={"allow_interspersed_args": False})(takes(STORM)(run_script.run_script))
 app.command("resume")(folder.resume)
 app.command("join")(folder.join)
 app.command("leave")(folder.leave)

@@ -113,8 +113,9 @@ def test_files_that_the_pages_name_are_there() -> None:
 
 
 def test_every_option_that_the_pages_type_is_one_that_the_command_has() -> None:
-    from atoll.cli.app import app
     from typer.main import get_command
+
+    from atoll.app import app
 
     wrong = []
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from launch_fakes import command, folder_in, supervisor
 
-from atoll.launch.faults import FaultInjection, InjectedFault, NoFaults, SupervisedRun
+from atoll.launch.faults import FaultInjection, NoFaults, SupervisedRun
 from atoll.launch.plan import LaunchPlan, RestartPolicy
 from atoll.launch.process import Command
+from atoll.observe.faults import InjectedFault
 
 
 class OneKill(NoFaults):

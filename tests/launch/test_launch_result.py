@@ -10,13 +10,13 @@ import pytest
 
 from atoll.errors import LaunchError
 from atoll.launch.config import run_config, train_config
-from atoll.launch.faults import InjectedFault
 from atoll.launch.folder import RunFolder, create_run_folder, is_finished
 from atoll.launch.plan import Outcome
 from atoll.launch.result import build_result, measure, report_numbers, script_result
 from atoll.launch.stored import Attempt
 from atoll.observe import EventWriter
 from atoll.observe.events import LearnerSteps, ProcessStarted, RunFinished, RunStarted, SyncerStats
+from atoll.observe.faults import InjectedFault
 from atoll.observe.lines import encode
 
 PROMISED = [

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from atoll.chaos.fault import Fault
 from atoll.chaos.injector import Injector, Links, ProcessControl
 from atoll.chaos.kinds import KINDS
-from atoll.launch.faults import InjectedFault, SkippedFault
 from atoll.observe.events import FaultEnded, FaultInjected, FaultSkipped
+from atoll.observe.faults import InjectedFault
 
-__all__ = ["ChaosExecutor", "InjectedFault", "Links", "ProcessControl", "SkippedFault"]
+__all__ = ["ChaosExecutor", "InjectedFault", "Links", "ProcessControl"]
 
 PATIENCE_NS = 60 * 10**9
 """How long a fault is tried: a learner that was killed is back within some 10 s, after several deaths within 40 s."""
@@ -63,7 +63,7 @@ class ChaosExecutor:
         self._emit = emit
         self._start_ns = 0
         self.injected: list[InjectedFault] = []
-        self.skipped: list[SkippedFault] = []
+        self.skipped: list[FaultSkipped] = []
 
     def tick(self, progress: float, now_ns: int, *, begun: bool | None = None) -> None:
         """Begin and end what is due. `progress` is the share of tokens processed, `now_ns` the wall clock, `begun`
@@ -126,8 +126,8 @@ class ChaosExecutor:
             self._emit(FaultEnded(lasting.fault.kind, lasting.fault.target))
 
     def _skip(self, fault: Fault, reason: str) -> None:
-        self.skipped.append(SkippedFault(fault.kind, fault.target, reason))
-        self._emit(FaultSkipped(fault.kind, fault.target, reason))
+        self.skipped.append(FaultSkipped(fault.kind, fault.target, reason))
+        self._emit(self.skipped[-1])
 
 
 def describe(fault: Fault) -> str:

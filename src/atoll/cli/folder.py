@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -106,6 +106,7 @@ def leave(
         raise typer.Exit(EXIT_NOT_HANDED_OVER)
 
 
+@o.takes(o.KEEPING, only=("snapshot_options",))
 def export(
     source: Annotated[
         str, typer.Argument(help="Folder of a run, or the folder or URL of a snapshot or of a run's snapshots.")
@@ -122,9 +123,9 @@ def export(
             metavar="ID|mean",
         ),
     ] = "",
-    snapshot_options: o.SnapshotOptions = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there already.")] = False,
     json: o.Json = False,
+    **named: Any,
 ) -> None:
     """Write the published model of a run as safetensors, from its state or a snapshot; nothing of it need be alive.
 
@@ -136,9 +137,8 @@ def export(
     from atoll.launch.durability import parse_options
 
     console = human(json_wanted=json)
-    done = export_run(
-        source, to, dtype=dtype, options=parse_options(snapshot_options or ""), buffers=buffers, force=force
-    )
+    options = parse_options(named["snapshot_options"] or "")
+    done = export_run(source, to, dtype=dtype, options=options, buffers=buffers, force=force)
     for problem in done.problems:
         console.print(f"note: {problem}", style="yellow", markup=False, soft_wrap=True)
     low, high = min(done.versions), max(done.versions)

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,6 +24,7 @@ VIEW_END_S = 5.0
 """For the last picture."""
 
 
+@o.takes(o.SYNC, o.KEEPING)
 def syncer(
     *,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7077",
@@ -38,33 +39,6 @@ def syncer(
     token: o.Token = "",
     tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
-    preset: o.Preset = None,
-    sync_every: o.SyncEvery = None,
-    fragments: o.Fragments = None,
-    overlap: o.Overlap = None,
-    quorum: o.Quorum = None,
-    grace_cap: o.GraceCap = None,
-    weights: o.Weights = None,
-    merge: o.Merge = None,
-    outer: o.Outer = None,
-    outer_lr: o.OuterLr = None,
-    outer_momentum: o.OuterMomentum = None,
-    outer_schedule: o.OuterSchedule = None,
-    momentum_restart: o.MomentumRestart = None,
-    correction: o.Correction = None,
-    partial: o.Partial = None,
-    codec_up: o.CodecUp = None,
-    codec_down: o.CodecDown = None,
-    feedback_up: o.FeedbackUp = None,
-    feedback_down: o.FeedbackDown = None,
-    adopt: o.Adopt = None,
-    durability: o.Durability = None,
-    durability_interval: o.DurabilityInterval = None,
-    snapshots: o.Snapshots = None,
-    snapshot_every: o.SnapshotEvery = None,
-    keep: o.Keep = None,
-    snapshot_options: o.SnapshotOptions = None,
-    record: o.Record = None,
     take_over: Annotated[
         bool,
         typer.Option("--take-over", help="Take the run over from a syncer that still holds its state or snapshots."),
@@ -83,6 +57,7 @@ def syncer(
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view, also on a terminal.")] = False,
     config: o.ConfigFile = None,
+    **named: Any,
 ) -> None:
     """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT (and ATOLL_TOKEN) where they run. SIGTERM ends it.
 

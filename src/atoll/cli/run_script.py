@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 EXIT_LEARNERS_FAILED = 1
 
 
+@o.takes(o.SYNC, o.KEEPING)
 def run_script(
     command: Annotated[
         list[str] | None, typer.Argument(help="The command of each learner, after --: python train.py ...")
@@ -39,41 +40,12 @@ def run_script(
             help="End the run this long after its first step: learners hand over and leave (default 0: no limit)."
         ),
     ] = None,
-    preset: o.Preset = None,
-    sync_every: o.SyncEvery = None,
-    fragments: o.Fragments = None,
-    overlap: o.Overlap = None,
-    quorum: o.Quorum = None,
-    grace_cap: o.GraceCap = None,
-    weights: o.Weights = None,
-    merge: o.Merge = None,
-    outer: o.Outer = None,
-    outer_lr: o.OuterLr = None,
-    outer_momentum: o.OuterMomentum = None,
-    outer_schedule: o.OuterSchedule = None,
-    momentum_restart: o.MomentumRestart = None,
-    correction: o.Correction = None,
-    partial: o.Partial = None,
-    codec_up: o.CodecUp = None,
-    codec_down: o.CodecDown = None,
-    feedback_up: o.FeedbackUp = None,
-    feedback_down: o.FeedbackDown = None,
-    adopt: o.Adopt = None,
-    durability: o.Durability = None,
-    durability_interval: o.DurabilityInterval = None,
-    snapshots: o.Snapshots = None,
-    snapshot_every: o.SnapshotEvery = None,
-    keep: o.Keep = None,
-    snapshot_options: o.SnapshotOptions = None,
-    record: o.Record = None,
-    chaos: o.Chaos = None,
-    chaos_seed: o.ChaosSeed = None,
-    storm_minutes: o.StormMinutes = None,
     threads: o.Threads = None,
     out: o.Out = None,
     config: o.ConfigFile = None,
     json: o.Json = False,
     context: typer.Context,
+    **named: Any,
 ) -> None:
     """Start a syncer and M learners that run your script: atoll run --learners 4 -- python train.py
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXIT_UNFINISHED = 1
 
 
+@o.takes(o.SYNC, o.KEEPING)
 def train(
     *,
     method: Annotated[
@@ -40,39 +41,9 @@ def train(
     ] = None,
     optimizer: Annotated[str | None, typer.Option(help="Inner optimizer: muon, adamw or sgd (default muon).")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; 0: the model's own (default 0).")] = None,
-    preset: o.Preset = None,
-    sync_every: o.SyncEvery = None,
-    fragments: o.Fragments = None,
-    overlap: o.Overlap = None,
-    quorum: o.Quorum = None,
-    grace_cap: o.GraceCap = None,
-    weights: o.Weights = None,
-    merge: o.Merge = None,
-    outer: o.Outer = None,
-    outer_lr: o.OuterLr = None,
-    outer_momentum: o.OuterMomentum = None,
-    outer_schedule: o.OuterSchedule = None,
-    momentum_restart: o.MomentumRestart = None,
-    correction: o.Correction = None,
-    partial: o.Partial = None,
-    codec_up: o.CodecUp = None,
-    codec_down: o.CodecDown = None,
-    feedback_up: o.FeedbackUp = None,
-    feedback_down: o.FeedbackDown = None,
-    adopt: o.Adopt = None,
-    durability: o.Durability = None,
-    durability_interval: o.DurabilityInterval = None,
-    snapshots: o.Snapshots = None,
-    snapshot_every: o.SnapshotEvery = None,
-    keep: o.Keep = None,
-    snapshot_options: o.SnapshotOptions = None,
-    record: o.Record = None,
     step_ms: Annotated[
         float | None, typer.Option(help="A step takes at least this many ms; the rest is slept (default 0: none).")
     ] = None,
-    chaos: o.Chaos = None,
-    chaos_seed: o.ChaosSeed = None,
-    storm_minutes: o.StormMinutes = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and data order (default 0).")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (default auto).")] = None,
     threads: o.Threads = None,
@@ -83,6 +54,7 @@ def train(
     config: o.ConfigFile = None,
     json: o.Json = False,
     context: typer.Context,
+    **named: Any,
 ) -> None:
     """Train the reference GPT on this machine: learner processes, a syncer between them, a report at the end."""
     values, where = o.given(locals(), "json", "context")

@@ -13,36 +13,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from atoll.errors import ConfigError
 from atoll.launch.process import Child, Command
+from atoll.observe.events import Event, FaultSkipped
+from atoll.observe.faults import InjectedFault
 
 if TYPE_CHECKING:
     from atoll.launch.config import RunConfig, TrainConfig
     from atoll.launch.folder import RunFolder
     from atoll.launch.slot import Slot
     from atoll.launch.stored import Attempt
-    from atoll.observe.events import Event
 
 NONE = "none"
 """The setting `chaos` of a run in which nothing is broken on purpose."""
 PLAN_SUFFIX = ".toml"
-
-
-@dataclass(frozen=True, slots=True)
-class InjectedFault:
-    """A fault that really happened, `t_s` seconds after the run made its first progress."""
-
-    fault: str
-    target: str
-    t_s: float
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SkippedFault:
-    """A fault that did not happen, and why."""
-
-    fault: str
-    target: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +48,7 @@ class FaultInjection(Protocol):
     def injected(self) -> Sequence[InjectedFault]: ...
 
     @property
-    def skipped(self) -> Sequence[SkippedFault]: ...
+    def skipped(self) -> Sequence[FaultSkipped]: ...
 
     def attach(self, run: SupervisedRun) -> None:
         """Before anything is started."""
@@ -103,7 +85,7 @@ class NoFaults:
     """The injection of a run that is left alone."""
 
     injected: Sequence[InjectedFault] = ()
-    skipped: Sequence[SkippedFault] = ()
+    skipped: Sequence[FaultSkipped] = ()
 
     def attach(self, run: SupervisedRun) -> None: ...
 

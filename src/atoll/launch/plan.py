@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.launch.faults import FaultInjection, InjectedFault, NoFaults, SkippedFault
+from atoll.launch.faults import FaultInjection, NoFaults
 from atoll.launch.process import Command
+from atoll.observe.events import FaultSkipped
+from atoll.observe.faults import InjectedFault
 
 FINISHED = "finished"
 """The reason of a run that came to its end by itself."""
@@ -109,7 +111,7 @@ class Outcome:
     """Learners that were asked to leave, and did."""
     learners: int = 0
     """How many there were."""
-    skipped: tuple[SkippedFault, ...] = ()
+    skipped: tuple[FaultSkipped, ...] = ()
     """Faults of the chaos plan that could not be put in, and why."""
     trained: bool = True
     """Whether any learner has ever called `learner.step` in this run."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from atoll.errors import AtollError, LaunchError
 from atoll.launch.commands import new_token
 from atoll.launch.config import TrainConfig
-from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner, InjectedFault
+from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import RunFolder, is_finished, still_running
 from atoll.launch.plan import Finished, View
 from atoll.launch.run import run_attempt
@@ -23,6 +23,7 @@ from atoll.launch.stored import Attempt, StoredRun, read_run
 from atoll.launch.train import resume_train
 from atoll.observe import read_events
 from atoll.observe.events import FaultInjected, LearnerSteps
+from atoll.observe.faults import InjectedFault
 
 ENDING_S_MAX = 30.0
 """A syncer whose launcher was killed waits 20 s for its learners and then writes the model."""

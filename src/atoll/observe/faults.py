@@ -44,6 +44,16 @@ SYNCER = "syncer"
 _STEPS, _STALL, _EVALUATE = (TRACKED.index(name) for name in ("steps", "stall", "evaluate"))
 
 
+@dataclass(frozen=True, slots=True)
+class InjectedFault:
+    """A fault that really happened, `t_s` seconds after the run made its first progress."""
+
+    fault: str
+    target: str
+    t_s: float
+    detail: str = ""
+
+
 @dataclass(slots=True)
 class Fault:
     name: str

@@ -16,10 +16,12 @@ from atoll.chaos import ChaosExecutor, Fault
 from atoll.chaos.kinds import GUEST_PREFIX
 from atoll.launch.commands import learner_command
 from atoll.launch.config import RunConfig, TrainConfig
-from atoll.launch.faults import NONE, FaultInjection, InjectedFault, NoFaults, SkippedFault, SupervisedRun
+from atoll.launch.faults import NONE, FaultInjection, NoFaults, SupervisedRun
 from atoll.launch.folder import RunFolder, write_text
 from atoll.launch.process import Command
 from atoll.launch.stored import Attempt
+from atoll.observe.events import FaultSkipped
+from atoll.observe.faults import InjectedFault
 from atoll.storms.control import ChaosControl
 from atoll.storms.files import FaultFiles
 from atoll.storms.links import ProxyLinks
@@ -119,7 +121,7 @@ class PlannedFaults:
         return self._executor.injected if self._executor is not None else ()
 
     @property
-    def skipped(self) -> Sequence[SkippedFault]:
+    def skipped(self) -> Sequence[FaultSkipped]:
         return self._executor.skipped if self._executor is not None else ()
 
     def attach(self, run: SupervisedRun) -> None:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from atoll.chaos.plan import CHAOS_PLANS, STORM_MINUTES_MAX, SYNCER, Fault, StormPlan, chaos_plan, dump_plan, load_plan
 from atoll.errors import ConfigError
 from atoll.launch.config import RunConfig, TrainConfig
-from atoll.launch.faults import PLAN_SUFFIX, InjectedFault, plan_path
+from atoll.launch.faults import PLAN_SUFFIX, plan_path
+from atoll.observe.faults import InjectedFault
 
 CALM = "calm"
 """No faults, but every link goes through the proxy, as in a storm: what a storm is compared with."""

@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 EXIT_DOES_NOT_FIT = 1
 _JOB = "The job"
 _PLACES = "Links and machines"
+SETTINGS = (
+    *("sync_every", "fragments", "overlap", "quorum", "grace_cap", "codec_up", "codec_down"),
+    *("durability", "durability_interval"),
+)
+"""Settings of a run that a plan can be told instead of choosing them."""
 _FIELD_OF_OPTION = {"grace_cap": "grace_cap_steps"}
 
 
+@o.takes(o.SYNC, o.KEEPING, only=SETTINGS)
 def plan(
     *,
     job: Annotated[Path | None, typer.Option(help="Job file (TOML); options given here win over it.")] = None,
@@ -85,15 +91,6 @@ def plan(
             help="What a learner's host encodes, Gparam/s (default 0.83: two cores).", rich_help_panel=_PLACES
         ),
     ] = None,
-    sync_every: o.SyncEvery = None,
-    fragments: o.Fragments = None,
-    overlap: o.Overlap = None,
-    quorum: o.Quorum = None,
-    grace_cap: o.GraceCap = None,
-    codec_up: o.CodecUp = None,
-    codec_down: o.CodecDown = None,
-    durability: o.Durability = None,
-    durability_interval: o.DurabilityInterval = None,
     save: Annotated[
         Path | None, typer.Option(help="Write the settings to this TOML file, for atoll run --config.")
     ] = None,
@@ -104,13 +101,14 @@ def plan(
         Path | None, typer.Option(help="With --published: write figures (PNG, HTML) to this folder.")
     ] = None,
     json: o.Json = False,
+    **named: Any,
 ) -> None:
     """Plan a job: bandwidth each way, slack, quorum, goodput, time, memory, and the settings that follow.
 
     Settings that are not given are chosen, each with its reason. Exit status 1: the plan does not fit its own links.
     """
-    arguments = {name: value for name, value in locals().items() if value is not None}
-    for name in ("job", "region", "save", "published", "figures", "json"):
+    arguments = {name: value for name, value in {**locals(), **named}.items() if value is not None}
+    for name in ("named", "job", "region", "save", "published", "figures", "json"):
         arguments.pop(name, None)
     if published:
         if arguments or job is not None or region or save is not None:
