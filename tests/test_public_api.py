@@ -31,6 +31,7 @@ NAMES = {
     "register_codec",
     "register_merge",
     "register_outer",
+    "register_pacing",
 }
 
 

@@ -31,7 +31,7 @@ from atoll.errors import (
 if TYPE_CHECKING:
     from atoll import data
     from atoll.learner import Learner, load_model
-    from atoll.plugins import register_codec, register_merge, register_outer
+    from atoll.plugins import register_codec, register_merge, register_outer, register_pacing
 
 __version__ = "0.5.0"
 
@@ -57,6 +57,7 @@ __all__ = [
     "register_codec",
     "register_merge",
     "register_outer",
+    "register_pacing",
 ]
 
 
@@ -68,7 +69,7 @@ def __getattr__(name: str) -> Any:
             if error.name != "torch":
                 raise
             raise ImportError(f"atoll.{name} needs PyTorch: pip install 'atoll[torch]'") from error
-    if name in ("register_codec", "register_merge", "register_outer"):
+    if name.startswith("register_") and name in __all__:
         return getattr(import_module("atoll.plugins"), name)
     if name == "data":
         return import_module("atoll.data")

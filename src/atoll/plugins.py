@@ -1,7 +1,8 @@
-"""A user's own codecs, merge methods and outer optimizers, by name.
+"""A user's own codecs, merge methods, outer optimizers and pacing policies, by name.
 
 Every process of a run looks its names up for itself, so each must know them. In one process a call is enough, before
-anything starts; for runs of several, put the module into an installed package and name it there:
+anything starts (ATOLL_PRELOAD names modules that make it in every process); or put the module into an installed package
+and name it there:
 
     [project.entry-points."atoll.codecs"]
     mine = "my_package.my_codec:MINE"
@@ -17,12 +18,18 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from atoll.core.config import CODECS, MERGES, OUTERS
+from atoll.core.pacing import PACING, Pacing
 from atoll.core.registry import Registry
 
 if TYPE_CHECKING:
     from atoll.codec import Codec, MergeMethod, OuterOptimizer
 
-GROUPS: Mapping[str, Registry[Any]] = {"atoll.codecs": CODECS, "atoll.merges": MERGES, "atoll.outer": OUTERS}
+GROUPS: Mapping[str, Registry[Any]] = {
+    "atoll.codecs": CODECS,
+    "atoll.merges": MERGES,
+    "atoll.outer": OUTERS,
+    "atoll.pacing": PACING,
+}
 """Groups of entry points, and where their names go."""
 
 
@@ -48,3 +55,8 @@ def register_merge(name: str, method: MergeMethod) -> None:
 def register_outer(name: str, optimizer: OuterOptimizer) -> None:
     """`outer` may be `name` from now on, in this process. Only the syncer's needs to know it."""
     OUTERS.register(name, optimizer)
+
+
+def register_pacing(name: str, policy: Pacing) -> None:
+    """`pacing` may be `name` from now on, in this process. Only the syncer's needs to know it."""
+    PACING.register(name, policy)

@@ -20,11 +20,11 @@ from atoll.core.layout import build_layout
 from atoll.core.messages import TensorSpec
 from atoll.errors import ConfigError, PayloadError
 from atoll.plugins import load_entry_points
+from atoll.sim.drawing import draw
 from atoll.sim.run import run_scenario
-from atoll.sim.scenario import draw
 from atoll.syncer.state import ModelState
 
-SEED = 28
+SEED = 0
 """A storm with arrays: kills of learners and of the syncer, bad links, bad values."""
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from atoll import kernels
 from atoll.codec.fp32 import FP32
 from atoll.codec.kernel_codec import KernelCodec
-from atoll.codec.outer import OuterOptimizer, OuterRates, get_outer
+from atoll.codec.outer import OuterRates, get_outer
 from atoll.codec.outer.nesterov import Nesterov
 from atoll.codec.partial import MergedGradient, Partial, corrected, finish
 from atoll.codec.protocol import BLOCK, F32, F64, U8, Codec, get_codec
@@ -91,7 +91,7 @@ def merge_fragment(
     finite, no state is touched and the result says so.
     """
     optimizer, down = get_outer(outer), get_codec(codec_down)
-    n = _check_target(target, optimizer, down, feedback)
+    n = _check_target(target, down, feedback)
     if int(partial.slice_blocks[-1]) * BLOCK != n:
         raise PayloadError(f"the contributions have {partial.slice_blocks[-1] * BLOCK} elements each, theta has {n}")
     if one_of("correction", correction, CORRECTIONS) == "heloco" and not restart:
@@ -148,7 +148,7 @@ def _fused(
         outer_momentum=rates.momentum,
         pull=partial.turned is not None,
     )
-    finite, products = kernels.outer_step(step, partial.data(up), gradient.coefficients, partial.segments)
+    finite, products = kernels.outer_step(step, partial.columns, gradient.coefficients, partial.segments)
     if not finite:
         raise PayloadError(
             "the outer state of a fragment is not finite: momentum or residual was damaged before this merge; restart "
@@ -177,12 +177,12 @@ def _products(sample: F32, previous: F32 | None) -> tuple[float, float]:
     return float(cross[0, 0]), float(own[0])
 
 
-def _check_target(target: OuterTarget, optimizer: OuterOptimizer, down: Codec, feedback: bool) -> int:
+def _check_target(target: OuterTarget, down: Codec, feedback: bool) -> int:
     n = check_floats("theta", target.theta, writable=True)
     if n % BLOCK:
         raise PayloadError(f"a fragment has a multiple of {BLOCK} elements, got {n}; pad every slice with zeros")
-    for name in optimizer.init(0):
-        check_floats(name, target.state[name], n, writable=True)
+    for name, array in target.state.items():
+        check_floats(name, array, n, writable=True)
     needed = feedback and not down.lossless
     if needed != (target.residual is not None):
         without = "" if feedback else " without feedback"

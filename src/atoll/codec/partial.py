@@ -34,7 +34,7 @@ from atoll.codec.fp32 import FP32
 from atoll.codec.heloco import correct
 from atoll.codec.kernel_codec import KernelCodec
 from atoll.codec.merges import SliceSums, get_merge
-from atoll.codec.protocol import BLOCK, F32, F64, I64, NORM_ZERO, U8, Codec, Payload, get_codec, quotient
+from atoll.codec.protocol import BLOCK, F32, F64, I64, NORM_ZERO, U8, Codec, Payload, flat_bytes, get_codec, quotient
 from atoll.errors import PayloadError
 from atoll.kernels.run import Segments, cut_segments
 
@@ -59,7 +59,7 @@ class Partial:
     """Weighted contributions to one fragment, single ones and groups that were added up. Changes nothing it holds."""
 
     codec: Codec
-    columns: tuple[Payload, ...]
+    columns: tuple[U8, ...]
     """The vectors, encoded: one of a single contribution (its delta), two of a group (D and S of its deltas)."""
     slice_blocks: I64
     segments: Segments
@@ -93,6 +93,8 @@ class Partial:
 
     def share_directed(self, shares: F64) -> F64:
         """W: exactly 1 if nobody's is zero."""
+        if (self.directed == 1.0).all():
+            return np.ones(len(self.directed))
         return np.where((self.directed == 1.0).all(axis=1), 1.0, self.mean_of(self.directed, shares))
 
     def factors(self, relative: F64) -> F64:
@@ -118,20 +120,16 @@ class Partial:
         factors = self.factors(relative)
         if isinstance(self.codec, KernelCodec):
             pull = self.turned.momentum if self.turned is not None else None
-            return np.sqrt(kernels.direction(self.codec.kind, self.data(self.codec), factors, self.segments, pull))
+            return np.sqrt(kernels.direction(self.codec.kind, self.columns, factors, self.segments, pull))
         total = self.sum(factors)
         return np.sqrt(kernels.inspect(FP32.kind, total.view(np.uint8), total.size, self.segments)[1])
-
-    def data(self, codec: KernelCodec) -> list[U8]:
-        """The columns as the loops take them."""
-        return [codec.check(column, int(self.slice_blocks[-1]) * BLOCK) for column in self.columns]
 
     def added_up(self) -> Partial:
         """One member with the sums of all, in fp32."""
         shares = self.shares()
-        of_column = np.broadcast_to(shares[self.member], self.divisors.shape)
-        sums = (self.sum(quotient(of_column, self.divisors)), self.sum(of_column * self.in_mean))
-        slices = len(self.divisors)
+        of_column, slices = shares[self.member], len(self.divisors)
+        mean = np.tile(of_column * self.in_mean, (slices, 1))
+        sums = (self.sum(quotient(of_column, self.divisors)), self.sum(mean))
         return Partial(
             codec=FP32,
             columns=tuple(values.view(np.uint8) for values in sums),
@@ -170,11 +168,13 @@ def reduce(
     of, offsets = get_codec(codec), np.ascontiguousarray(slice_blocks, np.int64)
     segments = cut_segments(offsets, int(offsets[-1]) if offsets.size else 0)
     if isinstance(of, KernelCodec):
-        payloads = [of.check(payload, int(offsets[-1]) * BLOCK) for payload in payloads]
+        columns = tuple(of.check(payload, int(offsets[-1]) * BLOCK) for payload in payloads)
+    else:
+        columns = tuple(flat_bytes(payload) for payload in payloads)
     given, lengths = _check_contributions(len(payloads), weights, norms, segments.slice_count)
     return Partial(
         codec=of,
-        columns=tuple(payloads),
+        columns=columns,
         slice_blocks=offsets,
         segments=segments,
         weights=given,
@@ -228,7 +228,7 @@ def _alignment(partial: Partial, momentum: F32) -> tuple[F64, F64]:
     """delta_i . momentum per slice and contribution, and momentum . momentum per slice."""
     segments = partial.segments
     if isinstance(partial.codec, KernelCodec):
-        return kernels.alignment(partial.codec.kind, partial.data(partial.codec), momentum, segments)
+        return kernels.alignment(partial.codec.kind, partial.columns, momentum, segments)
     products, ones = [], np.ones((len(partial.divisors), 1))
     for column in partial.columns:  # one decoded fragment at a time
         values = partial.codec.accumulate([column], ones, partial.slice_blocks).view(np.uint8)
@@ -249,8 +249,8 @@ def finish(partial: Partial, merges: Sequence[str], share: float = 1.0) -> Merge
     if not np.all(radius <= NORM_MAX):
         return MergedGradient(partial, np.zeros_like(partial.divisors), math.nan)
     # Divided by |v_i| (D) or by the radius (S / N), sums have norm 1 or less, whatever the size of the deltas.
-    of_column = np.broadcast_to(shares[partial.member], partial.divisors.shape)
-    mean = quotient(of_column * partial.in_mean, np.broadcast_to(radius[:, None], of_column.shape))
+    of_column = shares[partial.member]
+    mean = quotient(of_column * partial.in_mean, radius[:, None])
     relative = np.where(by_direction[:, None], quotient(of_column, partial.divisors), mean)
     length = partial.length(relative)
     degenerate = by_direction & (length < DIRECTION_MIN) & (radius >= NORM_ZERO)

@@ -13,7 +13,7 @@ from atoll.core.effects import GiveHeal
 from atoll.core.learner_host import LearnerDriverHost, LinkState, OutgoingPayload, Payload
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_waits import RETRY_NS
-from atoll.core.messages import NO_VERSION, PushHeader, PushKind, PushReply, Refusal
+from atoll.core.messages import NO_VERSION, WHOLE_CODEC, PushHeader, PushKind, PushReply, Refusal
 
 PUSH_AGAIN = (Refusal.BUSY, Refusal.CHECKSUM)
 """Refusals of something that the syncer asked for and still waits for: the bytes were damaged, or it had no room."""
@@ -107,7 +107,7 @@ class LearnerGifts:
             base_version=version,
             steps=0,
             tokens=0,
-            codec="fp32",
+            codec=WHOLE_CODEC,
             size=made.size,
             checksum=made.checksum,
         )

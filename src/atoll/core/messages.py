@@ -42,6 +42,8 @@ CHUNKS_MAX = 10_000
 """Chunks that one DataReport or DataLeases may name."""
 INLINE_BYTES_MAX = 64 * 1024
 """A payload up to this size may travel on the control connection: 52 ms of a 10 Mbit/s link."""
+WHOLE_CODEC = "fp32"
+"""How whole fragments travel (seeds, heals, Theta for joiners): as they are, whatever codecs the run has."""
 STEP_MAX = 2**61
 """A step that somebody may claim to be at. The wire carries twice that, so that periods can be added to it."""
 NO_VERSION = -1

@@ -9,7 +9,7 @@ from atoll.core.beginning import Beginning, holds_run
 from atoll.core.config import SECOND_NS
 from atoll.core.effects import Answer, CommitSeed, SyncerEffect, ToLearner
 from atoll.core.membership import Member, MemberState
-from atoll.core.messages import PushHeader, PushReply, Refusal
+from atoll.core.messages import WHOLE_CODEC, PushHeader, PushReply, Refusal
 from atoll.core.syncer_state import SyncerState, warned
 
 SEED_PATIENCE_NS = 20 * SECOND_NS
@@ -46,8 +46,8 @@ class SeedIntake:
         who = f"learner {header.learner!r}, fragment {header.fragment}"
         if self._state.committed or self.committing or header.learner != self.seeder:
             return PushReply(False, Refusal.NOT_READY, f"{who}: not asked for the first parameters")
-        if header.codec != "fp32":
-            return PushReply(False, Refusal.CODEC, f"{who}: the first parameters must be sent as fp32")
+        if header.codec != WHOLE_CODEC:
+            return PushReply(False, Refusal.CODEC, f"{who}: the first parameters must be sent as {WHOLE_CODEC}")
         return None
 
     def take(self, header: PushHeader, out: list[SyncerEffect]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS as NS
 from atoll.core.config import SyncConfig
-from atoll.core.messages import FetchKind, PushHeader, PushKind, PushReply, TensorSpec
+from atoll.core.messages import WHOLE_CODEC, FetchKind, PushHeader, PushKind, PushReply, TensorSpec
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.fleet.host import Host
 from atoll.fleet.island import Island
@@ -103,7 +103,7 @@ class FleetWorld:
 
     def seed(self, session: int, generation: int, learner: str) -> None:
         for fragment in range(self.config.fragments):
-            header = PushHeader(PushKind.SEED, learner, generation, fragment, 0, 0, 0, -1, 0, 0, "fp32", 1, 1)
+            header = PushHeader(PushKind.SEED, learner, generation, fragment, 0, 0, 0, -1, 0, 0, WHOLE_CODEC, 1, 1)
             self.push(session, header)
 
     def _pushed(self, session: int, header: PushHeader) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import ModuleType
 
 import numpy as np
@@ -20,6 +21,9 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
+
+CUTS_KEPT = 4096
+"""Fragments whose cut is remembered: the most that a run can have. Making one takes longer than a small merge."""
 
 
 def _loops() -> ModuleType:
@@ -112,14 +116,13 @@ class Segments:
 
 def cut_segments(slice_blocks: I64, blocks: int) -> Segments:
     """Cut `blocks` blocks by the slices (block offsets from 0 to `blocks`)."""
-    offsets = np.ascontiguousarray(slice_blocks, dtype=np.int64)
-    if (
-        offsets.ndim != 1
-        or offsets.size < 1
-        or offsets[0] != 0
-        or offsets[-1] != blocks
-        or np.any(np.diff(offsets) < 0)
-    ):
+    return _cut(np.ascontiguousarray(slice_blocks, dtype=np.int64).tobytes(), blocks)
+
+
+@lru_cache(maxsize=CUTS_KEPT)
+def _cut(slice_blocks: bytes, blocks: int) -> Segments:
+    offsets = np.frombuffer(slice_blocks, np.int64)
+    if offsets.size < 1 or offsets[0] != 0 or offsets[-1] != blocks or np.any(np.diff(offsets) < 0):
         raise PayloadError(
             f"slice_blocks must rise from 0 to {blocks}, the blocks of this fragment; got {offsets.tolist()[:8]}..."
         )

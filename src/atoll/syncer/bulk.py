@@ -9,6 +9,7 @@ from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS
 from atoll.core.messages import (
     NO_VERSION,
+    WHOLE_CODEC,
     FetchHeader,
     FetchKind,
     FetchRequest,
@@ -165,4 +166,4 @@ class BulkService:
         if request.version not in (NO_VERSION, version):
             detail = f"fragment {request.fragment} is at version {version} now, not {request.version}; fetch that"
             raise RefusedError(Refusal.UNKNOWN_VERSION, detail)
-        return FetchHeader(version, "fp32", data.nbytes, checksum), data
+        return FetchHeader(version, WHOLE_CODEC, data.nbytes, checksum), data
