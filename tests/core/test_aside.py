@@ -146,15 +146,15 @@ def test_contributions_of_one_that_cannot_have_newer_versions_count_less_but_cou
     from then on it is merged with as much less weight as it is too old."""
     world = running(4, quorum="75%", carry_versions_max=2)
     slow = world.learners["l3@l3-1"]
-    fetch = world._fetch
+    fetch = world.fetch
 
-    def thin(learner: FakeLearner, effect: Any) -> None:
+    def thin(learner: FakeLearner, request: Any, done: Any) -> None:
         if learner is slow:
-            world.later.append((world.now_ns + 40 * STEP_NS, lambda: (fetch(learner, effect), world.run())))
+            world.later.append((world.now_ns + 40 * STEP_NS, lambda: (fetch(learner, request, done), world.run())))
         else:
-            fetch(learner, effect)
+            fetch(learner, request, done)
 
-    world._fetch = thin  # type: ignore[method-assign]
+    world.fetch = thin  # type: ignore[method-assign]
     world.everyone_steps(400)
     mine = [merge for merge in world.merges if any(i.learner == "l3" for i in merge.contributions)]
     assert len(mine) >= 5
@@ -235,8 +235,8 @@ def test_a_learner_that_is_behind_hands_over_at_once_when_it_leaves() -> None:
     """It does not wait for versions that its link cannot bring in time; only what is refused as too old waits."""
     world = running(4)
     leaver = world.learners["l3@l3-1"]
-    fetch = world._fetch
-    world._fetch = lambda learner, effect: fetch(learner, effect) if learner is not leaver else None  # type: ignore[method-assign]
+    fetch = world.fetch
+    world.fetch = lambda learner, *call: fetch(learner, *call) if learner is not leaver else None  # type: ignore[method-assign]
     for _ in range(10):
         world.everyone_steps(4)
     assert any(p.announced - p.base > world.config.carry_versions_max // 2 for p in leaver.machine.fragments)
@@ -247,8 +247,7 @@ def test_a_learner_that_is_behind_hands_over_at_once_when_it_leaves() -> None:
 def test_the_first_parameters_are_asked_of_another_when_the_first_learner_is_slow() -> None:
     world = World(config(learners_expected=2))
     slow = world.add_later("slow")
-    push_seed = world._push_seed
-    world._push_seed = lambda learner: push_seed(learner) if learner is not slow else None  # type: ignore[method-assign]
+    world.gives_seed = lambda learner: learner is not slow  # type: ignore[method-assign]
     world.connect(slow)
     quick = world.add("quick")
     world.advance(SEED_PATIENCE_NS - 1)

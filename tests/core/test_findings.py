@@ -261,8 +261,6 @@ def test_a_dead_learner_with_a_file_may_come_back() -> None:
     world.disk_rows = rows  # the tape was not synced
     world.crash_syncer()
     world.restart_syncer(reconnect=False)
-    leaver.left = False
-    leaver.machine.leave_again()
     for learner in world.learners.values():
         world.connect(learner)
     world.everyone_steps(12)
@@ -308,8 +306,6 @@ def test_what_a_leaver_handed_over_is_not_given_again_after_a_heal() -> None:
     assert inside
     world.crash_syncer()
     world.disk_works = True
-    leaver.left = False
-    leaver.machine.leave_again()
     world.restart_syncer(reconnect=False)
     for learner in (leaver, one, two):
         world.connect(learner)

@@ -272,7 +272,7 @@ def test_frozen_parameters_that_differ_are_told_once_for_each_process() -> None:
 
 def test_frozen_parameters_of_a_run_that_never_began_are_nobodys_measure() -> None:
     world = World(config())
-    world._push_seed = lambda learner: None  # type: ignore[method-assign]
+    world.gives_seed = lambda learner: False  # type: ignore[method-assign]
     for name, frozen in (("gone", 9), ("next", 5)):
         learner = world.add_later(name)
         learner.machine.frozen = frozen
@@ -286,10 +286,10 @@ def test_the_next_learner_seeds_when_the_first_dies_before_it_did() -> None:
     first = world.add("a")
     assert world.seeds
     world2 = World(config())
-    world2._push_seed = lambda learner: None  # type: ignore[method-assign]
+    world2.gives_seed = lambda learner: False  # type: ignore[method-assign]
     first = world2.add("a")
     world2.add("b")
-    del world2._push_seed
+    del world2.gives_seed
     world2.kill(first)
     assert world2.syncer.committed
 
@@ -386,14 +386,14 @@ def test_a_reseed_is_adopted_whole_or_not_at_all() -> None:
     world = World(config(), 1)
     world.join_all()
     learner = next(iter(world.learners.values()))
-    real = world._fetch
-    world._fetch = lambda x, e: real(x, e) if e.fragment != 3 else None  # type: ignore[method-assign]
+    real = world.fetch
+    world.fetch = lambda x, r, done: real(x, r, done) if r.fragment != 3 else None  # type: ignore[method-assign]
     world.learner_input(learner, FromSyncer(Reseed("test")))
     world.run()
     learner.theta = dict.fromkeys(learner.theta, 99.0)
     world.boundary(learner)
     assert set(learner.theta.values()) == {99.0}, "a part of the re-seed was adopted"
-    world._fetch = real  # type: ignore[method-assign]
+    world.fetch = real  # type: ignore[method-assign]
     world.learner_input(learner, FetchBroken(3, 0, gone=False))
     world.run()
     world.boundary(learner)

@@ -10,16 +10,19 @@ import json
 import struct
 import zlib
 from collections import deque
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from atoll.core import effects as fx
 from atoll.core.beginning import Begin
 from atoll.core.config import SyncConfig
 from atoll.core.durable import Recovery
 from atoll.core.events import CoreEvent
+from atoll.core.learner_driver import LearnerDriver
+from atoll.core.learner_host import FetchAnswer, FetchedPayload, HostArrays, LearnerDriverHost, OutgoingPayload
 from atoll.core.learner_machine import LearnerMachine
-from atoll.core.messages import FetchKind, PushHeader, PushKind, PushReply, Refusal, Refused, TensorSpec
+from atoll.core.messages import FetchKind, FetchRequest, PushHeader, PushKind, PushReply, Refusal, Refused, TensorSpec
 from atoll.core.policy import scales_steps
 from atoll.core.rounds import ContributionId, HandedOver
 from atoll.core.syncer_machine import SyncerMachine
@@ -52,13 +55,15 @@ def config(**changes: object) -> SyncConfig:
 @dataclass
 class FakeLearner:
     machine: LearnerMachine
+    driver: LearnerDriver = field(init=False)
     session: int = -1
     theta: dict[int, float] = field(default_factory=dict)
     base: dict[int, float] = field(default_factory=dict)
     prepared: dict[tuple[int, int], float] = field(default_factory=dict)
     snapshots: dict[int, float] = field(default_factory=dict)
     progress: dict[tuple[int, int], float] = field(default_factory=dict)
-    payloads: dict[tuple[int, int], tuple[PushHeader, float]] = field(default_factory=dict)
+    calls: list[Callable[[None], None]] = field(default_factory=list)
+    """Pushes under way: what each of them does when it breaks."""
     dead: bool = False
     push_delay: int = 0
     notes: list[CoreEvent] = field(default_factory=list)
@@ -66,7 +71,139 @@ class FakeLearner:
     code: str = ""
     waits: str = ""
     """Why it was told to say hello again."""
-    left: bool = False
+
+    @property
+    def left(self) -> bool:
+        return self.driver.left
+
+
+class FakeHost(LearnerDriverHost, HostArrays):
+    """What one learner has of the world: a link, and a float for each fragment."""
+
+    def __init__(self, world: World, learner: FakeLearner) -> None:
+        self._world = world
+        self._learner = learner
+
+    @property
+    def arrays(self) -> FakeHost:
+        return self
+
+    def now_ns(self) -> int:
+        return self._world.now_ns
+
+    def later(self, delay_ns: int, action: Callable[..., None], *arguments: Any) -> None:
+        """At once: nobody waits in this world."""
+        self._world.queue.append(lambda: None if self._learner.dead else action(*arguments))
+
+    def news(self) -> None:
+        return
+
+    def send(self, message: Any) -> None:
+        session = self._learner.session
+        if session >= 0:
+            self._world.queue.append(lambda: self._world.to_syncer(fx.FromLearner(session, message)))
+
+    def push(self, header: PushHeader, payload: Any, done: Callable[[PushReply | None], None]) -> None:
+        learner, world = self._learner, self._world
+        learner.calls.append(done)
+
+        def arrive() -> None:
+            if done in learner.calls and not learner.dead:
+                learner.calls.remove(done)
+                done(world.push(header, payload) if learner.session >= 0 else None)
+
+        if learner.push_delay and header.kind is PushKind.CONTRIBUTION:
+            world.later.append((world.now_ns + learner.push_delay, arrive))
+        else:
+            world.queue.append(arrive)
+
+    def fetch(self, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
+        self._world.queue.append(lambda: self._world.fetch(self._learner, request, done))
+
+    # ------------------------------------------------------------ arrays
+
+    def take(self, fragment: int) -> None:
+        self._learner.snapshots[fragment] = self._learner.theta[fragment]
+
+    def drop(self, fragment: int) -> None:
+        del self._learner.snapshots[fragment]
+
+    def adopt(self, effect: fx.Adopt) -> int:
+        learner, p = self._learner, effect.fragment
+        new = learner.prepared.pop((p, effect.version), None)
+        new = learner.base[p] if new is None else new
+        if effect.rule == "overwrite":
+            learner.theta[p] = new
+        elif effect.rule == "mix":
+            learner.theta[p] = effect.alpha * learner.theta[p] + (1 - effect.alpha) * new
+        else:
+            minus = sum(learner.progress[p, s] for s in effect.minus)
+            learner.theta[p] = new + (learner.theta[p] - learner.base[p]) - minus
+        learner.base[p] = new
+        return 0
+
+    def settle(self, fragment: int, seq: int, merged: bool) -> None:
+        self._learner.progress.pop((fragment, seq))
+
+    def forget_residuals(self) -> None:
+        return
+
+    def forget_prepared(self, fragment: int) -> None:
+        for key in [k for k in self._learner.prepared if fragment in (-1, k[0])]:
+            del self._learner.prepared[key]
+
+    def keep(self, fragment: int, made: FakeVersion) -> None:
+        self._learner.prepared[fragment, made.version] = made.value
+
+    def contribute(self, effect: fx.Contribute, done: Callable[[OutgoingPayload | str], None]) -> None:
+        learner, p = self._learner, effect.header.fragment
+        value = learner.snapshots.pop(p) - learner.base[p] - sum(learner.progress[p, s] for s in effect.minus)
+        learner.progress[p, effect.header.seq] = value
+        done(OutgoingPayload(value, 1, 1))
+
+    @property
+    def inline_bytes_max(self) -> int:
+        return 0
+
+    def prepare_whole(self, fragment: int, came: FetchedPayload, done: Callable[[Any], None]) -> None:
+        done(FakeVersion(came.version, came.checksum, came.payload))
+
+    def prepare_update(self, wanted: fx.Fetch, payload: Any, done: Callable[[Any], None]) -> None:
+        checksum = checksum_of(wanted.version, payload)
+        assert wanted.checksum in (0, checksum), "an update with another checksum than announced"
+        done(FakeVersion(wanted.version, checksum, payload))
+
+    def read_seed(self, fragment: int, done: Callable[[OutgoingPayload], None]) -> None:
+        if self._world.gives_seed(self._learner):
+            done(OutgoingPayload(self._learner.base.get(fragment, self._learner.theta[fragment]), 1, 1))
+
+    def read_held(self, fragment: int, version: int, done: Callable[[OutgoingPayload | None], None]) -> None:
+        value = self._learner.prepared.get((fragment, version), self._learner.base[fragment])
+        done(OutgoingPayload(value, 1, self._learner.machine.fragments[fragment].newest_checksum))
+
+    def copy_inner(self, done: Callable[[Sequence[OutgoingPayload]], None]) -> None:
+        done([OutgoingPayload(0.0, 1, 1)])
+
+    def inner_came(self, pieces: Sequence[Any], peer: str, reason: str) -> None:
+        self._world.taken_inner.append((self._learner.machine.learner, len(pieces)))
+
+    def note(self, note: fx.Note) -> None:
+        self._learner.notes.append(note.event)
+
+    def stopped(self, effect: fx.Stopped) -> None:
+        self._learner.stopped, self._learner.code = effect.reason, effect.code
+
+    def fail(self, code: str, detail: str) -> None:
+        raise AssertionError(f"{code}: {detail}")
+
+    def let_go(self) -> None:
+        return
+
+
+class FakeVersion(NamedTuple):
+    version: int
+    checksum: int
+    value: float
 
 
 E = TypeVar("E")
@@ -103,10 +240,14 @@ class World:
         self.crashed = False
         self.heals: dict[int, float] = {}
         self.given_inner: list[tuple[str, int]] = []
-        self.taken_inner: list[tuple[str, fx.TakeInner]] = []
+        self.taken_inner: list[tuple[str, int]] = []
         self.learners: dict[str, FakeLearner] = {}
         for index in range(learners):
             self.add(f"l{index}")
+
+    def gives_seed(self, learner: FakeLearner) -> bool:
+        """Whether this learner's first parameters come out of it."""
+        return True
 
     def noted(self, kind: type[E]) -> list[E]:
         """The syncer's events of this kind."""
@@ -115,18 +256,20 @@ class World:
     # ------------------------------------------------------------ members
 
     def add(self, name: str, instance: str = "", tensors: tuple[TensorSpec, ...] = TENSORS) -> FakeLearner:
-        learner = FakeLearner(LearnerMachine(name, instance or f"{name}-1", tensors))
-        learner.theta = dict.fromkeys(range(self.config.fragments), 0.0)
-        self.learners[name + "@" + learner.machine.instance] = learner
+        learner = self._new(LearnerMachine(name, instance or f"{name}-1", tensors))
         self.connect(learner)
+        return learner
+
+    def _new(self, machine: LearnerMachine) -> FakeLearner:
+        learner = FakeLearner(machine)
+        learner.driver = LearnerDriver(machine, FakeHost(self, learner))
+        learner.theta = dict.fromkeys(range(self.config.fragments), 0.0)
+        self.learners[machine.learner + "@" + machine.instance] = learner
         return learner
 
     def add_later(self, name: str) -> FakeLearner:
         """A learner that is not connected yet."""
-        learner = FakeLearner(LearnerMachine(name, f"{name}-1", TENSORS))
-        learner.theta = dict.fromkeys(range(self.config.fragments), 0.0)
-        self.learners[name + "@" + learner.machine.instance] = learner
-        return learner
+        return self._new(LearnerMachine(name, f"{name}-1", TENSORS))
 
     def connect(self, learner: FakeLearner) -> None:
         self.sessions += 1
@@ -136,7 +279,7 @@ class World:
 
     def disconnect(self, learner: FakeLearner) -> None:
         session, learner.session = learner.session, -1
-        self.learner_input(learner, fx.LinkDown("cut"))
+        learner.driver.link_down("cut", let_go=False)
         self.to_syncer(fx.SessionClosed(session, "cut"))
         self.run()
 
@@ -156,8 +299,11 @@ class World:
         for learner in self.learners.values():
             if learner.session >= 0:
                 learner.session = -1
-                self.learner_input(learner, fx.LinkDown("the syncer died"))
+                learner.driver.link_down("the syncer died", let_go=False)
         self.queue.clear()
+        for learner in self.learners.values():
+            while learner.calls:
+                learner.calls.pop(0)(None)
 
     def restart_syncer(self, *, exact: bool = True, reconnect: bool = True) -> None:
         """A new process on the same disk."""
@@ -207,8 +353,7 @@ class World:
     def learner_input(self, learner: FakeLearner, event: Any) -> None:
         if learner.dead:
             return
-        for effect in learner.machine.handle(event, self.now_ns):
-            self._learner_effect(learner, effect)
+        learner.driver.handle(event)
 
     def run(self) -> None:
         """Deliver everything that is under way."""
@@ -276,9 +421,9 @@ class World:
             learner = self.by_session(effect.session)
             if learner is not None and isinstance(effect.message, Refused) and effect.message.code == Refusal.BUSY:
                 learner.session, learner.waits = -1, effect.message.detail  # the link's word, not the machine's
-                self.queue.append(lambda: self.learner_input(learner, fx.LinkDown(learner.waits)))
+                self.queue.append(lambda: learner.driver.link_down(learner.waits, let_go=False))
             elif learner is not None:
-                self.queue.append(lambda: self.learner_input(learner, fx.FromSyncer(effect.message)))
+                self.queue.append(lambda: None if learner.dead else learner.driver.heard(effect.message))
         elif isinstance(effect, fx.CommitSeed):
             self.theta = dict(self.seeds)
             self.history.update({(p, 0): value for p, value in self.theta.items()})
@@ -344,84 +489,20 @@ class World:
             return
         self.to_syncer(fx.MergeFinished(effect.fragment, finite=True, checksum=checksum))
 
-    def _learner_effect(self, learner: FakeLearner, effect: Any) -> None:
-        if isinstance(effect, fx.ToSyncer):
-            session = learner.session
-            if session >= 0:
-                self.queue.append(lambda: self.to_syncer(fx.FromLearner(session, effect.message)))
-        elif isinstance(effect, fx.PushSeed):
-            self.queue.append(lambda: self._push_seed(learner))
-        elif isinstance(effect, fx.TakeSnapshot):
-            learner.snapshots[effect.fragment] = learner.theta[effect.fragment]
-        elif isinstance(effect, fx.DropSnapshot):
-            del learner.snapshots[effect.fragment]
-        elif isinstance(effect, fx.Contribute):
-            self._contribute(learner, effect)
-        elif isinstance(effect, fx.PushAgain):
-            header, value = learner.payloads[effect.fragment, effect.seq]
-            self.queue.append(lambda: self._push(learner, header, value))
-        elif isinstance(effect, fx.Settle):
-            learner.payloads.pop((effect.fragment, effect.seq))
-            learner.progress.pop((effect.fragment, effect.seq))
-        elif isinstance(effect, fx.Fetch):
-            self.queue.append(lambda: self._fetch(learner, effect))
-        elif isinstance(effect, fx.Adopt):
-            self._adopt(learner, effect)
-        elif isinstance(effect, fx.Note):
-            learner.notes.append(effect.event)
-        elif isinstance(effect, fx.Stopped):
-            learner.stopped, learner.code = effect.reason, effect.code
-        elif isinstance(effect, fx.GiveHeal):
-            self.queue.append(lambda: self._give_heal(learner, effect))
-        elif isinstance(effect, fx.GiveInner):
-            self.given_inner.append((learner.machine.learner, effect.slot))
-        elif isinstance(effect, fx.TakeInner):
-            self.taken_inner.append((learner.machine.learner, effect))
-        elif isinstance(effect, fx.ForgetPrepared):
-            gone = [k for k in learner.prepared if effect.fragment in (-1, k[0])]
-            for key in gone:
-                del learner.prepared[key]
-        elif isinstance(effect, fx.Left):
-            learner.left = True
-
-    def _push_seed(self, learner: FakeLearner) -> None:
-        for p in range(self.config.fragments):
-            header = PushHeader(
-                PushKind.SEED, learner.machine.learner, learner.machine.generation, p, 0, 0, 0, -1, 0, 0, "fp32", 1, 1
-            )
-            out = self.to_syncer(fx.PushOpened(header))
-            if next(e.reply for e in out if isinstance(e, fx.Answer)).accepted:
-                self.seeds[p] = learner.base.get(p, learner.theta[p])
-                self.to_syncer(fx.PushCompleted(header, True, 0.0))
-
-    def _give_heal(self, learner: FakeLearner, effect: fx.GiveHeal) -> None:
-        for p, version in effect.versions:
-            value = learner.prepared.get((p, version), learner.base[p])
-            checksum = learner.machine.fragments[p].newest_checksum
-            name, generation = learner.machine.learner, learner.machine.generation
-            header = PushHeader(PushKind.HEAL, name, generation, p, 0, 0, 0, version, 0, 0, "fp32", 1, checksum)
-            out = self.to_syncer(fx.PushOpened(header))
-            if next(e.reply for e in out if isinstance(e, fx.Answer)).accepted:
-                self.heals[p] = value
-                self.to_syncer(fx.PushCompleted(header, not self.refuse_heals, 0.0))
-
-    def _contribute(self, learner: FakeLearner, effect: fx.Contribute) -> None:
-        p, seq = effect.header.fragment, effect.header.seq
-        value = learner.snapshots.pop(p) - learner.base[p] - sum(learner.progress[p, s] for s in effect.minus)
-        learner.progress[p, seq] = value
-        header = replace(effect.header, size=1, checksum=1)
-        learner.payloads[p, seq] = (header, value)
-        if learner.push_delay:
-            self.later.append((self.now_ns + learner.push_delay, lambda: self._push(learner, header, value)))
-        else:
-            self.queue.append(lambda: self._push(learner, header, value))
-
-    def _push(self, learner: FakeLearner, header: PushHeader, value: float) -> None:
-        if learner.dead or learner.session < 0:
-            self.learner_input(learner, fx.PushBroken(header.fragment, header.seq))
-            return
-        reply = self.complete_push(header, value)
-        self.queue.append(lambda: self.learner_input(learner, fx.PushDone(header.fragment, header.seq, reply)))
+    def push(self, header: PushHeader, value: float) -> PushReply:
+        if header.kind is PushKind.CONTRIBUTION:
+            return self.complete_push(header, value)
+        if header.kind is PushKind.INNER:
+            self.given_inner.append((header.learner, header.fragment))
+            return PushReply(False, Refusal.CLOSED, "nobody takes it here")
+        out = self.to_syncer(fx.PushOpened(header))
+        reply = next(e.reply for e in out if isinstance(e, fx.Answer))
+        if not reply.accepted:
+            return reply
+        healed = header.kind is PushKind.HEAL
+        (self.heals if healed else self.seeds)[header.fragment] = value
+        out = self.to_syncer(fx.PushCompleted(header, not (healed and self.refuse_heals), 0.0))
+        return next(e.reply for e in out if isinstance(e, fx.Answer))
 
     def complete_push(self, header: PushHeader, value: float, norm: float = 1.0, finite: bool = True) -> PushReply:
         out = self.to_syncer(fx.PushOpened(header))
@@ -436,34 +517,22 @@ class World:
             del self.payloads[identity]
         return reply
 
-    def _fetch(self, learner: FakeLearner, effect: fx.Fetch) -> None:
-        if learner.dead or learner.session < 0:
-            self.learner_input(learner, fx.FetchBroken(effect.fragment, effect.version, gone=False))
+    def fetch(self, learner: FakeLearner, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
+        if learner.dead:
             return
-        current = self.syncer.book.tracks[effect.fragment].version
-        if effect.kind is FetchKind.UPDATE and effect.version <= current - self.config.ring_versions:
-            self.learner_input(learner, fx.FetchBroken(effect.fragment, effect.version, gone=True))
+        if learner.session < 0:
+            done(None)
             return
-        version = current if effect.kind is FetchKind.THETA else effect.version
-        value = self.history[effect.fragment, version]
-        if effect.kind is FetchKind.UPDATE and effect.checksum not in (0, checksum_of(version, value)):
-            raise AssertionError("an update with another checksum than announced")
-        learner.prepared[effect.fragment, version] = value
-        checksum = checksum_of(version, value)
-        self.learner_input(learner, fx.Fetched(effect.fragment, version, effect.version, checksum))
-
-    def _adopt(self, learner: FakeLearner, effect: fx.Adopt) -> None:
-        p = effect.fragment
-        new = learner.prepared.pop((p, effect.version), None)
-        new = learner.base[p] if new is None else new
-        if effect.rule == "overwrite":
-            learner.theta[p] = new
-        elif effect.rule == "mix":
-            learner.theta[p] = effect.alpha * learner.theta[p] + (1 - effect.alpha) * new
-        else:
-            minus = sum(learner.progress[p, s] for s in effect.minus)
-            learner.theta[p] = new + (learner.theta[p] - learner.base[p]) - minus
-        learner.base[p] = new
+        if request.kind is FetchKind.INNER:
+            done(FetchedPayload(request.version, b"", 1))
+            return
+        current = self.syncer.book.tracks[request.fragment].version
+        if request.kind is FetchKind.UPDATE and request.version <= current - self.config.ring_versions:
+            done(Refusal.UNKNOWN_VERSION)
+            return
+        version = current if request.kind is FetchKind.THETA else request.version
+        value = self.history[request.fragment, version]
+        done(FetchedPayload(version, value, 1, checksum_of(version, value)))
 
     # ------------------------------------------------------------ checks
 
