@@ -11,7 +11,7 @@ with each version (`Published.due_step`) and need not know the policy. One of a 
         def period(self, config: SyncConfig, pace: Pace) -> tuple[int, str]:
             return 2 * config.sync_every, "patient"
 
-    PACING.register("patient", Patient())       # before the syncer starts, with SyncConfig(pacing="patient")
+    atoll.register_pacing("patient", Patient())     # before the syncer starts, with SyncConfig(pacing="patient")
 """
 
 from __future__ import annotations
