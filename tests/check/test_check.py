@@ -397,6 +397,17 @@ def test_refusals_are_named() -> None:
 # ---------------------------------------------------------------- I11
 
 
+def test_the_model_moves_with_its_learners_or_by_the_runs_own_schedule() -> None:
+    """Ten merges of whole steps; of steps that are too small; and of steps that the schedule has made so small."""
+    for share, step_factor_min, complaints in ((1.0, 1.0, 0), (0.2, 1.0, 1), (0.2, 0.1, 0), (0.02, 0.1, 1)):
+        group = all_checkers(sync_every=24, step_factor_min=step_factor_min)
+        for version in range(1, 11):
+            who = (("a", 1, version),)
+            merged = Committed(1, 0, version, version, who, (24,), (1.0,), (24,), weights=(1.0,), share=share)
+            group.feed(merged)
+        assert len([each for each in group.violations if each.invariant == "I14"]) == complaints
+
+
 def test_one_writer_after_the_other() -> None:
     first = [Opened(1), Durable(1, 0, 0), Told(1, 0, 0, 1)]
     assert not said(SingleWriter(), *first, Opened(2), Durable(2, 0, 1), Told(2, 0, 1, 1), Opened(7))

@@ -48,11 +48,15 @@ class Mutant:
     """What is wrong, in one line."""
     apply: Apply
     within: int
-    """Caught within this many seeds from 0: about twice the first seed that caught it when this was written, and
-    at most 120, but for what depends on norms, which takes long runs with a huge contribution late in them."""
+    """Caught within this many seeds from 0: about twice the first seed of draw 2 that caught it, and at least 10.
+    0: only a kept scenario shows it."""
     seeds: tuple[int, ...]
     """A few seeds that catch it quickly: the short form of the same proof. The first one does, the others are there for
     when the protocol changes and the first one leads elsewhere."""
+
+
+KEPT = {"guard_never_resets": "seed-103"}
+"""Defects that none of the first hundreds of seeds shows, and the kept scenario that does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,39 +359,39 @@ def _payloads_kept(patch: MonkeyPatch) -> None:
 MUTANTS: tuple[Mutant, ...] = tuple(
     Mutant(apply.__name__[1:], breaks, apply, within, seeds)
     for apply, breaks, within, seeds in (
-        (_generation_reused, "a new process of a learner gets the generation of the one before", 10, (5, 25, 13, 0)),
-        (_duplicates_taken, "the numbers of received contributions are forgotten", 10, (5, 34, 95)),
-        (_late_counted_twice, "a late contribution is booked twice", 10, (22, 32, 9, 31, 0)),
-        (_held_merged_again, "what waited for a round waits on after it has entered one", 10, (55, 25, 0)),
+        (_generation_reused, "a new process of a learner gets the generation of the one before", 10, (5, 0, 1)),
+        (_duplicates_taken, "the numbers of received contributions are forgotten", 90, (42, 81)),
+        (_late_counted_twice, "a late contribution is booked twice", 10, (1, 0, 2)),
+        (_held_merged_again, "what waited for a round waits on after it has entered one", 10, (1, 0, 2)),
         (
             _finite_unchecked,
             "NaN is neither refused when it is sent, nor when it comes, nor when it is merged",
-            120,
-            (79, 87, 118),
+            40,
+            (19, 62, 63),
         ),
-        (_norms_unchecked, "there is no limit for the norm of a contribution", 360, (179, 834, 887)),
+        (_norms_unchecked, "there is no limit for the norm of a contribution", 30, (13, 40, 63)),
         (
             _guard_never_resets,
             "the norm guard refuses everybody for ever after something huge came in first",
-            2500,
-            (2486,),
+            0,
+            (),
         ),
-        (_silent_weigh_all, "whoever does not answer weighs all that it holds, for ever", 60, (0, 24, 27, 37)),
-        (_aborted_forgotten, "what an aborted round had collected is forgotten", 20, (38, 25, 8)),
-        (_tape_notes_other_weights, "the tape notes other weights than the merge used", 20, (10, 23, 0)),
-        (_quorum_counts_the_gone, "the quorum is a share of everybody who was ever there", 110, (65, 117, 52)),
-        (_learner_waits_for_the_syncer, "a learner without a link stops training", 20, (50, 12, 13, 9)),
-        (_published_before_commit, "a version is published while it is being written", 10, (5, 55, 50, 0)),
-        (_fates_untold, "a learner that comes back hears nothing of its contributions", 10, (2, 24, 41, 34)),
-        (_generations_forgotten, "a restarted syncer gives everybody generation 1", 10, (1, 13, 22)),
-        (_merged_forgotten, "a restarted syncer does not know what it has merged", 50, (22,)),
-        (_fenced_syncer_writes, "a syncer writes on after another one has taken over", 10, (25, 41, 18, 35)),
-        (_heal_believes_anybody, "a healed fragment's checksum is not compared", 10, (2, 25, 50, 18)),
-        (_folded_twice, "the line of a generation that is over is added twice", 10, (5, 55, 1, 0)),
-        (_drop_not_released, "a dropped contribution stays pending in the ledger", 10, (22, 9, 24, 0)),
-        (_updates_skipped, "the newest update is applied to whatever version is there", 10, (0, 3, 23)),
-        (_version_counted_twice, "every fifth commit counts as two versions", 10, (1, 50, 0)),
-        (_refusals_silent, "a refusal leaves no event", 10, (7, 95, 18, 0)),
-        (_payloads_kept, "payloads are kept after their merge", 10, (5, 55, 1, 0)),
+        (_silent_weigh_all, "whoever does not answer weighs all that it holds, for ever", 30, (11,)),
+        (_aborted_forgotten, "what an aborted round had collected is forgotten", 10, (1,)),
+        (_tape_notes_other_weights, "the tape notes other weights than the merge used", 10, (1,)),
+        (_quorum_counts_the_gone, "the quorum is a share of everybody who was ever there", 30, (14,)),
+        (_learner_waits_for_the_syncer, "a learner without a link stops training", 10, (0,)),
+        (_published_before_commit, "a version is published while it is being written", 10, (0,)),
+        (_fates_untold, "a learner that comes back hears nothing of its contributions", 10, (1,)),
+        (_generations_forgotten, "a restarted syncer gives everybody generation 1", 10, (1,)),
+        (_merged_forgotten, "a restarted syncer does not know what it has merged", 10, (1,)),
+        (_fenced_syncer_writes, "a syncer writes on after another one has taken over", 20, (9,)),
+        (_heal_believes_anybody, "a healed fragment's checksum is not compared", 10, (0,)),
+        (_folded_twice, "the line of a generation that is over is added twice", 10, (0,)),
+        (_drop_not_released, "a dropped contribution stays pending in the ledger", 80, (38,)),
+        (_updates_skipped, "the newest update is applied to whatever version is there", 10, (1,)),
+        (_version_counted_twice, "every fifth commit counts as two versions", 10, (0,)),
+        (_refusals_silent, "a refusal leaves no event", 20, (6,)),
+        (_payloads_kept, "payloads are kept after their merge", 10, (0,)),
     )
 )

@@ -6,18 +6,21 @@ user of `atoll sim fuzz` does, and holds each defect to a stated number of seeds
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sim_mutants import MUTANTS, Mutant, hunt
+from sim_mutants import KEPT, MUTANTS, Mutant, hunt
 
 from atoll.codec import get_codec
 from atoll.learner.vault import Vault
 from atoll.sim.drawing import draw
 from atoll.sim.run import run_scenario
+from atoll.sim.scenario import load
 
-EACH = pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+DRAWN = [mutant for mutant in MUTANTS if mutant.name not in KEPT]
+EACH = pytest.mark.parametrize("mutant", DRAWN, ids=[mutant.name for mutant in DRAWN])
 RESIDUAL_SEED = 5
 """Arrays, int4, contributions that are dropped, and nobody is poisoned."""
 
@@ -27,6 +30,13 @@ def test_the_defect_is_caught(mutant: Mutant) -> None:
     caught = hunt(mutant, mutant.seeds)
     assert caught is not None, f"{mutant.breaks}: none of the seeds {mutant.seeds} shows it any more; find others"
     print(f"{mutant.name}: seed {caught.seed}: {caught.violation}")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_defect_is_caught_by_a_kept_scenario(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = load(Path(__file__).parent / "scenarios" / f"{KEPT[name]}.json")
+    next(mutant for mutant in MUTANTS if mutant.name == name).apply(monkeypatch)
+    assert run_scenario(scenario).violations
 
 
 @pytest.mark.soak

@@ -41,6 +41,10 @@ class ExpectedLearners:
             text += "; start the others, or a syncer that expects fewer (--learners, --quorum)"
         out.append(warned(text))
 
+    def no_round_is_wanted(self) -> None:
+        """There is no run to merge into: a wait that nobody looks after must not wake the syncer for ever."""
+        self._short_ns = -1
+
     def next_wake_ns(self) -> int | None:
         if self._short_ns < 0 or self._said >= 2:
             return None

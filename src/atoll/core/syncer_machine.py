@@ -177,7 +177,7 @@ class SyncerMachine:
             self._begin_with(self._recovery.heal(now_ns, out), out)
         self._seeding.watch(now_ns, out)
         if not self.committed or self._fenced:
-            self._short_ns = -1  # no round is waited for; what was seen before must not wake anybody for ever
+            self._expected.no_round_is_wanted()
             return
         states = self.membership.states()
         self._expected.watch(now_ns, out)
