@@ -67,8 +67,6 @@ class HeldContribution:
     feedback: bool
     payload: U8 | None = None
     residual: F32 | None = None
-    encode_ns: int = 0
-    """What encoding took, for a small one: its answer comes in another call."""
 
     def progress(self) -> F32:
         """What training did between origin and snapshot."""
