@@ -56,7 +56,7 @@ class Mutant:
 
 
 KEPT = {"guard_never_resets": "seed-103"}
-"""Defects that none of the first hundreds of seeds shows, and the kept scenario that does."""
+"""Defects that none of the first hundreds of seeds shows, and the kept scenario that does, with most random numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +360,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
     Mutant(apply.__name__[1:], breaks, apply, within, seeds)
     for apply, breaks, within, seeds in (
         (_generation_reused, "a new process of a learner gets the generation of the one before", 10, (5, 0, 1)),
-        (_duplicates_taken, "the numbers of received contributions are forgotten", 90, (42, 81)),
+        (_duplicates_taken, "the numbers of received contributions are forgotten", 20, (7, 42)),
         (_late_counted_twice, "a late contribution is booked twice", 10, (1, 0, 2)),
         (_held_merged_again, "what waited for a round waits on after it has entered one", 10, (1, 0, 2)),
         (
@@ -384,12 +384,12 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         (_published_before_commit, "a version is published while it is being written", 10, (0,)),
         (_fates_untold, "a learner that comes back hears nothing of its contributions", 10, (1,)),
         (_generations_forgotten, "a restarted syncer gives everybody generation 1", 10, (1,)),
-        (_merged_forgotten, "a restarted syncer does not know what it has merged", 10, (1,)),
+        (_merged_forgotten, "a restarted syncer does not know what it has merged", 20, (5, 1)),
         (_fenced_syncer_writes, "a syncer writes on after another one has taken over", 20, (9,)),
         (_heal_believes_anybody, "a healed fragment's checksum is not compared", 10, (0,)),
         (_folded_twice, "the line of a generation that is over is added twice", 10, (0,)),
         (_drop_not_released, "a dropped contribution stays pending in the ledger", 80, (38,)),
-        (_updates_skipped, "the newest update is applied to whatever version is there", 10, (1,)),
+        (_updates_skipped, "the newest update is applied to whatever version is there", 10, (0, 1)),
         (_version_counted_twice, "every fifth commit counts as two versions", 10, (0,)),
         (_refusals_silent, "a refusal leaves no event", 20, (6,)),
         (_payloads_kept, "payloads are kept after their merge", 10, (0,)),
