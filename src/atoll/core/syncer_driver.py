@@ -41,6 +41,8 @@ from atoll.core.syncer_machine import SyncerMachine
 Payload = Any
 """Bytes, arrays or what stands for them: only the host looks into it."""
 
+LEFT = "left"
+"""Why the session of a learner ends that has left."""
 PASSES = 2
 """Over dirty fragments in one go: versions that were made while the first pass wrote are met by the second."""
 
@@ -240,7 +242,7 @@ class SyncerDriver:
             if not self.machine.holds(item.id):  # merged while it was being written
                 self._host.drop_handed(item.id)
         # Its leaving is a fact on the tape, too: a syncer that forgot it would count the learner as lost.
-        self.gate.after_tape(lambda: self._host.end_session(effect.session, "left"))
+        self.gate.after_tape(lambda: self._host.end_session(effect.session, LEFT))
 
     # ------------------------------------------------------------ pushes
 

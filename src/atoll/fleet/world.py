@@ -12,11 +12,11 @@ from typing import Any
 from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS as NS
 from atoll.core.config import SyncConfig
-from atoll.core.messages import WHOLE_CODEC, FetchKind, PushHeader, PushKind, PushReply, TensorSpec
-from atoll.core.syncer_machine import SyncerMachine
+from atoll.core.messages import WHOLE_CODEC, FetchKind, PushHeader, PushKind, TensorSpec
 from atoll.fleet.host import Host
 from atoll.fleet.island import Island
 from atoll.fleet.mechanics import Mechanics
+from atoll.fleet.syncer import FleetSyncer, reference
 from atoll.sim.clock import Clock
 
 
@@ -32,7 +32,6 @@ class FleetWorld:
         self.keep_links = keep_links
         """A failure does not break its learner's session: the others wait for it, as in a collective."""
         self.clock = Clock()
-        self.syncer = SyncerMachine(config, "fleet")
         self.tensors = model(config.fragments)
         self.hosts: list[Host] = []
         self.events = 0
@@ -44,10 +43,10 @@ class FleetWorld:
         self._up_ns = 0
         self._sessions: dict[int, Host] = {}
         self._sessions_opened = 0
-        self._tick_ns = -1
         self._message_ns = int(mechanics.message_s * NS)
         self._transfer_ns = int(mechanics.transfer_s * NS)
-        self._merge_ns = int(mechanics.merge_s * NS)
+        self._syncer = FleetSyncer(self, int(mechanics.merge_s * NS))
+        self.syncer = self._syncer.machine
 
     # ------------------------------------------------------------ members and time
 
@@ -82,18 +81,18 @@ class FleetWorld:
         self._sessions_opened += 1
         session = self._sessions_opened
         self._sessions[session] = host
-        self.clock.after(self._message_ns, self.to_syncer, fx.SessionOpened(session, host.machine.hello()))
+        self.clock.after(self._message_ns, self._syncer.driver.open_session, session, host.machine.hello())
         return session
 
     def cut(self, session: int) -> None:
         """The link of this session is down: nothing arrives any more in either direction."""
         if self._sessions.pop(session, None) is not None:
-            self.clock.after(self._message_ns, self.to_syncer, fx.SessionClosed(session, "link down"))
+            self.clock.after(self._message_ns, self._syncer.driver.apply, fx.SessionClosed(session, "link down"))
 
     def say(self, session: int, message: Any) -> None:
         """Learner to syncer."""
         if session in self._sessions:
-            self.clock.after(self._message_ns, self.to_syncer, fx.FromLearner(session, message))
+            self.clock.after(self._message_ns, self._syncer.driver.apply, fx.FromLearner(session, message))
 
     def push(self, session: int, header: PushHeader) -> None:
         self.clock.after(self._transfer_ns, self._pushed, session, header)
@@ -110,16 +109,15 @@ class FleetWorld:
         host = self._sessions.get(session)
         if host is None:
             return  # the link broke on the way; the machine pushes again when it is back
-        reply = self._ask(fx.PushCompleted(header, True, 1.0))
-        if reply is not None and header.kind is PushKind.CONTRIBUTION:
-            done = fx.PushDone(header.fragment, header.seq, reply)
-            self.clock.after(self._message_ns, self._hear, session, done)
+        reply = self._syncer.driver.complete_push(header, None, finite=True, norm=1.0)
+        if header.kind is PushKind.CONTRIBUTION:
+            self.to_learner(session, fx.PushDone(header.fragment, header.seq, reply))
 
     def _fetched(self, session: int, effect: fx.Fetch) -> None:
         host = self._sessions.get(session)
         if host is None:
             return
-        current = self.syncer.book.tracks[effect.fragment].version
+        current = self._syncer.version(effect.fragment)
         if effect.kind is FetchKind.UPDATE and effect.version <= current - self.config.ring_versions:
             host.hear(fx.FetchBroken(effect.fragment, effect.version, gone=True))
             return
@@ -131,57 +129,21 @@ class FleetWorld:
         if host is not None:
             host.hear(event)
 
-    # ------------------------------------------------------------ the syncer's shell
+    # ------------------------------------------------------------ what the syncer does to the world
 
-    def to_syncer(self, event: fx.SyncerInput) -> None:
-        self._ask(event)
-
-    def _ask(self, event: fx.SyncerInput) -> PushReply | None:
-        """Let the syncer handle this, do what it says, and return its answer to a push."""
+    def count(self, event: fx.SyncerInput) -> None:
         self.events += 1
-        reply = None
-        for effect in self.syncer.handle(event, self.clock.now_ns):
-            if isinstance(effect, fx.ToLearner):
-                heard = fx.FromSyncer(effect.message)
-                self.clock.after(self._message_ns, self._hear, effect.session, heard)
-            elif isinstance(effect, fx.Answer):
-                reply = effect.reply
-            elif not isinstance(effect, (fx.Note, fx.Remember, fx.Forget)):
-                self._perform(effect)
-        self._plan_tick()
-        return reply
 
-    def _perform(self, effect: fx.SyncerEffect) -> None:
-        if isinstance(effect, fx.Merge):
-            done = fx.MergeFinished(effect.fragment, True, reference(effect.version), self._merge_ns)
-            self.clock.after(self._merge_ns, self.to_syncer, done)
-        elif isinstance(effect, fx.CommitSeed):
-            committed = fx.SeedCommitted((reference(0),) * self.config.fragments)
-            self.clock.after(self._merge_ns, self.to_syncer, committed)
-        elif isinstance(effect, fx.KeepHeld):
-            host = self._sessions.get(effect.session)
-            if host is not None:
-                host.let_go()
-        elif isinstance(effect, fx.EndSession):
-            host = self._sessions.get(effect.session)
-            if host is not None:
-                host.say_hello_again()
-        elif isinstance(effect, fx.Finished):
-            self.finished = effect.reason
-            self.clock.stop()
+    def to_learner(self, session: int, event: fx.LearnerInput) -> None:
+        self.clock.after(self._message_ns, self._hear, session, event)
 
-    def _plan_tick(self) -> None:
-        wake_ns = self.syncer.next_wake_ns()
-        if wake_ns is None or (self.clock.now_ns < self._tick_ns <= wake_ns):
-            return
-        self._tick_ns = max(wake_ns, self.clock.now_ns + 1)
-        self.clock.at(self._tick_ns, self._tick, self._tick_ns)
+    def end_session(self, session: int, *, left: bool) -> None:
+        host = self._sessions.get(session)
+        if host is not None and left:
+            host.let_go()
+        elif host is not None:
+            host.say_hello_again()
 
-    def _tick(self, planned_ns: int) -> None:
-        if planned_ns == self._tick_ns:
-            self.to_syncer(fx.Tick())
-
-
-def reference(version: int) -> int:
-    """Stands for a version's parameters; never 0, which means unknown."""
-    return version + 1
+    def end(self, reason: str) -> None:
+        self.finished = reason
+        self.clock.stop()
