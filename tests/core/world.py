@@ -10,21 +10,34 @@ import json
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 from atoll.core import effects as fx
 from atoll.core.beginning import Begin
 from atoll.core.config import SyncConfig
+from atoll.core.diskless import DisklessPlatform
+from atoll.core.durability_gate import DurabilityGate
 from atoll.core.durable import Recovery
 from atoll.core.events import CoreEvent
 from atoll.core.learner_driver import LearnerDriver
 from atoll.core.learner_host import FetchAnswer, FetchedPayload, HostArrays, LearnerDriverHost, OutgoingPayload
 from atoll.core.learner_machine import LearnerMachine
-from atoll.core.messages import FetchKind, FetchRequest, PushHeader, PushKind, PushReply, Refusal, Refused, TensorSpec
+from atoll.core.messages import (
+    FetchKind,
+    FetchRequest,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Refusal,
+    Refused,
+    SyncerMessage,
+    TensorSpec,
+)
 from atoll.core.policy import scales_steps
-from atoll.core.rounds import ContributionId, HandedOver
+from atoll.core.rounds import Contribution, ContributionId, HandedOver
+from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, SyncerPlatform, VersionToStore
 from atoll.core.syncer_machine import SyncerMachine
 
 
@@ -206,6 +219,113 @@ class FakeVersion(NamedTuple):
     value: float
 
 
+class RecordingDriver(SyncerDriver):
+    """Keeps what the machine has said."""
+
+    def __init__(self, machine: SyncerMachine, host: SyncerPlatform, gate: DurabilityGate) -> None:
+        super().__init__(machine, host, gate)
+        self.said: list[fx.SyncerEffect] = []
+
+    def perform(self, effects: list[fx.SyncerEffect]) -> None:
+        self.said += effects
+        super().perform(effects)
+
+
+class FakeSyncer(DisklessPlatform):
+    """What the syncer has of the world: links, a float for each fragment, and a disk that writes at once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now_ns(self) -> int:
+        return self._world.now_ns
+
+    def wake_at(self, wake_ns: int | None) -> None:
+        """`World.advance` asks the machine itself."""
+
+    def note(self, note: fx.Note) -> None:
+        self._world.notes.append(note.event)
+
+    def end_fenced(self, reason: str) -> None:
+        self._world.fenced = reason
+
+    def end_finished(self, reason: str) -> None:
+        self._world.finished = reason
+
+    def send(self, session: int, message: SyncerMessage) -> None:
+        world, learner = self._world, self._world.by_session(session)
+        if learner is not None and isinstance(message, Refused) and message.code == Refusal.BUSY:
+            learner.session, learner.waits = -1, message.detail  # the link's word, not the machine's
+            world.queue.append(lambda: learner.driver.link_down(learner.waits, let_go=False))
+        elif learner is not None:
+            world.queue.append(lambda: None if learner.dead else learner.driver.heard(message))
+
+    def end_session(self, session: int, reason: str) -> None:
+        self._world.queue.append(lambda: self._world.to_syncer(fx.SessionClosed(session, reason)))
+
+    def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
+        world = self._world
+        world.theta = dict(world.seeds)
+        world.history.update({(p, 0): value for p, value in world.theta.items()})
+        checksums = tuple(checksum_of(0, value) for _, value in sorted(world.theta.items()))
+        world.queue.append(lambda: done(checksums))
+
+    def merge(self, merge: fx.Merge, payloads: list[float], done: Callable[[fx.MergeFinished], None]) -> None:
+        self._world.queue.append(lambda: self._merge(merge, payloads, done))
+
+    def _merge(self, merge: fx.Merge, values: list[float], done: Callable[[fx.MergeFinished], None]) -> None:
+        world = self._world
+        world.merges.append(merge)
+        assert len(set(merge.contributions)) == len(merge.contributions)
+        for identity in merge.contributions:
+            assert identity not in world.merged_ids, "a contribution was merged twice"
+            world.merged_ids.append(identity)
+            world.merged_in[identity] = merge.version
+        whole = 1.0 if scales_steps(world.config) else sum(merge.weights)
+        world.theta[merge.fragment] += sum(w * v for w, v in zip(merge.weights, values, strict=True)) / whole
+        world.history[merge.fragment, merge.version] = world.theta[merge.fragment]
+        checksum = checksum_of(merge.version, world.theta[merge.fragment])
+        done(fx.MergeFinished(merge.fragment, finite=True, checksum=checksum))
+
+    def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
+        if self._world.crash_before_publish:
+            self._world.crash_before_publish = False
+            self._world.crash_syncer()
+        else:
+            announce()
+
+    def heal(self, heal: fx.CommitHealed, payload: float, done: Callable[[], None]) -> None:
+        self._world.theta[heal.fragment] = payload
+        self._world.history[heal.fragment, heal.version] = payload
+        self._world.queue.append(done)
+
+    def version(self, fragment: int) -> int:
+        return self._world.syncer.book.tracks[fragment].version
+
+    def append(self, rows: Mapping[str, Any]) -> None:
+        world = self._world
+        if world.disk_works:
+            world.disk_rows = {key: row for key, row in {**world.disk_rows, **rows}.items() if row is not None}
+
+    def sync(self, done: Callable[[str], None]) -> None:
+        done("")
+
+    def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
+        if self._world.disk_works:  # a disk that does not work says nothing of it
+            self._world.disk_columns[item.fragment] = item.column
+            self._world.disk_theta[item.fragment] = self._world.theta[item.fragment]
+        done(StoreOutcome())
+
+    def keep_handed(self, items: list[tuple[Contribution, float]], processed: int, done: Callable[[], None]) -> None:
+        if self._world.disk_works:
+            self._world.handed |= {item.id: (HandedOver(item, processed), value) for item, value in items}
+        done()
+
+    def drop_handed(self, identity: ContributionId) -> None:
+        if not self._world.files_stay:
+            self._world.handed.pop(identity, None)
+
+
 E = TypeVar("E")
 
 
@@ -213,6 +333,7 @@ class World:
     def __init__(self, config: SyncConfig, learners: int = 0) -> None:
         self.config = config
         self.syncer = SyncerMachine(config, "run-1")
+        self.driver = RecordingDriver(self.syncer, FakeSyncer(self), DurabilityGate("commit"))
         self.now_ns = 0
         self.queue: deque[Any] = deque()
         self.later: list[tuple[int, Any]] = []
@@ -220,7 +341,6 @@ class World:
         self.theta: dict[int, float] = {}
         self.history: dict[tuple[int, int], float] = {}
         self.seeds: dict[int, float] = {}
-        self.payloads: dict[ContributionId, float] = {}
         self.merges: list[fx.Merge] = []
         self.merged_ids: list[ContributionId] = []
         self.merged_in: dict[ContributionId, int] = {}
@@ -238,7 +358,6 @@ class World:
         self.disk_works = True
         self.crash_before_publish = False
         self.crashed = False
-        self.heals: dict[int, float] = {}
         self.given_inner: list[tuple[str, int]] = []
         self.taken_inner: list[tuple[str, int]] = []
         self.learners: dict[str, FakeLearner] = {}
@@ -294,8 +413,6 @@ class World:
         self.crashed = True
         self.queue.clear()
         self.later.clear()
-        self.payloads.clear()
-        self.heals.clear()
         for learner in self.learners.values():
             if learner.session >= 0:
                 learner.session = -1
@@ -312,10 +429,10 @@ class World:
         columns = {int(p): c for p, c in json.loads(json.dumps(self.disk_columns)).items()}
         self.syncer = SyncerMachine(self.config, "another", self.syncer.epoch + 1)
         handed = [entry[0] for entry in self.handed.values()]
-        for effect in self.syncer.restore(Recovery(rows, columns, exact, handed=handed), self.now_ns):
-            self._syncer_effect(effect)
+        self.driver = RecordingDriver(self.syncer, FakeSyncer(self), DurabilityGate("commit"))
+        self.driver.perform(self.driver.restore(Recovery(rows, columns, exact, handed=handed)))
         self.handed = {identity: entry for identity, entry in self.handed.items() if self.syncer.holds(identity)}
-        self.payloads = {identity: value for identity, (_, value) in self.handed.items()}
+        self.driver.held = {identity: value for identity, (_, value) in self.handed.items()}
         self.theta = dict(self.disk_theta)
         # Contributions merged into versions that were lost may be merged again.
         kept = {(p, v) for p, c in columns.items() for _, _, _, _, _, merged in c["accounts"] for _, v in merged}
@@ -330,6 +447,7 @@ class World:
         self.crash_syncer()
         self.crashed = False
         self.syncer = SyncerMachine(self.config, f"run-{self.sessions + 2}", begin=begin)
+        self.driver = RecordingDriver(self.syncer, FakeSyncer(self), DurabilityGate("commit"))
         self.disk_rows, self.disk_columns, self.disk_theta, self.handed = {}, {}, {}, {}
         self.theta, self.seeds, self.merged_ids = {}, {}, []
 
@@ -345,10 +463,10 @@ class World:
     # ------------------------------------------------------------ time and delivery
 
     def to_syncer(self, event: Any) -> list[Any]:
-        out = self.syncer.handle(event, self.now_ns)
-        for effect in out:
-            self._syncer_effect(effect)
-        return out
+        """Returns what the machine has said to it."""
+        before = len(self.driver.said)
+        self.driver.apply(event)
+        return self.driver.said[before:]
 
     def learner_input(self, learner: FakeLearner, event: Any) -> None:
         if learner.dead:
@@ -414,80 +532,7 @@ class World:
         self.run()
         self.boundary(learner)
 
-    # ------------------------------------------------------------ the shells
-
-    def _syncer_effect(self, effect: Any) -> None:
-        if isinstance(effect, fx.ToLearner):
-            learner = self.by_session(effect.session)
-            if learner is not None and isinstance(effect.message, Refused) and effect.message.code == Refusal.BUSY:
-                learner.session, learner.waits = -1, effect.message.detail  # the link's word, not the machine's
-                self.queue.append(lambda: learner.driver.link_down(learner.waits, let_go=False))
-            elif learner is not None:
-                self.queue.append(lambda: None if learner.dead else learner.driver.heard(effect.message))
-        elif isinstance(effect, fx.CommitSeed):
-            self.theta = dict(self.seeds)
-            self.history.update({(p, 0): value for p, value in self.theta.items()})
-            checksums = tuple(checksum_of(0, v) for _, v in sorted(self.theta.items()))
-            for p, checksum in enumerate(checksums):
-                self._write(p, {**self.syncer.column(p), "version": 0, "checksum": checksum})
-            self.queue.append(lambda: self.to_syncer(fx.SeedCommitted(checksums)))
-        elif isinstance(effect, fx.Merge):
-            self.queue.append(lambda: self._merge(effect))
-        elif isinstance(effect, fx.Forget):
-            del self.payloads[effect.contribution]
-            if not self.files_stay:
-                self.handed.pop(effect.contribution, None)
-        elif isinstance(effect, fx.Note):
-            self.notes.append(effect.event)
-        elif isinstance(effect, fx.Finished):
-            self.finished = effect.reason
-        elif isinstance(effect, fx.Fenced):
-            self.fenced = effect.reason
-        elif isinstance(effect, fx.Remember):
-            if self.disk_works:
-                for key, row in effect.rows.items():
-                    self.disk_rows[key] = row
-                    if row is None:
-                        del self.disk_rows[key]
-        elif isinstance(effect, fx.KeepHeld):
-            if self.disk_works:
-                for item in effect.contributions:
-                    self.handed[item.id] = (HandedOver(item, effect.processed), self.payloads[item.id])
-            self.queue.append(lambda: self.to_syncer(fx.SessionClosed(effect.session, "left")))
-        elif isinstance(effect, fx.CommitHealed):
-            self.queue.append(lambda: self._commit_healed(effect))
-        elif isinstance(effect, fx.EndSession):
-            self.queue.append(lambda: self.to_syncer(fx.SessionClosed(effect.session, effect.reason)))
-
-    def _write(self, fragment: int, column: dict[str, Any]) -> None:
-        if self.disk_works:
-            self.disk_columns[fragment] = column
-            self.disk_theta[fragment] = self.theta[fragment]
-
-    def _commit_healed(self, effect: fx.CommitHealed) -> None:
-        self.theta[effect.fragment] = self.heals.pop(effect.fragment)
-        self.history[effect.fragment, effect.version] = self.theta[effect.fragment]
-        self._write(effect.fragment, self.syncer.column_after_heal(effect.fragment, effect.version, effect.checksum))
-        self.to_syncer(fx.HealCommitted(effect.fragment, effect.version, effect.checksum))
-
-    def _merge(self, effect: fx.Merge) -> None:
-        self.merges.append(effect)
-        assert len(set(effect.contributions)) == len(effect.contributions)
-        for identity in effect.contributions:
-            assert identity not in self.merged_ids, "a contribution was merged twice"
-            self.merged_ids.append(identity)
-            self.merged_in[identity] = effect.version
-        whole = 1.0 if scales_steps(self.config) else sum(effect.weights)
-        values = [self.payloads[i] for i in effect.contributions]
-        self.theta[effect.fragment] += sum(w * v for w, v in zip(effect.weights, values, strict=True)) / whole
-        self.history[effect.fragment, effect.version] = self.theta[effect.fragment]
-        checksum = checksum_of(effect.version, self.theta[effect.fragment])
-        self._write(effect.fragment, self.syncer.column_after_merge(effect.fragment, checksum))
-        if self.crash_before_publish:
-            self.crash_before_publish = False
-            self.crash_syncer()
-            return
-        self.to_syncer(fx.MergeFinished(effect.fragment, finite=True, checksum=checksum))
+    # ------------------------------------------------------------ pushes and fetches
 
     def push(self, header: PushHeader, value: float) -> PushReply:
         if header.kind is PushKind.CONTRIBUTION:
@@ -495,27 +540,17 @@ class World:
         if header.kind is PushKind.INNER:
             self.given_inner.append((header.learner, header.fragment))
             return PushReply(False, Refusal.CLOSED, "nobody takes it here")
-        out = self.to_syncer(fx.PushOpened(header))
-        reply = next(e.reply for e in out if isinstance(e, fx.Answer))
+        reply = self.driver.open_push(header)
         if not reply.accepted:
             return reply
         healed = header.kind is PushKind.HEAL
-        (self.heals if healed else self.seeds)[header.fragment] = value
-        out = self.to_syncer(fx.PushCompleted(header, not (healed and self.refuse_heals), 0.0))
-        return next(e.reply for e in out if isinstance(e, fx.Answer))
+        if not healed:
+            self.seeds[header.fragment] = value
+        return self.driver.complete_push(header, value, finite=not (healed and self.refuse_heals))
 
     def complete_push(self, header: PushHeader, value: float, norm: float = 1.0, finite: bool = True) -> PushReply:
-        out = self.to_syncer(fx.PushOpened(header))
-        reply = next(e.reply for e in out if isinstance(e, fx.Answer))
-        if not reply.accepted:
-            return reply
-        identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
-        self.payloads[identity] = value
-        out = self.to_syncer(fx.PushCompleted(header, finite, norm))
-        reply = next(e.reply for e in out if isinstance(e, fx.Answer))
-        if not reply.accepted:
-            del self.payloads[identity]
-        return reply
+        reply = self.driver.open_push(header)
+        return self.driver.complete_push(header, value, finite=finite, norm=norm) if reply.accepted else reply
 
     def fetch(self, learner: FakeLearner, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
         if learner.dead:
