@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -18,8 +18,12 @@ from fuzz_machines import LARGE, MODELS, NAMES, SECOND_NS, config_of, count, ver
 
 from atoll.core import effects as fx
 from atoll.core import messages as m
+from atoll.core.diskless import DisklessPlatform
+from atoll.core.durability_gate import DurabilityGate
 from atoll.core.durable import Recovery
-from atoll.core.rounds import ContributionId, HandedOver
+from atoll.core.layout import Layout
+from atoll.core.rounds import Contribution, ContributionId, HandedOver
+from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, VersionToStore
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.observe.lines import encode
 from atoll.wire import parts
@@ -31,91 +35,134 @@ from atoll.wire.convert import (
 )
 
 
-class SyncerStorm:
-    """One machine, and everybody who talks to it."""
+class SyncerStorm(DisklessPlatform):
+    """One machine, everybody who talks to it, and a disk that writes at once."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
         self.config = config_of(rng)
-        self.machine = SyncerMachine(self.config, "run")
-        self.now_ns = 0
+        self.time_ns = 0
+        self._new_machine(1)
         self.inputs = 0
         self.sessions = 0
         self.open: list[int] = []
-        self.later: deque[fx.SyncerInput] = deque()
-        self.held: set[ContributionId] = set()
+        self.coming: deque[Callable[[], None]] = deque()
+        """What takes a while and will be over."""
         self.merged: dict[ContributionId, int] = {}
         self.rows: dict[str, Any] = {}
         self.columns: dict[int, dict[str, Any]] = {}
-        self.handed: dict[ContributionId, HandedOver] = {}
+        self.handed: dict[ContributionId, tuple[HandedOver, m.PushHeader]] = {}
+        self.versions: list[int] = []
         self.pushes: list[m.PushHeader] = []
         self.fenced = False
 
     # ------------------------------------------------------------ one input, and what comes of it
 
-    def feed(self, event: fx.SyncerInput) -> list[Any]:
+    def _new_machine(self, epoch: int) -> None:
+        self.machine = SyncerMachine(self.config, "run", epoch)
+        self.driver = SyncerDriver(self.machine, self, DurabilityGate("commit"))
+        self.driver.watch = self._count
+
+    def _count(self, event: fx.SyncerInput) -> None:
         self.inputs += 1
-        completed = event.header if isinstance(event, fx.PushCompleted) else None
-        out = self.machine.handle(event, self.now_ns)
-        answers = [effect.reply for effect in out if isinstance(effect, fx.Answer)]
-        if isinstance(event, fx.PushOpened | fx.PushCompleted):
-            assert len(answers) == 1, "every push gets one answer"
-            if completed is not None and completed.kind is m.PushKind.CONTRIBUTION and answers[0].accepted:
-                self.held.add(identity_of(completed))
+
+    def feed(self, event: fx.SyncerInput) -> m.PushReply | None:
+        reply = None
+        if isinstance(event, fx.PushOpened):
+            reply = self.driver.open_push(event.header)
+        elif isinstance(event, fx.PushCompleted):
+            reply = self.driver.complete_push(event.header, event.header, finite=event.finite, norm=event.norm)
+        elif isinstance(event, fx.SessionOpened):
+            self.driver.open_session(event.session, event.hello)
         else:
-            assert not answers
-        for effect in out:
-            self._perform(effect)
+            self.driver.apply(event)
         self._check()
-        return answers
+        return reply
 
-    def _perform(self, effect: Any) -> None:
-        if isinstance(effect, fx.ToLearner):
-            assert parse_syncer_message(encode_syncer_message(effect.message)) == effect.message
-        elif isinstance(effect, fx.Note):
-            encode(1, effect.event)
-        elif isinstance(effect, fx.CommitSeed):
-            checksums = tuple(range(1, self.machine.config.fragments + 1))
-            for p, checksum in enumerate(checksums):
-                self._write(p, {**self.machine.column(p), "version": 0, "checksum": checksum})
-            self.later.append(fx.SeedCommitted(checksums))
-        elif isinstance(effect, fx.Merge):
-            self._merge(effect)
-        elif isinstance(effect, fx.Forget):
-            self.held.discard(effect.contribution)
-            self.handed.pop(effect.contribution, None)
-        elif isinstance(effect, fx.Remember):
-            json.dumps(dict(effect.rows), allow_nan=False)
-            self.rows = {k: v for k, v in {**self.rows, **effect.rows}.items() if v is not None}
-        elif isinstance(effect, fx.KeepHeld):
-            for item in effect.contributions:
-                assert item.id in self.held
-                self.handed[item.id] = HandedOver(item, effect.processed)
-            self.later.append(fx.SessionClosed(effect.session, "left"))
-        elif isinstance(effect, fx.CommitHealed):
-            column = self.machine.column_after_heal(effect.fragment, effect.version, effect.checksum)
-            self._write(effect.fragment, column)
-            self.later.append(fx.HealCommitted(effect.fragment, effect.version, effect.checksum))
-        elif isinstance(effect, fx.EndSession):
-            self.later.append(fx.SessionClosed(effect.session, effect.reason))
-        elif isinstance(effect, fx.Fenced):
-            self.fenced = True
+    def accepts(self, event: fx.PushOpened | fx.PushCompleted) -> bool:
+        reply = self.feed(event)
+        return reply is not None and reply.accepted
 
-    def _write(self, fragment: int, column: dict[str, Any]) -> None:
-        json.dumps(column, allow_nan=False)
-        self.columns[fragment] = column
+    def _go_on(self) -> None:
+        """The oldest thing that takes a while is over."""
+        self.coming.popleft()()
+        self._check()
 
-    def _merge(self, effect: fx.Merge) -> None:
-        assert effect.contributions and len(set(effect.contributions)) == len(effect.contributions)
-        assert all(math.isfinite(w) and w >= 0 for w in effect.weights) and sum(effect.weights) > 0
-        for identity in effect.contributions:
-            assert identity in self.held, "merged and never received"
-            assert identity not in self.merged, "merged twice"
+    # ------------------------------------------------------------ the platform
+
+    def now_ns(self) -> int:
+        return self.time_ns
+
+    def wake_at(self, wake_ns: int | None) -> None:
+        """Ticks come whenever the storm likes."""
+
+    def send(self, session: int, message: m.SyncerMessage) -> None:
+        assert parse_syncer_message(encode_syncer_message(message)) == message
+
+    def note(self, note: fx.Note) -> None:
+        encode(1, note.event)
+
+    def end_fenced(self, reason: str) -> None:
+        self.fenced = True
+
+    def end_finished(self, reason: str) -> None:
+        """The storm goes on."""
+
+    def end_session(self, session: int, reason: str) -> None:
+        self.coming.append(lambda: self._close(session, reason))
+
+    def _close(self, session: int, reason: str) -> None:
+        if session in self.open:
+            self.open.remove(session)
+        self.driver.apply(fx.SessionClosed(session, reason))
+
+    def lay_out(self, layout: Layout, *, lost: bool) -> None:
+        self.versions = [m.NO_VERSION] * len(layout.fragments)
+
+    def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
+        self.versions = [0] * self.machine.config.fragments
+        self.coming.append(lambda: done(tuple(range(1, self.machine.config.fragments + 1))))
+
+    def merge(self, merge: fx.Merge, payloads: list[Any], done: Callable[[fx.MergeFinished], None]) -> None:
+        assert merge.contributions and len(set(merge.contributions)) == len(merge.contributions)
+        assert all(math.isfinite(w) and w >= 0 for w in merge.weights) and sum(merge.weights) > 0
+        assert not self.merged.keys() & set(merge.contributions), "merged twice"
+        assert [identity_of(header) for header in payloads] == list(merge.contributions)
         finite = self.rng.random() < 0.95
         if finite:
-            self.merged |= dict.fromkeys(effect.contributions, effect.version)
-            self._write(effect.fragment, self.machine.column_after_merge(effect.fragment, 7))
-        self.later.append(fx.MergeFinished(effect.fragment, finite, checksum=7))
+            self.merged |= dict.fromkeys(merge.contributions, merge.version)
+            self.versions[merge.fragment] = merge.version
+        self.coming.append(lambda: done(fx.MergeFinished(merge.fragment, finite, checksum=7)))
+
+    def heal(self, heal: fx.CommitHealed, payload: Any, done: Callable[[], None]) -> None:
+        self.versions[heal.fragment] = heal.version
+        self.coming.append(done)
+
+    def version(self, fragment: int) -> int:
+        return self.versions[fragment]
+
+    def append(self, rows: Mapping[str, Any]) -> None:
+        json.dumps(dict(rows), allow_nan=False)
+        self.rows = {k: v for k, v in {**self.rows, **rows}.items() if v is not None}
+
+    def sync(self, done: Callable[[str], None]) -> None:
+        done("")
+
+    def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
+        json.dumps(item.column, allow_nan=False)
+        self.columns[item.fragment] = item.column
+        done(StoreOutcome())
+
+    def keep_handed(self, items: list[tuple[Contribution, Any]], processed: int, done: Callable[[], None]) -> None:
+        for item, header in items:
+            assert item.id == identity_of(header)
+            self.handed[item.id] = (HandedOver(item, processed), header)
+        done()
+
+    def drop_handed(self, identity: ContributionId) -> None:
+        self.handed.pop(identity, None)
+
+    # ------------------------------------------------------------ what must hold
 
     def _check(self) -> None:
         ledger = self.machine.ledger
@@ -129,7 +176,7 @@ class SyncerStorm:
         wake = self.machine.next_wake_ns()
         assert wake is None or isinstance(wake, int)
         if self.machine.book.in_flight:
-            bound = self.now_ns + self.machine.config.quorum_timeout_ns
+            bound = self.time_ns + self.machine.config.quorum_timeout_ns
             assert any(track.merging for track in self.machine.book.tracks) or (wake is not None and wake <= bound)
         for stream in self.machine.leases.status().values():
             assert stream["issued"] == stream["done"] + stream["in_hand"] + stream["pool"]
@@ -138,12 +185,9 @@ class SyncerStorm:
 
     def step(self) -> None:
         rng = self.rng
-        self.now_ns += rng.choice((0, 0, 1, 10**6, SECOND_NS, 20 * SECOND_NS, 200 * SECOND_NS))
-        if self.later and rng.random() < 0.5:
-            event = self.later.popleft()
-            if isinstance(event, fx.SessionClosed) and event.session in self.open:
-                self.open.remove(event.session)
-            self.feed(event)
+        self.time_ns += rng.choice((0, 0, 1, 10**6, SECOND_NS, 20 * SECOND_NS, 200 * SECOND_NS))
+        if self.coming and rng.random() < 0.5:
+            self._go_on()
             return
         act = rng.choice((self._hello, self._say, self._say, self._say, self._say, self._push, self._push, self._rest))
         act()
@@ -170,10 +214,10 @@ class SyncerStorm:
         fragments = self.machine.config.fragments
         for p in range(fragments):
             header = m.PushHeader(m.PushKind.SEED, "a", 1, p, 0, 0, 0, -1, 0, 0, "fp32", 1, 1)
-            assert self.feed(fx.PushOpened(header))[0].accepted
-            assert self.feed(fx.PushCompleted(header, True, 0.0))[0].accepted
-        while self.later:
-            self.feed(self.later.popleft())
+            assert self.accepts(fx.PushOpened(header))
+            assert self.accepts(fx.PushCompleted(header, True, 0.0))
+        while self.coming:
+            self._go_on()
         for session in self.open:
             self.feed(fx.FromLearner(session, m.Ready(0, (0,) * fragments)))
         for step in range(1, self.rng.choice((2, 10, 40))):
@@ -181,8 +225,8 @@ class SyncerStorm:
                 self.feed(fx.FromLearner(session, m.Progress(step, step, 10 * step, 10**6, 1.0, (0,) * fragments)))
                 if self.rng.random() < 0.5:
                     self._push_as(name)
-            if self.later and self.rng.random() < 0.5:
-                self.feed(self.later.popleft())
+            if self.coming and self.rng.random() < 0.5:
+                self._go_on()
 
     def _push_as(self, learner: str) -> None:
         """What an honest learner would push."""
@@ -193,24 +237,29 @@ class SyncerStorm:
         base, seq = max(0, track.version), member.seq_seen[fragment] + 1
         fields = (member.generation, fragment, number, 0, seq, base, 1, 10, config.codec_up, 1, 1)
         header = m.PushHeader(m.PushKind.CONTRIBUTION, learner, *fields)
-        if self.feed(fx.PushOpened(header))[0].accepted:
+        if self.accepts(fx.PushOpened(header)):
             self.feed(fx.PushCompleted(header, True, 1.0))
 
     def restart(self) -> None:
         """A new process on what is on disk."""
         rows, columns = (json.loads(json.dumps(value)) for value in (self.rows, self.columns))
         recovery = Recovery(
-            rows, {int(p): c for p, c in columns.items()}, exact=True, handed=list(self.handed.values())
+            rows,
+            {int(p): c for p, c in columns.items()},
+            exact=True,
+            handed=[handed for handed, _ in self.handed.values()],
         )
-        self.machine = SyncerMachine(self.config, "run", self.machine.epoch + 1)
-        self.machine.restore(recovery, self.now_ns)
+        self._new_machine(self.machine.epoch + 1)
+        effects = self.driver.restore(recovery)
         self.inputs += 1
-        self.later.clear()
+        self.coming.clear()
         self.open.clear()
-        self.held = {identity for identity in self.handed if self.machine.holds(identity)}
-        self.handed = {identity: item for identity, item in self.handed.items() if identity in self.held}
+        self.handed = {identity: entry for identity, entry in self.handed.items() if self.machine.holds(identity)}
+        self.driver.held = {identity: header for identity, (_, header) in self.handed.items()}
         versions = {p: column["version"] for p, column in self.columns.items()}
+        self.versions = [versions.get(p, m.NO_VERSION) for p in range(self.machine.config.fragments)]
         self.merged = {i: v for i, v in self.merged.items() if v <= versions.get(i.fragment, -1)}
+        self.driver.perform(effects)
 
     def _rest(self) -> None:
         if self.open and self.rng.random() < 0.15:
@@ -351,7 +400,7 @@ class SyncerStorm:
         header = self._header()
         opened = parts.PushOpen(header, 1, 1, 2**16)
         assert parts.parse_push_open(memoryview(parts.encode_push_open(opened))).header == header
-        if self.feed(fx.PushOpened(header))[0].accepted:
+        if self.accepts(fx.PushOpened(header)):
             self.pushes.append(header)
 
 
