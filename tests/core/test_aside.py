@@ -46,7 +46,7 @@ def pass_time(world: World, duration_ns: int) -> None:
 def deliver(world: World, learner: FakeLearner) -> None:
     """The link is well again: what waited arrives."""
     learner.push_delay = 0
-    world.planned = [(min(at_ns, world.time_ns + 1), action) for at_ns, action in world.planned]
+    world.later = [(min(at_ns, world.now_ns + 1), action) for at_ns, action in world.later]
 
 
 def test_one_that_never_answers_does_not_shorten_everybodys_steps() -> None:
@@ -150,7 +150,7 @@ def test_contributions_of_one_that_cannot_have_newer_versions_count_less_but_cou
 
     def thin(learner: FakeLearner, request: Any, done: Any) -> None:
         if learner is slow:
-            world.planned.append((world.time_ns + 40 * STEP_NS, lambda: (fetch(learner, request, done), world.run())))
+            world.later.append((world.now_ns + 40 * STEP_NS, lambda: (fetch(learner, request, done), world.run())))
         else:
             fetch(learner, request, done)
 
@@ -209,7 +209,7 @@ def test_a_learner_that_goes_away_while_too_few_are_there_costs_no_wakes() -> No
     world.everyone_steps(3)
     world.advance(120 * SECOND)
     wake = world.syncer.next_wake_ns()
-    assert wake is None or wake > world.time_ns
+    assert wake is None or wake > world.now_ns
 
 
 def test_a_contribution_of_many_periods_does_not_take_over_the_merge() -> None:

@@ -37,7 +37,7 @@ from atoll.core.messages import (
 )
 from atoll.core.policy import scales_steps
 from atoll.core.rounds import Contribution, ContributionId, HandedOver
-from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, SyncerPlatform, VersionToStore
+from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, SyncerDriverHost, VersionToStore
 from atoll.core.syncer_machine import SyncerMachine
 
 
@@ -102,7 +102,7 @@ class FakeHost(LearnerDriverHost, HostArrays):
         return self
 
     def now_ns(self) -> int:
-        return self._world.time_ns
+        return self._world.now_ns
 
     def later(self, delay_ns: int, action: Callable[..., None], *arguments: Any) -> None:
         """At once: nobody waits in this world."""
@@ -126,7 +126,7 @@ class FakeHost(LearnerDriverHost, HostArrays):
                 done(world.push(header, payload) if learner.session >= 0 else None)
 
         if learner.push_delay and header.kind is PushKind.CONTRIBUTION:
-            world.planned.append((world.time_ns + learner.push_delay, arrive))
+            world.later.append((world.now_ns + learner.push_delay, arrive))
         else:
             world.queue.append(arrive)
 
@@ -219,13 +219,10 @@ class FakeVersion(NamedTuple):
     value: float
 
 
-E = TypeVar("E")
-
-
 class RecordingDriver(SyncerDriver):
     """Keeps what the machine has said."""
 
-    def __init__(self, machine: SyncerMachine, host: SyncerPlatform, gate: DurabilityGate) -> None:
+    def __init__(self, machine: SyncerMachine, host: SyncerDriverHost, gate: DurabilityGate) -> None:
         super().__init__(machine, host, gate)
         self.said: list[fx.SyncerEffect] = []
 
@@ -234,16 +231,112 @@ class RecordingDriver(SyncerDriver):
         super().perform(effects)
 
 
-class World(DisklessPlatform):
-    """A platform with a disk that writes at once."""
+class FakeSyncer(DisklessPlatform):
+    """What the syncer has of the world: links, a float for each fragment, and a disk that writes at once."""
 
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now_ns(self) -> int:
+        return self._world.now_ns
+
+    def wake_at(self, wake_ns: int | None) -> None:
+        """`World.advance` asks the machine itself."""
+
+    def note(self, note: fx.Note) -> None:
+        self._world.notes.append(note.event)
+
+    def end_fenced(self, reason: str) -> None:
+        self._world.fenced = reason
+
+    def end_finished(self, reason: str) -> None:
+        self._world.finished = reason
+
+    def send(self, session: int, message: SyncerMessage) -> None:
+        world, learner = self._world, self._world.by_session(session)
+        if learner is not None and isinstance(message, Refused) and message.code == Refusal.BUSY:
+            learner.session, learner.waits = -1, message.detail  # the link's word, not the machine's
+            world.queue.append(lambda: learner.driver.link_down(learner.waits, let_go=False))
+        elif learner is not None:
+            world.queue.append(lambda: None if learner.dead else learner.driver.heard(message))
+
+    def end_session(self, session: int, reason: str) -> None:
+        self._world.queue.append(lambda: self._world.to_syncer(fx.SessionClosed(session, reason)))
+
+    def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
+        world = self._world
+        world.theta = dict(world.seeds)
+        world.history.update({(p, 0): value for p, value in world.theta.items()})
+        checksums = tuple(checksum_of(0, value) for _, value in sorted(world.theta.items()))
+        world.queue.append(lambda: done(checksums))
+
+    def merge(self, merge: fx.Merge, payloads: list[float], done: Callable[[fx.MergeFinished], None]) -> None:
+        self._world.queue.append(lambda: self._merge(merge, payloads, done))
+
+    def _merge(self, merge: fx.Merge, values: list[float], done: Callable[[fx.MergeFinished], None]) -> None:
+        world = self._world
+        world.merges.append(merge)
+        assert len(set(merge.contributions)) == len(merge.contributions)
+        for identity in merge.contributions:
+            assert identity not in world.merged_ids, "a contribution was merged twice"
+            world.merged_ids.append(identity)
+            world.merged_in[identity] = merge.version
+        whole = 1.0 if scales_steps(world.config) else sum(merge.weights)
+        world.theta[merge.fragment] += sum(w * v for w, v in zip(merge.weights, values, strict=True)) / whole
+        world.history[merge.fragment, merge.version] = world.theta[merge.fragment]
+        checksum = checksum_of(merge.version, world.theta[merge.fragment])
+        done(fx.MergeFinished(merge.fragment, finite=True, checksum=checksum))
+
+    def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
+        if self._world.crash_before_publish:
+            self._world.crash_before_publish = False
+            self._world.crash_syncer()
+        else:
+            announce()
+
+    def heal(self, heal: fx.CommitHealed, payload: float, done: Callable[[], None]) -> None:
+        self._world.theta[heal.fragment] = payload
+        self._world.history[heal.fragment, heal.version] = payload
+        self._world.queue.append(done)
+
+    def version(self, fragment: int) -> int:
+        return self._world.syncer.book.tracks[fragment].version
+
+    def append(self, rows: Mapping[str, Any]) -> None:
+        world = self._world
+        if world.disk_works:
+            world.disk_rows = {key: row for key, row in {**world.disk_rows, **rows}.items() if row is not None}
+
+    def sync(self, done: Callable[[str], None]) -> None:
+        done("")
+
+    def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
+        if self._world.disk_works:  # a disk that does not work says nothing of it
+            self._world.disk_columns[item.fragment] = item.column
+            self._world.disk_theta[item.fragment] = self._world.theta[item.fragment]
+        done(StoreOutcome())
+
+    def keep_handed(self, items: list[tuple[Contribution, float]], processed: int, done: Callable[[], None]) -> None:
+        if self._world.disk_works:
+            self._world.handed |= {item.id: (HandedOver(item, processed), value) for item, value in items}
+        done()
+
+    def drop_handed(self, identity: ContributionId) -> None:
+        if not self._world.files_stay:
+            self._world.handed.pop(identity, None)
+
+
+E = TypeVar("E")
+
+
+class World:
     def __init__(self, config: SyncConfig, learners: int = 0) -> None:
         self.config = config
         self.syncer = SyncerMachine(config, "run-1")
-        self.driver = RecordingDriver(self.syncer, self, DurabilityGate("commit"))
-        self.time_ns = 0
+        self.driver = RecordingDriver(self.syncer, FakeSyncer(self), DurabilityGate("commit"))
+        self.now_ns = 0
         self.queue: deque[Any] = deque()
-        self.planned: list[tuple[int, Any]] = []
+        self.later: list[tuple[int, Any]] = []
         self.sessions = 0
         self.theta: dict[int, float] = {}
         self.history: dict[tuple[int, int], float] = {}
@@ -319,7 +412,7 @@ class World(DisklessPlatform):
         """kill -9: what is on the disk stays, sessions break, what was under way is gone."""
         self.crashed = True
         self.queue.clear()
-        self.planned.clear()
+        self.later.clear()
         for learner in self.learners.values():
             if learner.session >= 0:
                 learner.session = -1
@@ -336,7 +429,7 @@ class World(DisklessPlatform):
         columns = {int(p): c for p, c in json.loads(json.dumps(self.disk_columns)).items()}
         self.syncer = SyncerMachine(self.config, "another", self.syncer.epoch + 1)
         handed = [entry[0] for entry in self.handed.values()]
-        self.driver = RecordingDriver(self.syncer, self, DurabilityGate("commit"))
+        self.driver = RecordingDriver(self.syncer, FakeSyncer(self), DurabilityGate("commit"))
         self.driver.perform(self.driver.restore(Recovery(rows, columns, exact, handed=handed)))
         self.handed = {identity: entry for identity, entry in self.handed.items() if self.syncer.holds(identity)}
         self.driver.held = {identity: value for identity, (_, value) in self.handed.items()}
@@ -354,7 +447,7 @@ class World(DisklessPlatform):
         self.crash_syncer()
         self.crashed = False
         self.syncer = SyncerMachine(self.config, f"run-{self.sessions + 2}", begin=begin)
-        self.driver = RecordingDriver(self.syncer, self, DurabilityGate("commit"))
+        self.driver = RecordingDriver(self.syncer, FakeSyncer(self), DurabilityGate("commit"))
         self.disk_rows, self.disk_columns, self.disk_theta, self.handed = {}, {}, {}, {}
         self.theta, self.seeds, self.merged_ids = {}, {}, []
 
@@ -370,7 +463,7 @@ class World(DisklessPlatform):
     # ------------------------------------------------------------ time and delivery
 
     def to_syncer(self, event: Any) -> list[Any]:
-        """What the machine has said to it."""
+        """Returns what the machine has said to it."""
         before = len(self.driver.said)
         self.driver.apply(event)
         return self.driver.said[before:]
@@ -389,22 +482,22 @@ class World(DisklessPlatform):
         raise AssertionError("the world does not come to rest")
 
     def advance(self, duration_ns: int) -> None:
-        target = self.time_ns + duration_ns
+        target = self.now_ns + duration_ns
         while True:
             wake = self.syncer.next_wake_ns() if not self.crashed else None
-            due = [t for t, _ in self.planned]
+            due = [t for t, _ in self.later]
             nexts = [t for t in [*due, wake] if t is not None and t <= target]
             if not nexts:
                 break
-            self.time_ns = max(self.time_ns, min(nexts))
-            ready = [a for t, a in self.planned if t <= self.time_ns]
-            self.planned = [(t, a) for t, a in self.planned if t > self.time_ns]
+            self.now_ns = max(self.now_ns, min(nexts))
+            ready = [a for t, a in self.later if t <= self.now_ns]
+            self.later = [(t, a) for t, a in self.later if t > self.now_ns]
             for action in ready:
                 action()
             if not self.crashed:
                 self.to_syncer(fx.Tick())
             self.run()
-        self.time_ns = target
+        self.now_ns = target
 
     def step(self, learner: FakeLearner, tokens: int = 10) -> None:
         assert learner.machine.joined
@@ -439,97 +532,7 @@ class World(DisklessPlatform):
         self.run()
         self.boundary(learner)
 
-    # ------------------------------------------------------------ the syncer's platform
-
-    def now_ns(self) -> int:
-        return self.time_ns
-
-    def later(self, delay_ns: int, action: Callable[[], None]) -> None:
-        self.planned.append((self.time_ns + delay_ns, action))
-
-    def wake_at(self, wake_ns: int | None) -> None:
-        """`advance` asks the machine itself."""
-
-    def note(self, note: fx.Note) -> None:
-        self.notes.append(note.event)
-
-    def end_fenced(self, reason: str) -> None:
-        self.fenced = reason
-
-    def end_finished(self, reason: str) -> None:
-        self.finished = reason
-
-    def send(self, session: int, message: SyncerMessage) -> None:
-        learner = self.by_session(session)
-        if learner is not None and isinstance(message, Refused) and message.code == Refusal.BUSY:
-            learner.session, learner.waits = -1, message.detail  # the link's word, not the machine's
-            self.queue.append(lambda: learner.driver.link_down(learner.waits, let_go=False))
-        elif learner is not None:
-            self.queue.append(lambda: None if learner.dead else learner.driver.heard(message))
-
-    def end_session(self, session: int, reason: str) -> None:
-        self.queue.append(lambda: self.to_syncer(fx.SessionClosed(session, reason)))
-
-    def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
-        self.theta = dict(self.seeds)
-        self.history.update({(p, 0): value for p, value in self.theta.items()})
-        checksums = tuple(checksum_of(0, v) for _, v in sorted(self.theta.items()))
-        self.queue.append(lambda: done(checksums))
-
-    def merge(self, merge: fx.Merge, payloads: list[float], done: Callable[[fx.MergeFinished], None]) -> None:
-        self.queue.append(lambda: self._merge(merge, payloads, done))
-
-    def _merge(self, merge: fx.Merge, values: list[float], done: Callable[[fx.MergeFinished], None]) -> None:
-        self.merges.append(merge)
-        assert len(set(merge.contributions)) == len(merge.contributions)
-        for identity in merge.contributions:
-            assert identity not in self.merged_ids, "a contribution was merged twice"
-            self.merged_ids.append(identity)
-            self.merged_in[identity] = merge.version
-        whole = 1.0 if scales_steps(self.config) else sum(merge.weights)
-        self.theta[merge.fragment] += sum(w * v for w, v in zip(merge.weights, values, strict=True)) / whole
-        self.history[merge.fragment, merge.version] = self.theta[merge.fragment]
-        checksum = checksum_of(merge.version, self.theta[merge.fragment])
-        done(fx.MergeFinished(merge.fragment, finite=True, checksum=checksum))
-
-    def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
-        if self.crash_before_publish:
-            self.crash_before_publish = False
-            self.crash_syncer()
-        else:
-            announce()
-
-    def heal(self, heal: fx.CommitHealed, payload: float, done: Callable[[], None]) -> None:
-        self.theta[heal.fragment] = payload
-        self.history[heal.fragment, heal.version] = payload
-        self.queue.append(done)
-
-    def version(self, fragment: int) -> int:
-        return self.syncer.book.tracks[fragment].version
-
-    def append(self, rows: Mapping[str, Any]) -> None:
-        if self.disk_works:
-            self.disk_rows = {key: row for key, row in {**self.disk_rows, **rows}.items() if row is not None}
-
-    def sync(self, done: Callable[[str], None]) -> None:
-        done("")
-
-    def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
-        if self.disk_works:  # a disk that does not work says nothing of it
-            self.disk_columns[item.fragment] = item.column
-            self.disk_theta[item.fragment] = self.theta[item.fragment]
-        done(StoreOutcome())
-
-    def keep_handed(self, items: list[tuple[Contribution, float]], processed: int, done: Callable[[], None]) -> None:
-        if self.disk_works:
-            self.handed |= {item.id: (HandedOver(item, processed), value) for item, value in items}
-        done()
-
-    def drop_handed(self, identity: ContributionId) -> None:
-        if not self.files_stay:
-            self.handed.pop(identity, None)
-
-    # ------------------------------------------------------------ the learners' shells
+    # ------------------------------------------------------------ pushes and fetches
 
     def push(self, header: PushHeader, value: float) -> PushReply:
         if header.kind is PushKind.CONTRIBUTION:
@@ -543,8 +546,7 @@ class World(DisklessPlatform):
         healed = header.kind is PushKind.HEAL
         if not healed:
             self.seeds[header.fragment] = value
-        finite = not (healed and self.refuse_heals)
-        return self.driver.complete_push(header, value if healed else None, finite=finite)
+        return self.driver.complete_push(header, value, finite=not (healed and self.refuse_heals))
 
     def complete_push(self, header: PushHeader, value: float, norm: float = 1.0, finite: bool = True) -> PushReply:
         reply = self.driver.open_push(header)

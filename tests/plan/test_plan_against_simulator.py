@@ -23,8 +23,7 @@ def simulated(config: SyncConfig, latency_ms: int, up_bits_per_s: float = 0.0) -
         step_ns=int(STEP_S * 1e9), latency_ns=latency_ms * 1_000_000, encode_ns=0, up_bits_per_s=up_bits_per_s
     )
     quick = {"merge_ns": 0, "sync_ns": 0, "commit_ns": 0}
-    # The simulator's bulk calls send a header ahead of the bytes, which costs a way that the wire does not have. So
-    # where the way is what counts, payloads are inside messages; a link's bandwidth only counts for calls.
+    # A link's bandwidth only counts for calls.
     inline = not up_bits_per_s
     world = World(Scenario(1, config, (learner,) * LEARNERS, seconds=TO_S, arrays=False, inline=inline, **quick))
     world.begin()

@@ -271,7 +271,7 @@ def test_without_faults_nobody_waits_for_anybody() -> None:
     world = run_for(World(Scenario(5, PLAIN, specs, arrays=False)), 60.0)
     for host, pace in zip(world.hosts, paces, strict=True):
         host.count_able(True)
-        assert host.able_ns > 55 * SECOND
+        assert host.able_ns > 54 * SECOND, "it joined soon"
         assert host.machine.steps == host.able_ns // pace
 
 

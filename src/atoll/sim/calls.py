@@ -30,11 +30,15 @@ class Call:
         self._done: Callable[[Any], None] | None = None
         self._broken = learner.link.breaks()
         self._reset = False
+        self._open = False
+        """A push whose header the syncer has let in."""
 
     def push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
         """`done` hears the reply, or None when the call did not come through."""
         self._begin(done)
-        self._learner.link.carry(UP, HEADER_BYTES, self._stream, self._at_syncer, self._push_begins, header, payload)
+        link = self._learner.link
+        link.carry(UP, HEADER_BYTES, self._stream, self._at_syncer, self._push_begins, header)
+        link.carry(UP, self._size, self._stream, self._at_syncer, self._push_ends, header, payload)
 
     def fetch(self, request: FetchRequest, done: Callable[[tuple[int, Payload, int] | str | None], None]) -> None:
         """`done` hears version, bytes and size, or the code of a refusal, or None."""
@@ -73,7 +77,7 @@ class Call:
             return
         syncer.call(action, *arguments)
 
-    def _push_begins(self, header: PushHeader, payload: Payload) -> None:
+    def _push_begins(self, header: PushHeader) -> None:
         assert self._syncer is not None
         if self._broken and self._learner.dice.random() < 0.5:
             self._answer(None, 40)  # broken off before it did anything
@@ -81,12 +85,12 @@ class Call:
         refusal = self._syncer.push_begin(header)
         if refusal is not None:
             self._answer(refusal, HEADER_BYTES)
-            return
-        link = self._learner.link
-        link.carry(UP, self._size, self._stream, self._at_syncer, self._push_ends, header, payload)
+        self._open = refusal is None
 
     def _push_ends(self, header: PushHeader, payload: Payload) -> None:
         assert self._syncer is not None
+        if not self._open:
+            return  # nobody listens: it was answered when its header came
         if self._learner.link.damaged(UP):
             # The checksum of a part does not fit: the transfer is refused before the syncer's machine hears of it.
             self._answer(PushReply(False, Refusal.CHECKSUM, "the bytes are not the ones that were sent"), HEADER_BYTES)
