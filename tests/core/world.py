@@ -37,7 +37,7 @@ from atoll.core.messages import (
 )
 from atoll.core.policy import scales_steps
 from atoll.core.rounds import Contribution, ContributionId, HandedOver
-from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, SyncerPlatform, VersionToStore
+from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, SyncerDriverHost, VersionToStore
 from atoll.core.syncer_machine import SyncerMachine
 
 
@@ -225,7 +225,7 @@ E = TypeVar("E")
 class RecordingDriver(SyncerDriver):
     """Keeps what the machine has said."""
 
-    def __init__(self, machine: SyncerMachine, host: SyncerPlatform, gate: DurabilityGate) -> None:
+    def __init__(self, machine: SyncerMachine, host: SyncerDriverHost, gate: DurabilityGate) -> None:
         super().__init__(machine, host, gate)
         self.said: list[fx.SyncerEffect] = []
 

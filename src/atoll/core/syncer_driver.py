@@ -68,7 +68,7 @@ class StoreOutcome:
     bytes: int = 0
 
 
-class SyncerPlatform(Protocol):
+class SyncerDriverHost(Protocol):
     """What a world supplies: a clock, links, arrays and a disk."""
 
     def now_ns(self) -> int: ...
@@ -130,7 +130,7 @@ class SyncerPlatform(Protocol):
 
 
 class SyncerDriver:
-    def __init__(self, machine: SyncerMachine, host: SyncerPlatform, gate: DurabilityGate) -> None:
+    def __init__(self, machine: SyncerMachine, host: SyncerDriverHost, gate: DurabilityGate) -> None:
         self.machine = machine
         self.gate = gate
         self.turns = FragmentTurns()
