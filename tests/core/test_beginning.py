@@ -13,7 +13,7 @@ from atoll.core.beginning import EPOCH_CLAIMED_MAX, Begin
 from atoll.core.config import SECOND_NS
 from atoll.core.events import LearnerDiscarded, Warned
 from atoll.core.healing import HEAL_WAIT_NS
-from atoll.core.messages import TensorSpec
+from atoll.core.messages import PushHeader, PushReply, Refusal, TensorSpec
 
 LOST = Begin(had_versions="its events tell of version 0")
 DOUBT = Begin(doubt="no snapshot found at s3://bucket/rum")
@@ -79,6 +79,29 @@ def test_whoever_comes_first_the_run_goes_on_from_the_newest_versions_held(
     assert all(abs(value) < 500 for value in world.theta.values()), "nothing of the random parameters is inside"
     world.check_ledger()
     world.check_rebase()
+
+
+def test_a_part_of_the_run_that_nobody_holds_any_more_is_told_to_the_operator() -> None:
+    """The last learner that held the run goes before it has brought all of it back: newcomers wait, and it is said."""
+    world = trained(learners=1)
+    holder, push = world.learners["l0@l0-1"], world.push
+
+    def once(header: PushHeader, value: float) -> PushReply:
+        if header.fragment == 0:
+            return push(header, value)
+        world.kill(holder)
+        return PushReply(False, Refusal.CLOSED, "it is gone")
+
+    world.lose_state(LOST)
+    world.push = once  # type: ignore[method-assign]
+    world.connect(holder)
+    world.advance(HEAL_WAIT_NS)
+    assert "nobody who is connected holds fragments [1" in texts(world) and "--new-run" in world.syncer.waits
+    world.push = push  # type: ignore[method-assign]
+    joiner = newcomer(world)
+    world.connect(joiner)
+    world.advance(10 * HEAL_WAIT_NS)
+    assert not joiner.machine.joined
 
 
 def test_the_newest_version_of_each_fragment_is_taken_from_whoever_holds_it() -> None:

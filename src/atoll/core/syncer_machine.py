@@ -498,7 +498,7 @@ class SyncerMachine:
     @property
     def waits(self) -> str:
         """What the operator should know while the run cannot begin or a learner cannot be taken in."""
-        return self._beginning.waits
+        return self._recovery.waits or self._beginning.waits
 
     def rows(self) -> dict[str, Any]:
         """All facts as they stand, for a snapshot."""

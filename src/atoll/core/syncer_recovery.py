@@ -40,6 +40,8 @@ class SyncerRecovery:
         self._state = state
         self.healing: Healing | None = None
         """Set from a restart until it is clear that no learner holds anything newer."""
+        self.waits = ""
+        """What the operator should know while a part of the run is nowhere to be had."""
         self.source = ""
         """The rung of the ladder that this run came back from; empty: it began here."""
         self._healed: dict[int, int] = {}
@@ -111,9 +113,10 @@ class SyncerRecovery:
             out.append(ToLearner(member.session, Heal(tuple(fragment for fragment, _ in wanted))))
         out += [warned(text) for text in healing.warnings]
         healing.warnings = []
+        self._look_for_the_lost(healing.nowhere(now_ns), out)
         if not healing.over(now_ns):
             return []
-        self.healing, self._healed = None, dict(healing.healed)
+        self.healing, self.waits, self._healed = None, "", dict(healing.healed)
         self._state.committed = True
         connected = self._state.membership.connected()
         if self.source != FROM_LEARNERS:
@@ -124,6 +127,16 @@ class SyncerRecovery:
         out.append(Note(SyncerRecovered(FROM_LEARNERS, False, versions, 0, 0, problems)))
         self.holders = {member.learner for member in connected if member.recovered}
         return [member for member in connected if member.recovered or not self.holders]
+
+    def _look_for_the_lost(self, fragments: list[int], out: list[SyncerEffect]) -> None:
+        """Nobody who is connected holds these: newcomers wait, and only the operator can say that nobody ever will."""
+        text = (
+            f"nobody who is connected holds fragments {fragments} of run {self._state.run}, and they are not on disk: "
+            "learners wait for one that does. If none is left, start the syncer again with --new-run"
+        )
+        if fragments and self.waits != text:
+            out.append(warned(text))
+        self.waits = text if fragments else ""
 
     def hear(self, hello: Hello, *, claimed: bool, now_ns: int) -> None:
         """A learner is back, and says which versions it holds."""

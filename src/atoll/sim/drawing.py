@@ -7,6 +7,7 @@ user gets who chooses none, and only its world and faults are drawn. The others 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any
@@ -145,7 +146,7 @@ def _draw_config(dice: Random, learners: int, budget: int) -> SyncConfig:
 
 def _draw_budget(dice: Random, learners: Sequence[LearnerSpec], seconds: float) -> int:
     """Some runs end by themselves: while faults begin, soon after the last one, or so late that they never do."""
-    per_s = sum(spec.tokens * 1e9 / spec.step_ns for spec in learners)
+    per_s = math.fsum(spec.tokens * 1e9 / spec.step_ns for spec in learners)
     return int(dice.choice(BUDGETS) * per_s * seconds)
 
 

@@ -94,7 +94,7 @@ def _run(world: World) -> None:
     watch = _Watch(world, until_ns)
     _run_until(world, until_ns, watch.satisfied)
     if not world.broken:
-        if not watch.satisfied():
+        if not watch.satisfied() and not _is_lost(world):
             world.state(facts.Ended(world.now_ns))
         _close(world)
 
@@ -122,6 +122,13 @@ class _Watch:
         if self._world.syncer is not None and self._world.syncer.machine.stopping:
             return True
         return self._wanted[0] <= self._liveness.fragments and self._wanted[1] <= self._liveness.learners
+
+
+def _is_lost(world: World) -> bool:
+    """Whether a part of the run is nowhere any more, and the syncer says so and waits for its operator's word: with
+    nothing on disk, whoever held it has gone."""
+    machine = world.syncer.machine if world.syncer is not None else None
+    return machine is not None and machine.healing is not None and "--new-run" in machine.waits
 
 
 def _keeps_up(world: World, spec: LearnerSpec) -> bool:
@@ -156,6 +163,8 @@ def _close(world: World) -> None:
 
 def _last_checks(world: World) -> None:
     syncer = world.syncer
+    if _is_lost(world):
+        return
     if syncer is None or not syncer.machine.committed:
         world.checkers.checkers[4].complain("the run was never begun again after the last fault")
         return
