@@ -35,7 +35,6 @@ from atoll.wire.cause import find_cause
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
 from atoll.wire.convert import (
     encode_learner_message,
-    parse_bytes,
     parse_json_object,
     parse_refused,
     parse_syncer_message,
@@ -50,6 +49,7 @@ from atoll.wire.limits import (
     LEARNER_QUEUE_MAX,
     STATUS_S,
 )
+from atoll.wire.records import parse_bytes
 from atoll.wire.seal import seal, unseal
 from atoll.wire.transport import EOF, LEAVE_METHOD, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
 from atoll.wire.versions import hello_in, learner_message_in, may_speak_older, since

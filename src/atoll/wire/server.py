@@ -20,7 +20,6 @@ from atoll.wire.address import is_loopback, join_address, split_address
 from atoll.wire.certificate import Certificate, read_certificate
 from atoll.wire.channel import check_token
 from atoll.wire.checks import cut, identifier
-from atoll.wire.convert import parse_bytes
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import FLUSH_S, JSON_CHARS_MAX, PART_BYTES, PART_S, RPCS_MAX
 from atoll.wire.parts import (
@@ -30,6 +29,7 @@ from atoll.wire.parts import (
     encode_refused_part,
     parse_fetch_request,
 )
+from atoll.wire.records import parse_bytes
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
 from atoll.wire.sessions import Sessions
