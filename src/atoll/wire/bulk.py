@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
 from atoll.core.messages import (
@@ -26,21 +27,10 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from atoll.wire import checks
+from atoll.wire import checks, limits
 from atoll.wire.assembly import Assembly
 from atoll.wire.buffers import Buffers
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
-from atoll.wire.limits import (
-    BULK_ATTEMPTS_MAX,
-    BULK_DEADLINE_S_MIN,
-    BULK_RATE_MIN,
-    FETCH_WAIT_S,
-    INNER_RATE_MIN,
-    PART_BYTES,
-    PUSH_BYTES_MAX,
-    PUSH_WAIT_S,
-    STRIPE_BYTES_MIN,
-)
 from atoll.wire.parts import (
     PushOpen,
     RawPart,
@@ -62,10 +52,10 @@ Buffer = bytes | bytearray | memoryview | Bytes
 """Contiguous bytes; an array must be uint8."""
 
 
-def deadline_s(size: int, wait_s: float = 0.0, rate: int = BULK_RATE_MIN) -> float:
+def deadline_s(size: int, wait_s: float = 0.0, rate: int = limits.BULK_RATE_MIN) -> float:
     """Never infinite: a transfer that is slower than the minimum rate on average is given up. `wait_s` is how long the
     service may hold it up."""
-    return BULK_DEADLINE_S_MIN + wait_s + size / rate
+    return limits.BULK_DEADLINE_S_MIN + wait_s + size / rate
 
 
 class BulkClient:
@@ -132,7 +122,7 @@ class BulkClient:
         backoff = Backoff()
         failure: AtollError | None = None
         reply: PushReply | None = None
-        for _ in range(BULK_ATTEMPTS_MAX):
+        for _ in range(limits.BULK_ATTEMPTS_MAX):
             try:
                 reply = await self._push_once(header, view)
                 if reply.code != Refusal.BUSY:
@@ -143,16 +133,16 @@ class BulkClient:
         # A busy syncer may have taken an attempt whose answer was lost, so BUSY is never the last word: the caller
         # tries again later and learns from `duplicate` if it was.
         why = failure or (reply.detail if reply is not None else "")
-        raise UnreachableError(f"{BULK_ATTEMPTS_MAX} attempts to push fragment {header.fragment} failed: {why}")
+        raise UnreachableError(f"{limits.BULK_ATTEMPTS_MAX} attempts to push fragment {header.fragment} failed: {why}")
 
     async def _push_once(self, header: PushHeader, view: memoryview) -> PushReply:
         stripes = self._stripes(view.nbytes)
-        opened = PushOpen(header, secrets.randbits(64), stripes, PART_BYTES)
+        opened = PushOpen(header, secrets.randbits(64), stripes, limits.PART_BYTES)
         # All stripes draw from one sequence: a slow connection then carries less, and the parts arrive nearly in order.
-        offsets = iter(range(0, view.nbytes, PART_BYTES))
+        offsets = iter(range(0, view.nbytes, limits.PART_BYTES))
         firsts = [next(offsets, 0) for _ in range(stripes)]
         tasks = [
-            asyncio.create_task(self._push_stripe(channel, opened, view, _chain(first, offsets)))
+            asyncio.create_task(self._push_stripe(channel, opened, view, chain([first], offsets)))
             for channel, first in zip(self._up_channels, firsts, strict=False)
         ]
         try:
@@ -163,14 +153,14 @@ class BulkClient:
 
     async def _push_stripe(self, channel: Any, opened: PushOpen, view: memoryview, offsets: Iterator[int]) -> PushReply:
         inner = opened.header.kind is PushKind.INNER
-        waits = (PUSH_WAIT_S, INNER_RATE_MIN) if inner else ()
+        waits = (limits.PUSH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
             metadata=self._options.metadata, timeout=deadline_s(view.nbytes, *waits), wait_for_ready=False
         )
         opening = encode_push_open(opened)
         try:
             for offset in offsets:
-                data = view[offset : offset + PART_BYTES]
+                data = view[offset : offset + limits.PART_BYTES]
                 await call.write(encode_part(offset, data, opening))
                 self.bytes_up += data.nbytes
                 opening = b""
@@ -185,7 +175,7 @@ class BulkClient:
             raise UnreachableError(str(error)) from None
 
     def _stripes(self, size: int) -> int:
-        return max(1, min(len(self._channels), size // STRIPE_BYTES_MIN))
+        return max(1, min(len(self._channels), size // limits.STRIPE_BYTES_MIN))
 
     # ------------------------------------------------------------ fetch
 
@@ -198,7 +188,7 @@ class BulkClient:
     async def _fetch(self, request: FetchRequest) -> tuple[FetchHeader, Bytes]:
         fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers)
         # The first range tells the size. When there are several connections it is kept short, the rest is spread.
-        first_stop = STRIPE_BYTES_MIN if len(self._channels) > 1 else None
+        first_stop = limits.STRIPE_BYTES_MIN if len(self._channels) > 1 else None
         await fetch.range(self._channels[0], 0, first_stop)
         header, assembly = fetch.header, fetch.assembly
         assert header is not None and assembly is not None
@@ -212,9 +202,11 @@ class BulkClient:
 
     async def _fetch_rest(self, fetch: _Fetch, size: int) -> None:
         """Split what is left evenly, at part boundaries."""
-        parts_count = -(-(size - STRIPE_BYTES_MIN) // PART_BYTES)
+        parts_count = -(-(size - limits.STRIPE_BYTES_MIN) // limits.PART_BYTES)
         stripes = min(self._stripes(size), parts_count)
-        bounds = [STRIPE_BYTES_MIN + parts_count * i // stripes * PART_BYTES for i in range(stripes)] + [size]
+        bounds = [limits.STRIPE_BYTES_MIN + parts_count * i // stripes * limits.PART_BYTES for i in range(stripes)] + [
+            size
+        ]
         tasks = [
             asyncio.create_task(fetch.range(channel, start, stop))
             for channel, start, stop in zip(self._channels, bounds, bounds[1:], strict=False)
@@ -234,8 +226,8 @@ class _Fetch:
         self._buffers = buffers
         self._request = request
         inner = request.kind is FetchKind.INNER
-        self._size_max = INNER_PIECE_BYTES if inner else PUSH_BYTES_MAX
-        self._waits = (FETCH_WAIT_S, INNER_RATE_MIN) if inner else ()
+        self._size_max = INNER_PIECE_BYTES if inner else limits.PUSH_BYTES_MAX
+        self._waits = (limits.FETCH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         self.header: FetchHeader | None = None
         self.assembly: Assembly | None = None
 
@@ -257,7 +249,7 @@ class _Fetch:
             attempts = 1 if position > before else attempts + 1
             if position > before:
                 backoff.reset()
-            if attempts >= BULK_ATTEMPTS_MAX:
+            if attempts >= limits.BULK_ATTEMPTS_MAX:
                 raise UnreachableError(
                     f"{attempts} attempts to fetch fragment {self._request.fragment} from byte {position} on failed: "
                     f"{failure}"
@@ -302,7 +294,7 @@ class _Fetch:
         checks.count("FetchHeader.size", header.size, high=self._size_max)
         if self.header is None:
             self.header = header
-            self.assembly = Assembly(self._buffers.take(header.size), PART_BYTES)
+            self.assembly = Assembly(self._buffers.take(header.size), limits.PART_BYTES)
             self._request = dataclasses.replace(self._request, version=header.version)
         elif header != self.header:
             # Versions are immutable: the same version with other bytes must never be adopted.
@@ -319,8 +311,3 @@ class _Fetch:
         except RefusedError as error:
             # Not what was asked for: the stream is dropped and resumed here.
             raise RemoteProtocolError(error.detail) from None
-
-
-def _chain(first: int, rest: Iterator[int]) -> Iterator[int]:
-    yield first
-    yield from rest

@@ -30,7 +30,7 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from atoll.wire import checks
+from atoll.wire import checks, limits
 from atoll.wire.cause import find_cause
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
 from atoll.wire.convert import (
@@ -40,15 +40,6 @@ from atoll.wire.convert import (
     parse_syncer_message,
 )
 from atoll.wire.generated import atoll_pb2 as pb
-from atoll.wire.limits import (
-    BACKOFF_S_MAX,
-    BACKOFF_S_MIN,
-    CONTROL_MESSAGE_BYTES_MAX,
-    FLUSH_S,
-    HELLO_S,
-    LEARNER_QUEUE_MAX,
-    STATUS_S,
-)
 from atoll.wire.records import parse_bytes
 from atoll.wire.seal import seal, unseal
 from atoll.wire.transport import EOF, LEAVE_METHOD, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
@@ -116,20 +107,20 @@ class ControlClient:
     async def open(self, hello: Hello) -> Welcome:
         """Connect and say hello. Raises RefusedError, FencedError, UnreachableError or RemoteProtocolError."""
         encoded = seal(encode_learner_message(hello))
-        if len(encoded) > CONTROL_MESSAGE_BYTES_MAX:
+        if len(encoded) > limits.CONTROL_MESSAGE_BYTES_MAX:
             raise LocalProtocolError(
-                f"a Hello of {len(encoded)} bytes; at most {CONTROL_MESSAGE_BYTES_MAX} are allowed"
+                f"a Hello of {len(encoded)} bytes; at most {limits.CONTROL_MESSAGE_BYTES_MAX} are allowed"
             )
         if self._call is not None:
             self._call.cancel()  # the one that was refused
         self._call = self._channel.stream_stream(SESSION_METHOD)(metadata=self._options.metadata)
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with asyncio.timeout(limits.HELLO_S):
                 await self._write_one(encoded)
                 welcome = await self._read()
         except TimeoutError:
             raise UnreachableError(
-                f"the syncer at {self._options.address} did not answer within {HELLO_S:g} s; check its log"
+                f"the syncer at {self._options.address} did not answer within {limits.HELLO_S:g} s; check its log"
             ) from None
         if not isinstance(welcome, Welcome):
             raise RemoteProtocolError(f"the syncer answered Hello with {type(welcome).__name__} instead of Welcome")
@@ -161,7 +152,7 @@ class ControlClient:
         if not self.is_open:
             return
         try:
-            async with asyncio.timeout(FLUSH_S):
+            async with asyncio.timeout(limits.FLUSH_S):
                 await self._drained.wait()
                 await self._call.done_writing()
         except (TimeoutError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
@@ -184,7 +175,7 @@ class ControlClient:
                 if isinstance(queued, Progress):
                     self._queue.remove(queued)
                     break
-        if len(self._queue) + len(self._payloads) >= LEARNER_QUEUE_MAX:
+        if len(self._queue) + len(self._payloads) >= limits.LEARNER_QUEUE_MAX:
             # The link is up but takes nothing. A new session starts from a Hello that says everything.
             self._closed = True
             self._call.cancel()
@@ -284,10 +275,10 @@ async def run_sessions(
             if refused is not None and not (refused.code == Refusal.TOKEN and token_right and refusals < TOKEN_TRIES):
                 raise refused
             # A session that lived for a while was a good one; one that ended at once must not be retried in a hurry.
-            if time.monotonic() - began > BACKOFF_S_MAX:
+            if time.monotonic() - began > limits.BACKOFF_S_MAX:
                 backoff.reset()
             # Waits grow from one round over all places to the next: a moved syncer is found as soon as a restarted one.
-            wait_s = BACKOFF_S_MIN if failures % len(places) else backoff.next_s()
+            wait_s = limits.BACKOFF_S_MIN if failures % len(places) else backoff.next_s()
             await asyncio.wait({stopped}, timeout=wait_s)
     finally:
         stopped.cancel()
@@ -305,7 +296,7 @@ async def _one_session(
             await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not listening.done() and client.is_open:
                 await client.finish()
-                await asyncio.wait({listening}, timeout=FLUSH_S)
+                await asyncio.wait({listening}, timeout=limits.FLUSH_S)
             elif listening.done():
                 listening.result()
                 reason = SYNCER_ENDED
@@ -374,7 +365,7 @@ async def _ask_at(options: ClientOptions, method: str, request: Any) -> bytes:
     channel = open_channel(options, control_channel_arguments())
     try:
         call = channel.unary_unary(method)
-        return bytes(await call(bytes(request.SerializeToString()), metadata=options.metadata, timeout=STATUS_S))
+        return bytes(await call(bytes(request.SerializeToString()), metadata=options.metadata, timeout=limits.STATUS_S))
     except grpc.aio.AioRpcError as error:
         raise await _explained(options, error) from None
     finally:

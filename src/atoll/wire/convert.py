@@ -13,18 +13,9 @@ from typing import Any
 from atoll.core import messages as m
 from atoll.core.config import FRAGMENTS_MAX, TENSOR_MERGES, SyncConfig
 from atoll.errors import ConfigError, RemoteProtocolError
-from atoll.wire import checks
+from atoll.wire import checks, limits
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.headers import check_push_header, check_push_reply
-from atoll.wire.limits import (
-    DIMENSIONS_MAX,
-    DISCARDS_MAX,
-    INNER_PIECES_MAX,
-    JSON_CHARS_MAX,
-    OUTSTANDING_MAX,
-    TENSOR_NAME_CHARS_MAX,
-    TENSORS_MAX,
-)
 from atoll.wire.records import Parse, free, inside, many, parse_bytes, payload, plain, record
 from atoll.wire.versions import settings_in
 from atoll.wire.weight import weigh_learner_message, weigh_syncer_message
@@ -54,8 +45,8 @@ def parse_learner_message(data: bytes) -> m.LearnerMessage:
 
 _tensor = record(
     m.TensorSpec,
-    name=partial(checks.identifier, chars_max=TENSOR_NAME_CHARS_MAX),
-    shape=many(partial(checks.count, low=1), DIMENSIONS_MAX),
+    name=partial(checks.identifier, chars_max=limits.TENSOR_NAME_CHARS_MAX),
+    shape=many(partial(checks.count, low=1), limits.DIMENSIONS_MAX),
     dtype=checks.identifier,
     merge=partial(checks.choice, choices=TENSOR_MERGES),
 )
@@ -64,11 +55,11 @@ _hello = record(
     learner=checks.identifier,
     instance=checks.identifier,
     protocol=_protocol,
-    tensors=many(inside(_tensor), TENSORS_MAX),
+    tensors=many(inside(_tensor), limits.TENSORS_MAX),
     generation=checks.count,
     run=checks.optional_identifier,
     bases=_bases,
-    outstanding=many(inside(record(m.Outstanding, fragment=checks.fragment, seq=checks.count)), OUTSTANDING_MAX),
+    outstanding=many(inside(record(m.Outstanding, fragment=checks.fragment, seq=checks.count)), limits.OUTSTANDING_MAX),
     epoch=checks.count,
     checksums=many(free, FRAGMENTS_MAX),
     wants_inner=free,
@@ -122,7 +113,7 @@ _LEARNER_PARSERS: dict[str, Parse[m.LearnerMessage]] = {
         step_ns=checks.count,
         loss=free,
         bases=_bases,
-        discarded=many(inside(_discard_count), DISCARDS_MAX),
+        discarded=many(inside(_discard_count), limits.DISCARDS_MAX),
         pending=many(checks.count, FRAGMENTS_MAX),
     ),
     "nothing": record(m.Nothing, round=checks.count, fragment=checks.fragment),
@@ -192,7 +183,7 @@ def _parse_config(config_json: str) -> SyncConfig:
 
 
 def parse_json_object(name: str, value: str) -> dict[str, Any]:
-    checks.length(name, len(value), JSON_CHARS_MAX)
+    checks.length(name, len(value), limits.JSON_CHARS_MAX)
     try:
         parsed = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -207,7 +198,7 @@ parse_refused = record(m.Refused, code=checks.identifier, detail=checks.text)
 
 
 def _parse_inner_offer(message: Any) -> m.InnerOffer:
-    pieces = checks.count("InnerOffer.pieces", message.pieces, high=INNER_PIECES_MAX)
+    pieces = checks.count("InnerOffer.pieces", message.pieces, high=limits.INNER_PIECES_MAX)
     offer = record(
         m.InnerOffer,
         slot=checks.slot,

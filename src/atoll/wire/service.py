@@ -23,13 +23,7 @@ from atoll.core.messages import (
     SyncerMessage,
 )
 from atoll.errors import ConfigError
-from atoll.wire.limits import (
-    SESSION_QUEUE_BYTES_MAX,
-    SESSIONS_MAX,
-    TRANSFER_IDLE_S,
-    TRANSFERS_MAX,
-    TRANSFERS_PER_LEARNER_MAX,
-)
+from atoll.wire import limits
 
 Bytes = NDArray[np.uint8]
 SendToLearner = Callable[[SyncerMessage], None]
@@ -86,15 +80,15 @@ class ServerOptions:
     """Path of the PEM certificate chain."""
     tls_key: str = ""
     """Path of the PEM private key."""
-    sessions_max: int = SESSIONS_MAX
+    sessions_max: int = limits.SESSIONS_MAX
     """Control sessions at a time."""
-    session_queue_bytes_max: int = SESSION_QUEUE_BYTES_MAX
+    session_queue_bytes_max: int = limits.SESSION_QUEUE_BYTES_MAX
     """Bytes that may wait for one slow reader before its session is closed."""
-    transfers_max: int = TRANSFERS_MAX
+    transfers_max: int = limits.TRANSFERS_MAX
     """Pushes that may be under way at a time, all learners together."""
-    transfers_per_learner_max: int = TRANSFERS_PER_LEARNER_MAX
+    transfers_per_learner_max: int = limits.TRANSFERS_PER_LEARNER_MAX
     """Pushes that may be under way at a time for one learner."""
-    transfer_idle_s: float = TRANSFER_IDLE_S
+    transfer_idle_s: float = limits.TRANSFER_IDLE_S
     """A transfer for which nothing arrives for this long is given up and its buffer freed."""
 
     def __post_init__(self) -> None:

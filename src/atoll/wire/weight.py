@@ -10,22 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from atoll.errors import RemoteProtocolError
-from atoll.wire.limits import (
-    FIELD_BYTES_MAX,
-    OUTSTANDING_MAX,
-    SYNCER_MESSAGE_BYTES_MAX,
-    TENSORS_MAX,
-    UNWEIGHED_BYTES_MAX,
-)
+from atoll.wire import limits
 
 _HELLO = 1
 """LearnerMessage.hello."""
-_FIELDS_MAX = TENSORS_MAX + OUTSTANDING_MAX + 64
+_FIELDS_MAX = limits.TENSORS_MAX + limits.OUTSTANDING_MAX + 64
 
 
 def weigh_learner_message(data: bytes) -> None:
     """Raises RemoteProtocolError for bytes that would take far more memory than they have."""
-    if len(data) <= UNWEIGHED_BYTES_MAX:
+    if len(data) <= limits.UNWEIGHED_BYTES_MAX:
         return
     count = 0
     for number, start, stop in _fields(data, 0, len(data)):
@@ -33,13 +27,13 @@ def weigh_learner_message(data: bytes) -> None:
             raise RemoteProtocolError(f"a message of {len(data)} bytes; only a Hello may be that large")
         for _, begin, end in _fields(data, start, stop):
             count += 1
-            if count > _FIELDS_MAX or end - begin > FIELD_BYTES_MAX:
+            if count > _FIELDS_MAX or end - begin > limits.FIELD_BYTES_MAX:
                 raise RemoteProtocolError(f"a Hello of {len(data)} bytes with too many tensors, or one too large")
 
 
 def weigh_syncer_message(data: bytes) -> None:
-    if len(data) > SYNCER_MESSAGE_BYTES_MAX:
-        raise RemoteProtocolError(f"a message of {len(data)} bytes; at most {SYNCER_MESSAGE_BYTES_MAX} are sent")
+    if len(data) > limits.SYNCER_MESSAGE_BYTES_MAX:
+        raise RemoteProtocolError(f"a message of {len(data)} bytes; at most {limits.SYNCER_MESSAGE_BYTES_MAX} are sent")
 
 
 def _fields(data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
