@@ -244,7 +244,7 @@ def test_a_new_syncer_ends_a_lapse_unless_it_says_otherwise() -> None:
     events: list[Timed] = [*SERVED, (12, DurabilityChanged("degraded", "commit", "full")), (14, started(2, 2))]
     assert state_of(*events).durability.lapse is None
     again = state_of(*events, (15, DurabilityChanged("degraded", "commit", "full"))).durability
-    assert again.lapses_count == 2 and again.lapse is not None
+    assert len(again.lapses) == 2 and again.lapse is not None
 
 
 def test_what_commits_cost_counts_only_those_that_were_written() -> None:

@@ -21,7 +21,7 @@ from atoll.observe.durability import Cost
 
 RECOVERIES_MAX = 2000
 RETURNS_MAX = 2000
-"""Lists are cut at these lengths; the counts beside them go on."""
+"""Lists are cut at these lengths; the counts by rung go on."""
 SILENCE_NS_MIN = 4 * SECOND_NS
 """Learners say something every 2 s: silence of twice that was more than the pause between two words."""
 CUTTING, STOPPING = "partition", "freeze"
@@ -83,7 +83,6 @@ class ComebackBook:
         self.last_rung: dict[str, str] = {}
         """By learner; the newest that was not fresh."""
         self.returns: list[Return] = []
-        self.returns_count = 0
         self.checkpoints: dict[str, Cost] = {}
         """By learner: what the training thread paid, and the bytes written."""
         self._links: dict[str, _Link] = {}
@@ -199,7 +198,6 @@ class ComebackBook:
             return
         link.back = Return(learner, link.down_ns, max(t_ns, link.down_ns), link.detail)
         link.down_ns, link.fragments = None, set()
-        self.returns_count += 1
         if len(self.returns) < RETURNS_MAX:
             self.returns.append(link.back)
 

@@ -11,7 +11,7 @@ PERIODS_MAX = 1000
 HEALED_MAX = 1000
 REASONS_MAX = 20
 STREAMS_MAX = 256
-"""Lists are cut at these lengths; the counts beside them go on."""
+"""Lists are cut at these lengths; the count of heals goes on."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,6 @@ class DurabilityBook:
         self.level = ""
         self.wanted = ""
         self.lapses: list[Lapse] = []
-        self.lapses_count = 0
         self.commits = Cost()
         """Commits that were written to disk."""
         self.snapshots = Cost()
@@ -101,10 +100,8 @@ class DurabilityBook:
         self.level, self.wanted = event.level, event.wanted
         if event.level == event.wanted:
             self._end_lapse(t_ns)
-        elif self.lapse is None:
-            self.lapses_count += 1
-            if len(self.lapses) < PERIODS_MAX:
-                self.lapses.append(Lapse(t_ns, event.level, event.wanted, event.reason))
+        elif self.lapse is None and len(self.lapses) < PERIODS_MAX:
+            self.lapses.append(Lapse(t_ns, event.level, event.wanted, event.reason))
 
     def _end_lapse(self, t_ns: int) -> None:
         lapse = self.lapse

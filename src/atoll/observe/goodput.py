@@ -246,9 +246,9 @@ class GoodputReducer:
         return {learner: own[learner] + (rest * weights[learner] / total if total else 0.0) for learner in own}
 
 
-def measure_goodput(events: Iterable[tuple[int, str, events.Event]]) -> Goodput:
+def measure_goodput(stream: Iterable[tuple[int, str, events.Event]]) -> Goodput:
     """The goodput of a stream as `read_events` gives it."""
     reducer = GoodputReducer()
-    for t_ns, _, event in events:
+    for t_ns, _, event in stream:
         reducer.apply(t_ns, event)
     return reducer.result()

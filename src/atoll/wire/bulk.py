@@ -27,21 +27,10 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from atoll.wire import checks, limits
+from atoll.wire import checks, limits, parts
 from atoll.wire.assembly import Assembly
 from atoll.wire.buffers import Buffers
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
-from atoll.wire.parts import (
-    PushOpen,
-    RawPart,
-    encode_fetch_request,
-    encode_part,
-    encode_push_open,
-    parse_fetch_header,
-    parse_fetch_refused,
-    parse_part,
-    parse_push_reply,
-)
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import Bytes
 from atoll.wire.transport import FETCH_METHOD, PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
@@ -137,7 +126,7 @@ class BulkClient:
 
     async def _push_once(self, header: PushHeader, view: memoryview) -> PushReply:
         stripes = self._stripes(view.nbytes)
-        opened = PushOpen(header, secrets.randbits(64), stripes, limits.PART_BYTES)
+        opened = parts.PushOpen(header, secrets.randbits(64), stripes, limits.PART_BYTES)
         # All stripes draw from one sequence: a slow connection then carries less, and the parts arrive nearly in order.
         offsets = iter(range(0, view.nbytes, limits.PART_BYTES))
         firsts = [next(offsets, 0) for _ in range(stripes)]
@@ -151,24 +140,26 @@ class BulkClient:
             for task in tasks:
                 task.cancel()
 
-    async def _push_stripe(self, channel: Any, opened: PushOpen, view: memoryview, offsets: Iterator[int]) -> PushReply:
+    async def _push_stripe(
+        self, channel: Any, opened: parts.PushOpen, view: memoryview, offsets: Iterator[int]
+    ) -> PushReply:
         inner = opened.header.kind is PushKind.INNER
         waits = (limits.PUSH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
             metadata=self._options.metadata, timeout=deadline_s(view.nbytes, *waits), wait_for_ready=False
         )
-        opening = encode_push_open(opened)
+        opening = parts.encode_push_open(opened)
         try:
             for offset in offsets:
                 data = view[offset : offset + limits.PART_BYTES]
-                await call.write(encode_part(offset, data, opening))
+                await call.write(parts.encode_part(offset, data, opening))
                 self.bytes_up += data.nbytes
                 opening = b""
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             pass  # The call ended before we were done; its answer or error says why.
         try:
-            return parse_push_reply(unseal(await call))
+            return parts.parse_push_reply(unseal(await call))
         except grpc.aio.AioRpcError as error:
             raise call_error(self._options, error) from None
         except PayloadError as error:
@@ -264,12 +255,12 @@ class _Fetch:
         size = length or (self.header.size - position if self.header else self._size_max)
         timeout = deadline_s(size, *self._waits)
         call = channel.unary_stream(FETCH_METHOD)(
-            seal(encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
+            seal(parts.encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
         )
         first = True
         try:
             async for message in call:
-                part = parse_part(message)
+                part = parts.parse_part(message)
                 if first:
                     self._open(part)
                     first = False
@@ -283,14 +274,14 @@ class _Fetch:
         finally:
             call.cancel()
 
-    def _open(self, part: RawPart) -> None:
+    def _open(self, part: parts.RawPart) -> None:
         """Look at the first part of a stream. The first stream of all pins the version for the others."""
         if part.refused is not None:
-            refused = parse_fetch_refused(part.refused)
+            refused = parts.parse_fetch_refused(part.refused)
             raise refused_error(refused.code, refused.detail)
         if part.opening is None:
             raise RemoteProtocolError("the first part of a fetch must carry its header")
-        header = parse_fetch_header(part.opening)
+        header = parts.parse_fetch_header(part.opening)
         checks.count("FetchHeader.size", header.size, high=self._size_max)
         if self.header is None:
             self.header = header
@@ -304,7 +295,7 @@ class _Fetch:
                 f"this learner, and look at the syncer's log",
             )
 
-    def _place(self, part: RawPart) -> int:
+    def _place(self, part: parts.RawPart) -> int:
         assert self.assembly is not None
         try:
             return self.assembly.place(part)

@@ -23,6 +23,7 @@ from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.headers import check_push_header, check_push_reply, kind
 from atoll.wire.limits import INNER_PIECES_MAX, PART_BYTES_MAX, PART_BYTES_MIN, PUSH_BYTES_MAX, STRIPES_MAX
 from atoll.wire.records import free, inside, parse_bytes, plain, record
+from atoll.wire.weight import fields, varint
 
 _FETCH_KINDS = {
     pb.FETCH_UPDATE: FetchKind.UPDATE,
@@ -79,35 +80,19 @@ def parse_part(message: bytes) -> RawPart:
     """Split a part into its fields and check it. Raises PayloadError for a wrong checksum, RemoteProtocolError for all
     else. Fields of other numbers are skipped, as protobuf does: the contract can grow."""
     view = memoryview(message)
-    found: dict[int, Any] = {}
-    position = 0
-    value: int | memoryview
-    while position < len(view):
-        key, position = _read_varint(view, position)
-        number, wire_type = key >> 3, key & 7
-        if number == 0:
-            raise RemoteProtocolError("a part has a field with number 0, which protobuf does not know")
-        if wire_type == 0:
-            value, position = _read_varint(view, position)
-        elif wire_type == 1:
-            value, position = int.from_bytes(_take(view, position, 8), "little"), position + 8
-        elif wire_type == 2:
-            size, position = _read_varint(view, position)
-            value, position = _take(view, position, size), position + size
-        elif wire_type == 5:
-            value, position = _take(view, position, 4), position + 4
-        else:
-            raise RemoteProtocolError(f"a part has a field of unknown wire type {wire_type}")
+    found: dict[int, memoryview] = {}
+    for number, wire_type, start, stop in fields(view, 0, len(view)):
         if number in _PART_FIELDS:
             if wire_type != _PART_FIELDS[number] or number in found:
                 raise RemoteProtocolError(f"field {number} of a part is doubled or of the wrong type")
-            found[number] = value
+            found[number] = view[start:stop]
     data = found.get(15, view[:0])
     if data.nbytes > PART_BYTES_MAX:
         raise RemoteProtocolError(f"a part has {data.nbytes} bytes of data; at most {PART_BYTES_MAX} are allowed")
-    offset = checks.count("offset of a part", found.get(1, 0), high=PUSH_BYTES_MAX)
+    place = varint(found[1], 0, len(found[1]))[0] if 1 in found else 0
+    offset = checks.count("offset of a part", place, high=PUSH_BYTES_MAX)
     opening = found.get(3)
-    if 4 not in found and _checksum(opening or b"", data) != found.get(2, 0):
+    if 4 not in found and _checksum(opening or b"", data) != int.from_bytes(found.get(2, b""), "little"):
         raise PayloadError(f"the part at offset {offset} was corrupted on the way")
     return RawPart(offset, opening, found.get(4), data)
 
@@ -132,25 +117,6 @@ def _varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(view):
-            break
-        byte = view[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise RemoteProtocolError("a part ends inside a number or holds one of more than 10 bytes")
-
-
-def _take(view: memoryview, position: int, size: int) -> memoryview:
-    if size > len(view) - position:
-        raise RemoteProtocolError(f"a part is truncated: a field wants {size} bytes, {len(view) - position} are left")
-    return view[position : position + size]
 
 
 # ---------------------------------------------------------------- headers
