@@ -9,16 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
-from atoll.core.messages import (
-    INNER_PIECE_BYTES,
-    FetchHeader,
-    FetchKind,
-    FetchRequest,
-    PushHeader,
-    PushKind,
-    PushReply,
-    Refusal,
-)
+from atoll.core import messages as m
 from atoll.errors import (
     AtollError,
     LocalProtocolError,
@@ -99,7 +90,7 @@ class BulkClient:
         finally:
             self._running.discard(task)
 
-    async def push(self, header: PushHeader, payload: Buffer) -> PushReply:
+    async def push(self, header: m.PushHeader, payload: Buffer) -> m.PushReply:
         """Send one payload and return the syncer's answer. A broken connection and a busy syncer are tried again, from
         the start; raises UnreachableError when that does not help and RefusedError for a wrong token."""
         view = memoryview(payload).cast("B")  # type: ignore[arg-type]  # numpy below 2.2 types no buffer
@@ -107,14 +98,14 @@ class BulkClient:
             raise LocalProtocolError(f"the header announces {header.size} bytes but the payload has {view.nbytes}")
         return await self._unless_given_up(self._push(header, view))
 
-    async def _push(self, header: PushHeader, view: memoryview) -> PushReply:
+    async def _push(self, header: m.PushHeader, view: memoryview) -> m.PushReply:
         backoff = Backoff()
         failure: AtollError | None = None
-        reply: PushReply | None = None
+        reply: m.PushReply | None = None
         for _ in range(limits.BULK_ATTEMPTS_MAX):
             try:
                 reply = await self._push_once(header, view)
-                if reply.code != Refusal.BUSY:
+                if reply.code != m.Refusal.BUSY:
                     return reply
             except (UnreachableError, RemoteProtocolError) as error:
                 failure = error
@@ -124,7 +115,7 @@ class BulkClient:
         why = failure or (reply.detail if reply is not None else "")
         raise UnreachableError(f"{limits.BULK_ATTEMPTS_MAX} attempts to push fragment {header.fragment} failed: {why}")
 
-    async def _push_once(self, header: PushHeader, view: memoryview) -> PushReply:
+    async def _push_once(self, header: m.PushHeader, view: memoryview) -> m.PushReply:
         stripes = self._stripes(view.nbytes)
         opened = parts.PushOpen(header, secrets.randbits(64), stripes, limits.PART_BYTES)
         # All stripes draw from one sequence: a slow connection then carries less, and the parts arrive nearly in order.
@@ -142,8 +133,8 @@ class BulkClient:
 
     async def _push_stripe(
         self, channel: Any, opened: parts.PushOpen, view: memoryview, offsets: Iterator[int]
-    ) -> PushReply:
-        inner = opened.header.kind is PushKind.INNER
+    ) -> m.PushReply:
+        inner = opened.header.kind is m.PushKind.INNER
         waits = (limits.PUSH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
             metadata=self._options.metadata, timeout=deadline_s(view.nbytes, *waits), wait_for_ready=False
@@ -170,13 +161,13 @@ class BulkClient:
 
     # ------------------------------------------------------------ fetch
 
-    async def fetch(self, request: FetchRequest) -> tuple[FetchHeader, Bytes]:
+    async def fetch(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
         """The whole content that `request` names (its offset and length are ignored), checked. Broken connections are
         resumed where they broke. Raises RefusedError, UnreachableError when retries do not help, or PayloadError when
         the whole is not what its header says."""
         return await self._unless_given_up(self._fetch(request))
 
-    async def _fetch(self, request: FetchRequest) -> tuple[FetchHeader, Bytes]:
+    async def _fetch(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
         fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers)
         # The first range tells the size. When there are several connections it is kept short, the rest is spread.
         first_stop = limits.STRIPE_BYTES_MIN if len(self._channels) > 1 else None
@@ -212,14 +203,14 @@ class BulkClient:
 class _Fetch:
     """One content being fetched: what the first answer said about it, and the bytes so far."""
 
-    def __init__(self, options: ClientOptions, request: FetchRequest, buffers: Buffers) -> None:
+    def __init__(self, options: ClientOptions, request: m.FetchRequest, buffers: Buffers) -> None:
         self._options = options
         self._buffers = buffers
         self._request = request
-        inner = request.kind is FetchKind.INNER
-        self._size_max = INNER_PIECE_BYTES if inner else limits.PUSH_BYTES_MAX
+        inner = request.kind is m.FetchKind.INNER
+        self._size_max = m.INNER_PIECE_BYTES if inner else limits.PUSH_BYTES_MAX
         self._waits = (limits.FETCH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
-        self.header: FetchHeader | None = None
+        self.header: m.FetchHeader | None = None
         self.assembly: Assembly | None = None
 
     async def range(self, channel: Any, start: int, stop: int | None) -> None:
@@ -290,7 +281,7 @@ class _Fetch:
         elif header != self.header:
             # Versions are immutable: the same version with other bytes must never be adopted.
             raise RefusedError(
-                Refusal.CHECKSUM,
+                m.Refusal.CHECKSUM,
                 f"version {header.version} of fragment {self._request.fragment} changed while it was fetched; restart "
                 f"this learner, and look at the syncer's log",
             )
