@@ -8,6 +8,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.observe import RunState
 from atoll.observe import events as ev
 from atoll.observe.lines import encode
 
@@ -17,6 +18,17 @@ FRAGMENTS = 24
 PARAMETERS = 3_200_000
 STEP_TOKENS = 4096
 KILLED, SLOWED = "learner-2", "learner-1"
+
+Timed = tuple[float, ev.Event]
+"""A time in seconds, and what happened then."""
+
+
+def state_of(*events: Timed) -> RunState:
+    """A run of which these events are known, in order of time."""
+    state = RunState()
+    for t_s, event in sorted(events, key=lambda stamped: stamped[0]):
+        state.apply(int(t_s * SECOND), event)
+    return state
 
 
 @dataclass

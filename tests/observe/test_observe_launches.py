@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from synthetic_run import state_of
 
-from atoll.observe import Goodput, RunState, measure_goodput
+from atoll.observe import Goodput, measure_goodput
 from atoll.observe import events as ev
 from atoll.observe.launches import SILENCE_NS
 
@@ -26,13 +27,6 @@ def report(learner: str, compute_s: float, **others_s: float) -> ev.LearnerSteps
 
 def of(events: Stream) -> Goodput:
     return measure_goodput((int(t_s * S), "x", event) for t_s, event in events)
-
-
-def state_of(events: Stream) -> RunState:
-    state = RunState()
-    for t_s, event in events:
-        state.apply(int(t_s * S), event)
-    return state
 
 
 def seconds(goodput: Goodput, learner: str) -> dict[str, float]:
@@ -117,7 +111,7 @@ def test_a_launch_without_a_step_changes_nothing() -> None:
 
 
 def test_the_clock_of_the_views_stands_still_in_a_pause() -> None:
-    state = state_of([*launch(0, "a"), (13, STOPPED), *launch(HOUR, "a", pid=2)])
+    state = state_of(*launch(0, "a"), (13, STOPPED), *launch(HOUR, "a", pid=2))
     assert [state.elapsed_s(t_s * S) for t_s in (2, 12, 13, HOUR, HOUR + 2, HOUR + 12)] == [0, 10, 10, 10, 10, 20]
     assert [state.moment_ns(s) / S for s in (0, 5, 10, 15, 20)] == [2, 7, 12, HOUR + 7, HOUR + 12]
     (pause,) = state.pauses
@@ -126,17 +120,17 @@ def test_the_clock_of_the_views_stands_still_in_a_pause() -> None:
 
 def test_a_resumed_run_is_not_finished_and_its_learners_join_again() -> None:
     stopped = [*launch(0, "a", "b"), (13, ev.LearnerFinished("a", 1, 1, "SIGINT")), (14, STOPPED)]
-    assert state_of(stopped).finished is STOPPED
+    assert state_of(*stopped).finished is STOPPED
     resumed = [*stopped, (HOUR, STARTED), (HOUR + 1, ev.ProcessStarted("learner", "a", 2))]
-    state = state_of(resumed)
+    state = state_of(*resumed)
     assert state.finished is None
     assert state.states() == {"a": "joining", "b": "left"}
     assert "run resumed 60 min after its last step" in [line.text for line in state.log]
-    assert state_of([*resumed, (HOUR + 13, report("a", 10))]).states()["a"] == "active"
+    assert state_of(*resumed, (HOUR + 13, report("a", 10))).states()["a"] == "active"
 
 
 def test_a_syncer_that_starts_after_the_end_begins_a_new_launch_too() -> None:
-    state = state_of([*launch(0, "a"), (13, STOPPED), (HOUR, ev.SyncerStarted("run", "127.0.0.1:1", 5, 2))])
+    state = state_of(*launch(0, "a"), (13, STOPPED), (HOUR, ev.SyncerStarted("run", "127.0.0.1:1", 5, 2)))
     assert state.finished is None
     assert state.syncer_away_s == 0
 
@@ -147,13 +141,13 @@ def test_a_syncer_that_starts_after_the_end_begins_a_new_launch_too() -> None:
 def test_processes_that_a_launcher_ends_before_it_says_so_are_no_failures() -> None:
     events = [*launch(0, "a", "b"), (13, ev.ProcessExited("learner", "a", 1, -15)), (16, report("b", 4))]
     events += [(22, ev.ProcessExited("learner", "b", 1, 143)), (23, ev.ProcessExited("syncer", "syncer", 3, -15))]
-    before = state_of(events)
+    before = state_of(*events)
     assert [fault.target for fault in before.faults] == ["a", "b", "syncer"]
-    after = state_of([*events, (24, STOPPED)])
+    after = state_of(*events, (24, STOPPED))
     assert after.faults == []
     assert [one.failures for one in after.goodput().learners.values()] == [0, 0]
     killed = [*events[:-2], (22, ev.ProcessExited("learner", "b", 1, -9)), (24, STOPPED)]
-    assert [fault.target for fault in state_of(killed).faults] == ["b"]
+    assert [fault.target for fault in state_of(*killed).faults] == ["b"]
 
 
 def test_one_that_was_killed_long_before_the_end_stays_a_failure() -> None:
@@ -163,7 +157,7 @@ def test_one_that_was_killed_long_before_the_end_stays_a_failure() -> None:
         (112, report("b", 100)),
         (113, STOPPED),
     ]
-    state = state_of(events)
+    state = state_of(*events)
     assert [fault.target for fault in state.faults] == ["a"]
     assert state.goodput().learners["a"].failures == 1
 
@@ -171,7 +165,7 @@ def test_one_that_was_killed_long_before_the_end_stays_a_failure() -> None:
 def test_a_fault_does_not_outlast_its_launch() -> None:
     events = [*launch(0, "a", "b"), (13, ev.ProcessExited("learner", "b", 1, 3)), (22, report("a", 10)), (23, STOPPED)]
     events += launch(HOUR, "a", "b", pid=2)
-    (cost,) = state_of(events).fault_costs()
+    (cost,) = state_of(*events).fault_costs()
     assert cost.duration_s == 9
     assert cost.fault.end_ns is None
 
@@ -184,7 +178,7 @@ def test_speeds_before_a_fault_are_those_of_its_own_launch() -> None:
         (HOUR + 32, report("b", 10)),
         (HOUR + 32, report("a", 10)),
     ]
-    (cost,) = state_of(sorted(events, key=lambda stamped: stamped[0])).fault_costs()
+    (cost,) = state_of(*events).fault_costs()
     assert cost.others_ratio == pytest.approx(1.0)
 
 

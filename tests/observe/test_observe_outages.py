@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from synthetic_run import Timed, state_of
 
 from atoll.observe import RunState
 from atoll.observe import events as ev
 from atoll.observe.log import bits_text
 
 S = 1_000_000_000
-Timed = tuple[float, ev.Event]
 SERVED: list[Timed] = [(0, ev.SyncerStarted("run", "127.0.0.1:1", 1))]
 JOINED: list[Timed] = [*SERVED, (1, ev.LearnerJoined("a", 1, 0, 0)), (1, ev.MemberChanged("a", 1, "active", "ready"))]
-
-
-def state_of(*events: Timed) -> RunState:
-    state = RunState()
-    for t_s, event in sorted(events, key=lambda stamped: stamped[0]):
-        state.apply(int(t_s * S), event)
-    return state
 
 
 def steps(first_s: int, last_s: int, learner: str = "a") -> list[Timed]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from synthetic_recovery import CUT_OFF, DAMAGED, HEALED, KILLS, SYNCER_AWAY, RecoveryRun
+from synthetic_run import Timed, state_of
 
 from atoll.observe import RunState
 from atoll.observe import events as ev
@@ -15,14 +16,6 @@ from atoll.observe.lines import decode, encode
 from atoll.observe.thin import THIN_PERIOD_NS, Thinner
 
 S = 1_000_000_000
-Timed = tuple[float, ev.Event]
-
-
-def state_of(*events: Timed) -> RunState:
-    state = RunState()
-    for t_s, event in events:
-        state.apply(int(t_s * S), event)
-    return state
 
 
 def whole() -> RunState:

@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import KILLED, ORIGIN_NS, PARAMETERS, SECOND, SLOWED, STEP_TOKENS, SyntheticRun
+from synthetic_run import KILLED, ORIGIN_NS, PARAMETERS, SECOND, SLOWED, STEP_TOKENS, SyntheticRun, state_of
 
 from atoll.observe import RunState, data_parallel_bytes
 from atoll.observe import events as ev
@@ -14,13 +14,6 @@ from atoll.observe.series import Curve, Sample, Track
 from atoll.observe.summary import natural_key
 
 S = SECOND
-
-
-def state_of(*events: tuple[float, ev.Event]) -> RunState:
-    state = RunState()
-    for t_s, event in events:
-        state.apply(int(t_s * S), event)
-    return state
 
 
 def synthetic(until_s: float = math.inf, **options: object) -> RunState:
