@@ -13,35 +13,25 @@ from synthetic_run import ORIGIN_NS, SECOND, SyntheticRun, write_events
 from atoll.dash import print_summary, write_report
 from atoll.dash.frame import frame, status_line
 from atoll.observe import RunState
-from atoll.observe.events import (
-    Event,
-    FaultInjected,
-    LearnerJoined,
-    LinkThin,
-    MemberAside,
-    MemberChanged,
-    RunStarted,
-    SyncerStarted,
-    Warned,
-)
+from atoll.observe import events as ev
 
 NOW_S = 60.0
 WHY = "has not answered 3 rounds"
 ASIDE = [
-    (40.0, "syncer", MemberAside("learner-3", 1, True, WHY)),
-    (41.0, "syncer", LinkThin("learner-3", "up", 150_000, 6_250)),
-    (52.0, "syncer", Warned("syncer", "learner-3 holds nobody up any more")),
+    (40.0, "syncer", ev.MemberAside("learner-3", 1, True, WHY)),
+    (41.0, "syncer", ev.LinkThin("learner-3", "up", 150_000, 6_250)),
+    (52.0, "syncer", ev.Warned("syncer", "learner-3 holds nobody up any more")),
 ]
-COUNTS_AGAIN = (90.0, "syncer", MemberAside("learner-3", 1, False, "answered"))
-CUT = (48.0, "launcher", FaultInjected("partition", "learner-0", "both ways", ORIGIN_NS + 99 * SECOND))
+COUNTS_AGAIN = (90.0, "syncer", ev.MemberAside("learner-3", 1, False, "answered"))
+CUT = (48.0, "launcher", ev.FaultInjected("partition", "learner-0", "both ways", ORIGIN_NS + 99 * SECOND))
 
 
-def events_with(*more: tuple[float, str, Event]) -> list[tuple[int, str, Event]]:
+def events_with(*more: tuple[float, str, ev.Event]) -> list[tuple[int, str, ev.Event]]:
     added = [(ORIGIN_NS + int(t_s * SECOND), source, event) for t_s, source, event in more]
     return sorted([*SyntheticRun().events, *added], key=lambda stamped: stamped[0])
 
 
-def lines_of(*more: tuple[float, str, Event], width: int = 100) -> list[str]:
+def lines_of(*more: tuple[float, str, ev.Event], width: int = 100) -> list[str]:
     state, now_ns = RunState(), ORIGIN_NS + int(NOW_S * SECOND)
     for t_ns, source, event in events_with(*more):
         if t_ns <= now_ns:
@@ -82,7 +72,7 @@ def test_a_syncer_without_learners_of_its_own_machine_has_a_view() -> None:
         if source == "syncer" and t_ns <= ORIGIN_NS + NOW_S * SECOND:
             state.apply(t_ns, event, source)
     state.apply(
-        ORIGIN_NS + 59 * SECOND, MemberChanged("learner-1", 1, "away", "silent for 15 s", 15 * SECOND), "syncer"
+        ORIGIN_NS + 59 * SECOND, ev.MemberChanged("learner-1", 1, "away", "silent for 15 s", 15 * SECOND), "syncer"
     )
     console = Console(width=100, height=32, file=io.StringIO(), record=True)
     console.print(frame(state, width=100, height=32, now_ns=ORIGIN_NS + 60 * SECOND))
@@ -94,9 +84,9 @@ def test_a_syncer_without_learners_of_its_own_machine_has_a_view() -> None:
 
 def test_a_run_that_waits_for_learners_says_so() -> None:
     state = RunState()
-    state.apply(1, RunStarted("decoupled", 4, 0, 8, 1, "int4", "int4", 0))
-    state.apply(2, SyncerStarted("run", "127.0.0.1:1", 1))
-    state.apply(3, LearnerJoined("learner-0", 1, 0, 0))
+    state.apply(1, ev.RunStarted("decoupled", 4, 0, 8, 1, "int4", "int4", 0))
+    state.apply(2, ev.SyncerStarted("run", "127.0.0.1:1", 1))
+    state.apply(3, ev.LearnerJoined("learner-0", 1, 0, 0))
     console = Console(width=100, height=32, file=io.StringIO(), record=True)
     console.print(frame(state, width=100, height=32, now_ns=4))
     assert "waits for learners: 1 of 4 joined" in console.export_text()

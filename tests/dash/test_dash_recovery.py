@@ -17,16 +17,7 @@ from atoll.dash import LiveView, print_summary, recovery, write_report
 from atoll.dash.frame import frame, status_line
 from atoll.dash.syncer_line import LOUD, data_line, syncer_line
 from atoll.observe import RunState
-from atoll.observe.events import (
-    DataLedger,
-    LearnerRecovered,
-    LearnerSteps,
-    ProcessExited,
-    ProcessStarted,
-    SnapshotWritten,
-    SyncerRecovered,
-    SyncerStarted,
-)
+from atoll.observe import events as ev
 
 RUN = RecoveryRun()
 """Made once: building it costs more than looking at it."""
@@ -110,15 +101,15 @@ def test_the_data_ledger_has_a_line() -> None:
     assert line is not None
     assert line.plain == "data train: 249 of 5,000 chunks done, 10 in hand, 6 re-issued, 1 done twice"
     state = RunState()
-    state.apply(1, DataLedger("x", 0, 9, 5, 3, 1, 0, 0))
-    state.apply(2, DataLedger("y", 100, 10, 5, 3, 2, 0, 0, lost=1))
+    state.apply(1, ev.DataLedger("x", 0, 9, 5, 3, 1, 0, 0))
+    state.apply(2, ev.DataLedger("y", 100, 10, 5, 3, 2, 0, 0, lost=1))
     line = data_line(state)
     assert line is not None
     assert line.plain == "data 2 streams: 10 chunks done, 6 in hand, 2 handed back, 1 to be issued again"
 
 
 def test_chunks_that_were_leased_ahead_are_not_called_lost() -> None:
-    back = DataLedger("train", 0, 389, 63, 0, 326, 45, 0)
+    back = ev.DataLedger("train", 0, 389, 63, 0, 326, 45, 0)
     assert "63 done + 0 in hand + 326 leased ahead and handed back; 45 issued again" in recovery.data_sentence(back)
     lost = recovery.data_sentence(replace(back, lost=6))
     assert "+ 320 leased ahead and handed back + 6 lost with a learner, to be issued again" in lost
@@ -220,7 +211,7 @@ def test_nothing_is_said_about_what_did_not_happen(tmp_path: Path) -> None:
 
 def test_a_quiet_durable_run_says_only_what_is_on_disk() -> None:
     state = RunState()
-    state.apply(1, SyncerStarted("run", "127.0.0.1:1", 1, 1, "interval"))
+    state.apply(1, ev.SyncerStarted("run", "127.0.0.1:1", 1, 1, "interval"))
     assert recovery.facts(state) == [("durability", "level interval: the state is written to disk from time to time")]
     assert recovery.lead(state) == "" and recovery.restarts(state) == [] and recovery.returns(state) == []
 
@@ -228,11 +219,11 @@ def test_a_quiet_durable_run_says_only_what_is_on_disk() -> None:
 def test_a_state_in_memory_only_is_said_when_it_was_lost() -> None:
     state = RunState()
     for t_s, event in (
-        (1, SyncerStarted("run", "127.0.0.1:1", 1)),
-        (5, LearnerSteps("a", 1, 1, 1, 1, 1, 1.0, 4_000_000_000, 0, 0, 0, 0, 0)),
-        (6, ProcessExited("syncer", "syncer", 1, -9)),
-        (7, ProcessStarted("syncer", "syncer", 2)),
-        (8, SyncerStarted("run", "127.0.0.1:1", 2, 2)),
+        (1, ev.SyncerStarted("run", "127.0.0.1:1", 1)),
+        (5, ev.LearnerSteps("a", 1, 1, 1, 1, 1, 1.0, 4_000_000_000, 0, 0, 0, 0, 0)),
+        (6, ev.ProcessExited("syncer", "syncer", 1, -9)),
+        (7, ev.ProcessStarted("syncer", "syncer", 2)),
+        (8, ev.SyncerStarted("run", "127.0.0.1:1", 2, 2)),
     ):
         state.apply(t_s * 1_000_000_000, event)
     (row,) = recovery.restarts(state)
@@ -241,7 +232,7 @@ def test_a_state_in_memory_only_is_said_when_it_was_lost() -> None:
 
 def test_passwords_in_addresses_are_not_shown() -> None:
     state = RunState()
-    state.apply(1, SnapshotWritten("s3://key:secret@bucket/run", 1, 10, 10, [1]))
+    state.apply(1, ev.SnapshotWritten("s3://key:secret@bucket/run", 1, 10, 10, [1]))
     ((_, text),) = recovery.facts(state)
     assert "secret" not in text and "s3://bucket/run" in text
 
@@ -251,11 +242,11 @@ def test_names_from_a_recovery_cannot_break_the_page(tmp_path: Path) -> None:
     run = SyntheticRun(seconds=30.0)
     last_ns = run.events[-1][0]
     for event in (
-        SyncerStarted("run", "127.0.0.1:1", 7, 2, evil),
-        SyncerRecovered(evil, False, [1], 1, 1, [evil]),
-        DataLedger(evil, 0, 1, 1, 0, 0, 0, 0),
-        SnapshotWritten(evil, 1, 1, 1, [1]),
-        LearnerRecovered("x", 2, 1, evil, evil, 1),
+        ev.SyncerStarted("run", "127.0.0.1:1", 7, 2, evil),
+        ev.SyncerRecovered(evil, False, [1], 1, 1, [evil]),
+        ev.DataLedger(evil, 0, 1, 1, 0, 0, 0, 0),
+        ev.SnapshotWritten(evil, 1, 1, 1, [1]),
+        ev.LearnerRecovered("x", 2, 1, evil, evil, 1),
     ):
         run.events.append((last_ns + 1, "syncer", event))
     text = write_report(run.write(tmp_path)).read_text()

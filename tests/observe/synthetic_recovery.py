@@ -10,37 +10,7 @@ from pathlib import Path
 
 from synthetic_run import FRAGMENTS, ORIGIN_NS, PARAMETERS, SECOND, STEP_TOKENS, write_events
 
-from atoll.observe.events import (
-    CheckpointWritten,
-    Committed,
-    ContributionReceived,
-    DataLedger,
-    DurabilityChanged,
-    Event,
-    FaultInjected,
-    FragmentHealed,
-    LayoutFixed,
-    LearnerEvaluated,
-    LearnerFinished,
-    LearnerJoined,
-    LearnerLink,
-    LearnerRecovered,
-    LearnerStarted,
-    LearnerSteps,
-    MemberChanged,
-    ProcessExited,
-    ProcessStarted,
-    RoundClosed,
-    RoundLaunched,
-    RunFinished,
-    RunStarted,
-    SnapshotFailed,
-    SnapshotWritten,
-    SyncerRecovered,
-    SyncerStarted,
-    SyncerStats,
-    SyncerStopped,
-)
+from atoll.observe import events as ev
 
 STEP_S = 0.3
 PAUSE_S = 3 * 3600.0
@@ -80,7 +50,7 @@ class RecoveryRun:
     def __init__(self, *, resumed: bool = True, seed: int = 3) -> None:
         self.random = random.Random(seed)
         self.end_s = END_S if resumed else STOP_S
-        self.events: list[tuple[int, str, Event]] = []
+        self.events: list[tuple[int, str, ev.Event]] = []
         self.islands = [_Island(f"learner-{i}", 200 + i) for i in range(5)]
         self.syncer = "syncer-100"
         self.tokens = 0
@@ -96,7 +66,7 @@ class RecoveryRun:
             self._finish("finished", END_S)
         self.events.sort(key=lambda stamped: stamped[0])
 
-    def _add(self, t_s: float, source: str, event: Event) -> None:
+    def _add(self, t_s: float, source: str, event: ev.Event) -> None:
         self.events.append((self.t_ns(t_s), source, event))
 
     @staticmethod
@@ -115,15 +85,17 @@ class RecoveryRun:
         first = at_s == 0.0
         t_s = at_s if first else at_s + 2.0
         budget, title = 4_000 * STEP_TOKENS, "five islands, everything breaks"
-        started = RunStarted("decoupled", 5, PARAMETERS, 24, FRAGMENTS, "int4", "int4", budget, title)
+        started = ev.RunStarted("decoupled", 5, PARAMETERS, 24, FRAGMENTS, "int4", "int4", budget, title)
         self._add(t_s, "launcher", started)
         self._start_syncer(t_s + 0.1, t_s + 0.9, 100 if first else 900, 1 if first else 4)
         if first:
             share = PARAMETERS // FRAGMENTS
             sizes = [share] * (FRAGMENTS - 1) + [PARAMETERS - share * (FRAGMENTS - 1)]
-            self._add(3.9, self.syncer, LayoutFixed(PARAMETERS, 40, FRAGMENTS, sizes))
+            self._add(3.9, self.syncer, ev.LayoutFixed(PARAMETERS, 40, FRAGMENTS, sizes))
         else:
-            self._add(t_s + 1.0, self.syncer, SyncerRecovered("slots", True, [40] * FRAGMENTS, 9_000_000, 210_000_000))
+            self._add(
+                t_s + 1.0, self.syncer, ev.SyncerRecovered("slots", True, [40] * FRAGMENTS, 9_000_000, 210_000_000)
+            )
         for i, one in enumerate(self.islands):
             one.pid = (200 if first else 500) + i
             self._start_learner(
@@ -132,32 +104,32 @@ class RecoveryRun:
 
     def _start_syncer(self, begin_s: float, serve_s: float, pid: int, epoch: int) -> None:
         self.syncer = f"syncer-{pid}"
-        self._add(begin_s, "launcher", ProcessStarted("syncer", "syncer", pid))
-        self._add(serve_s, self.syncer, SyncerStarted("demo", "127.0.0.1:7077", pid, epoch, "commit"))
+        self._add(begin_s, "launcher", ev.ProcessStarted("syncer", "syncer", pid))
+        self._add(serve_s, self.syncer, ev.SyncerStarted("demo", "127.0.0.1:7077", pid, epoch, "commit"))
 
     def _start_learner(
         self, one: _Island, times_s: tuple[float, float], generation: int, rung: str, detail: str
     ) -> None:
         begin_s, ready_s = times_s
         source = f"learner-{one.id}-{one.pid}"
-        self._add(begin_s, "launcher", ProcessStarted("learner", one.id, one.pid))
-        self._add(begin_s + 0.7 * (ready_s - begin_s), source, LearnerStarted(one.id, one.pid))
+        self._add(begin_s, "launcher", ev.ProcessStarted("learner", one.id, one.pid))
+        self._add(begin_s + 0.7 * (ready_s - begin_s), source, ev.LearnerStarted(one.id, one.pid))
         step = int(max(0.0, begin_s - 4) / STEP_S)
-        self._add(ready_s, source, LearnerJoined(one.id, generation, step, 700_000_000))
-        self._add(ready_s + 0.01, source, LearnerRecovered(one.id, generation, step, rung, detail, 350_000_000))
-        self._add(ready_s + 0.01, self.syncer, MemberChanged(one.id, generation, "active", "ready"))
+        self._add(ready_s, source, ev.LearnerJoined(one.id, generation, step, 700_000_000))
+        self._add(ready_s + 0.01, source, ev.LearnerRecovered(one.id, generation, step, rung, detail, 350_000_000))
+        self._add(ready_s + 0.01, self.syncer, ev.MemberChanged(one.id, generation, "active", "ready"))
 
     def _finish(self, reason: str, t_s: float) -> None:
         last = 900 if reason == "finished" else 102
         for i, one in enumerate(self.islands):
             pid = {0: 200, 1: 301, 2: 302, 3: 303, 4: 204}[i] if reason != "finished" else 500 + i
             source = f"learner-{one.id}-{pid}"
-            self._add(t_s + 0.3, source, LearnerFinished(one.id, 600, 600 * STEP_TOKENS, reason))
-            self._add(t_s + 0.5, "launcher", ProcessExited("learner", one.id, pid, 0))
-        self._add(t_s + 0.8, f"syncer-{last}", SyncerStopped(reason, 700))
-        self._add(t_s + 0.9, "launcher", ProcessExited("syncer", "syncer", last, 0))
+            self._add(t_s + 0.3, source, ev.LearnerFinished(one.id, 600, 600 * STEP_TOKENS, reason))
+            self._add(t_s + 0.5, "launcher", ev.ProcessExited("learner", one.id, pid, 0))
+        self._add(t_s + 0.8, f"syncer-{last}", ev.SyncerStopped(reason, 700))
+        self._add(t_s + 0.9, "launcher", ev.ProcessExited("syncer", "syncer", last, 0))
         loss = 1.31 if reason == "finished" else float("nan")
-        self._add(t_s + 1.0, "launcher", RunFinished(reason, loss, t_s))
+        self._add(t_s + 1.0, "launcher", ev.RunFinished(reason, loss, t_s))
 
     # ------------------------------------------------------------ learners
 
@@ -183,7 +155,7 @@ class RecoveryRun:
         t_s, duration_s = when
         spent = [int(share * duration_s * SECOND) for share in (0.006, 0.004, 0.012)]
         loss = 1.3 + 3.5 * 0.985 ** (t_s * 1.6) + self.random.gauss(0, 0.05)
-        steps = LearnerSteps(
+        steps = ev.LearnerSteps(
             one.id, who[0], len(one.step_times_s), 1, STEP_TOKENS, tokens, loss,
             int(duration_s * SECOND) - sum(spent), 0, *spent, 0,
         )  # fmt: skip
@@ -191,37 +163,39 @@ class RecoveryRun:
         self._add(t_s, source, steps)
         number = len(one.step_times_s)
         if number % 60 == 0:
-            self._add(t_s, source, CheckpointWritten(one.id, number, 25_700_000, 2_400_000, 61_000_000))
+            self._add(t_s, source, ev.CheckpointWritten(one.id, number, 25_700_000, 2_400_000, 61_000_000))
         if one.id == "learner-0" and number % 30 == 0:
-            self._add(t_s, source, LearnerEvaluated(one.id, number, loss - 0.08, 5 * tokens))
+            self._add(t_s, source, ev.LearnerEvaluated(one.id, number, loss - 0.08, 5 * tokens))
 
     def _accidents(self) -> None:
         for learner, (at_s, back_s, rung, detail) in KILLS.items():
             one = next(island for island in self.islands if island.id == learner)
-            self._add(at_s, "launcher", FaultInjected("kill", learner, "SIGKILL; the supervisor restarts it"))
-            self._add(at_s + 0.1, "launcher", ProcessExited("learner", learner, one.pid, -9))
+            self._add(at_s, "launcher", ev.FaultInjected("kill", learner, "SIGKILL; the supervisor restarts it"))
+            self._add(at_s + 0.1, "launcher", ev.ProcessExited("learner", learner, one.pid, -9))
             one.pid += 100
             self._start_learner(one, (at_s + 0.6, at_s + back_s - 0.1), 2, rung, detail)
         for number, (down_s, up_s) in enumerate(SYNCER_AWAY):
-            self._add(down_s, "launcher", FaultInjected("kill", "syncer", "SIGKILL; the supervisor restarts it"))
-            self._add(down_s + 0.05, "launcher", ProcessExited("syncer", "syncer", 100 + number, -9))
+            self._add(down_s, "launcher", ev.FaultInjected("kill", "syncer", "SIGKILL; the supervisor restarts it"))
+            self._add(down_s + 0.05, "launcher", ev.ProcessExited("syncer", "syncer", 100 + number, -9))
             self._start_syncer(down_s + 0.6, up_s, 101 + number, 2 + number)
             for one in self.islands:
                 source = f"learner-{one.id}-{one.pid}"
-                self._add(down_s + 0.06, source, LearnerLink(one.id, False, "connection reset"))
-                self._add(up_s + 0.3, source, LearnerLink(one.id, True))
+                self._add(down_s + 0.06, source, ev.LearnerLink(one.id, False, "connection reset"))
+                self._add(up_s + 0.3, source, ev.LearnerLink(one.id, True))
         up_s = SYNCER_AWAY[0][1]
-        self._add(up_s + 0.01, "syncer-101", SyncerRecovered("slots", True, [20] * FRAGMENTS, 4_000_000, 180_000_000))
+        self._add(
+            up_s + 0.01, "syncer-101", ev.SyncerRecovered("slots", True, [20] * FRAGMENTS, 4_000_000, 180_000_000)
+        )
         up_s = SYNCER_AWAY[1][1]
-        recovered = SyncerRecovered("step-150", False, [30] * FRAGMENTS, 8_000_000, 950_000_000, [DAMAGED])
+        recovered = ev.SyncerRecovered("step-150", False, [30] * FRAGMENTS, 8_000_000, 950_000_000, [DAMAGED])
         self._add(up_s + 0.01, "syncer-102", recovered)
         for fragment in HEALED:
-            self._add(up_s + 0.8, "syncer-102", FragmentHealed(fragment, 30, 32, "learner-0"))
+            self._add(up_s + 0.8, "syncer-102", ev.FragmentHealed(fragment, 30, 32, "learner-0"))
         learner, down_s, up_s = CUT_OFF
-        self._add(down_s, f"learner-{learner}-204", LearnerLink(learner, False, "deadline exceeded"))
-        self._add(down_s + 15, "syncer-101", MemberChanged(learner, 1, "away", "silent for 15 s"))
-        self._add(up_s, f"learner-{learner}-204", LearnerLink(learner, True))
-        self._add(up_s, "syncer-101", MemberChanged(learner, 1, "active", "heard of again"))
+        self._add(down_s, f"learner-{learner}-204", ev.LearnerLink(learner, False, "deadline exceeded"))
+        self._add(down_s + 15, "syncer-101", ev.MemberChanged(learner, 1, "away", "silent for 15 s"))
+        self._add(up_s, f"learner-{learner}-204", ev.LearnerLink(learner, True))
+        self._add(up_s, "syncer-101", ev.MemberChanged(learner, 1, "active", "heard of again"))
 
     # ------------------------------------------------------------ the syncer
 
@@ -261,21 +235,23 @@ class RecoveryRun:
         merged = [(one.id, count) for one, count in zip(asked, steps, strict=True) if count]
         size = int(PARAMETERS / FRAGMENTS * 0.516)
         names = [one.id for one in asked]
-        self._add(t_s, syncer, RoundLaunched(number, 1, fragment, int((t_s - 4) / STEP_S), names, 2))
+        self._add(t_s, syncer, ev.RoundLaunched(number, 1, fragment, int((t_s - 4) / STEP_S), names, 2))
         for one, count in merged:
-            got = ContributionReceived(number, fragment, one, 1, number, size, count, count * STEP_TOKENS, 1.0, False)
+            got = ev.ContributionReceived(
+                number, fragment, one, 1, number, size, count, count * STEP_TOKENS, 1.0, False
+            )
             self._add(t_s + self.random.uniform(0.02, 0.1), syncer, got)
         for one in asked:
             one.taken_s[fragment] = t_s
         names = [one for one, _ in merged]
         self._add(
-            t_s + 0.15, syncer, RoundClosed(number, fragment, names, 0, "all answered", 90_000_000, 0, 150_000_000)
+            t_s + 0.15, syncer, ev.RoundClosed(number, fragment, names, 0, "all answered", 90_000_000, 0, 150_000_000)
         )
         counts = [count for _, count in merged]
         full = DISK_FULL[0] <= t_s < DISK_FULL[1]
         rho = 0.5 - 0.002 * t_s + self.random.gauss(0, 0.06)
         weights = [count / sum(counts) for count in counts]
-        commit = Committed(
+        commit = ev.Committed(
             fragment, version, number, names, sum(counts) * STEP_TOKENS, 3_000_000, size, 1.0, rho, 7, counts, weights,
             0 if full else int(self.random.uniform(6, 14) * 1e6) + (60_000_000 if number == 200 else 0),
             0 if full else SLOT_BYTES,
@@ -290,7 +266,7 @@ class RecoveryRun:
         pending = min(processed - lost - back, 60 * STEP_TOKENS)
         causes = {name: count for name, count in (("learner_lost", lost), ("rolled_back", back)) if count}
         sent = self.bytes[syncer]
-        stats = SyncerStats(
+        stats = ev.SyncerStats(
             int(t_s / STEP_S), 5, commits, 1, commits * 5, 0, sent, 2 * sent, processed,
             processed - lost - back - pending, pending, causes,
         )  # fmt: skip
@@ -299,20 +275,20 @@ class RecoveryRun:
     def _books(self) -> None:
         """Durability, snapshots and data."""
         start_s, end_s = DISK_FULL
-        self._add(start_s, "syncer-101", DurabilityChanged("degraded", "commit", "No space left on device"))
-        self._add(end_s, "syncer-101", DurabilityChanged("commit", "commit", "every fragment is on disk again"))
+        self._add(start_s, "syncer-101", ev.DurabilityChanged("degraded", "commit", "No space left on device"))
+        self._add(end_s, "syncer-101", ev.DurabilityChanged("commit", "commit", "every fragment is on disk again"))
         for at_s in (30.0, 60.0, 90.0, 150.0, 210.0):
             if at_s < self.end_s:
-                written = SnapshotWritten(
+                written = ev.SnapshotWritten(
                     SNAPSHOT, int(at_s), 12 * PARAMETERS, 800_000_000, [int(at_s / 7)] * FRAGMENTS
                 )
                 self._add(at_s - 0.05, self._serving(at_s - 0.05), written)
-        self._add(120.0, "syncer-101", SnapshotFailed(SNAPSHOT, "503 slow down, after 3 attempts"))
+        self._add(120.0, "syncer-101", ev.SnapshotFailed(SNAPSHOT, "503 slow down, after 3 attempts"))
         for second in range(5, int(self.end_s)):
             syncer = self._serving(float(second))
             if syncer:
                 lost = sum(2 for kill in KILLS.values() if second > kill[0])
                 done = 3 * second - lost
                 pool = 2 if any(kill[0] < second < kill[0] + kill[1] for kill in KILLS.values()) else 0
-                ledger = DataLedger("train", 5000, done + 10 + pool, done, 10, pool, lost, 1 if second > 80 else 0)
+                ledger = ev.DataLedger("train", 5000, done + 10 + pool, done, 10, pool, lost, 1 if second > 80 else 0)
                 self._add(float(second), syncer, ledger)

@@ -8,30 +8,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.observe.events import (
-    Committed,
-    ContributionReceived,
-    Event,
-    FaultEnded,
-    FaultInjected,
-    LayoutFixed,
-    LearnerEvaluated,
-    LearnerFinished,
-    LearnerJoined,
-    LearnerPushed,
-    LearnerStarted,
-    LearnerSteps,
-    MemberChanged,
-    ProcessExited,
-    ProcessStarted,
-    RoundClosed,
-    RoundLaunched,
-    RunFinished,
-    RunStarted,
-    SyncerStarted,
-    SyncerStats,
-    SyncerStopped,
-)
+from atoll.observe import RunState
+from atoll.observe import events as ev
 from atoll.observe.lines import encode
 
 SECOND = 1_000_000_000
@@ -40,6 +18,17 @@ FRAGMENTS = 24
 PARAMETERS = 3_200_000
 STEP_TOKENS = 4096
 KILLED, SLOWED = "learner-2", "learner-1"
+
+Timed = tuple[float, ev.Event]
+"""A time in seconds, and what happened then."""
+
+
+def state_of(*events: Timed) -> RunState:
+    """A run of which these events are known, in order of time."""
+    state = RunState()
+    for t_s, event in sorted(events, key=lambda stamped: stamped[0]):
+        state.apply(int(t_s * SECOND), event)
+    return state
 
 
 @dataclass
@@ -63,16 +52,16 @@ class SyntheticRun:
         self.kill_s, self.back_s = 0.30 * seconds, 0.30 * seconds + 5.2
         self.slow_s = (0.45 * seconds, 0.75 * seconds)
         self.tokens = 0
-        self.events: list[tuple[int, str, Event]] = []
+        self.events: list[tuple[int, str, ev.Event]] = []
         self.learners = [_Learner(f"learner-{i}", 4.0 + 0.1 * i) for i in range(learners)]
         self._launch()
         self._train()
-        self._step_times_ns = sorted(t_ns for t_ns, _, event in self.events if isinstance(event, LearnerSteps))
+        self._step_times_ns = sorted(t_ns for t_ns, _, event in self.events if isinstance(event, ev.LearnerSteps))
         self._rounds()
         self._finish()
         self.events.sort(key=lambda stamped: stamped[0])
 
-    def _add(self, t_s: float, source: str, event: Event) -> None:
+    def _add(self, t_s: float, source: str, event: ev.Event) -> None:
         self.events.append((ORIGIN_NS + int(t_s * SECOND), source, event))
 
     def _launch(self) -> None:
@@ -80,18 +69,18 @@ class SyntheticRun:
         budget = int(STEP_TOKENS * self.seconds / 0.3 * count * 0.9)
         title = f"{count} learners, tiny GPT on the standard library"
         self._add(
-            0, "launcher", RunStarted("decoupled", count, PARAMETERS, 24, FRAGMENTS, "int4", "int4", budget, title)
+            0, "launcher", ev.RunStarted("decoupled", count, PARAMETERS, 24, FRAGMENTS, "int4", "int4", budget, title)
         )
-        self._add(0.1, "launcher", ProcessStarted("syncer", "syncer", 100))
-        self._add(0.9, "syncer", SyncerStarted("demo", "127.0.0.1:7077", 100))
+        self._add(0.1, "launcher", ev.ProcessStarted("syncer", "syncer", 100))
+        self._add(0.9, "syncer", ev.SyncerStarted("demo", "127.0.0.1:7077", 100))
         for i, one in enumerate(self.learners):
-            self._add(0.2 + 0.01 * i, "launcher", ProcessStarted("learner", one.id, 200 + i))
-            self._add(3.0 + 0.1 * i, one.id, LearnerStarted(one.id, 200 + i))
-            self._add(3.9 + 0.1 * i, one.id, LearnerJoined(one.id, 1, 0, 800_000_000))
-            self._add(3.9 + 0.1 * i, "syncer", MemberChanged(one.id, 1, "active", "ready"))
+            self._add(0.2 + 0.01 * i, "launcher", ev.ProcessStarted("learner", one.id, 200 + i))
+            self._add(3.0 + 0.1 * i, one.id, ev.LearnerStarted(one.id, 200 + i))
+            self._add(3.9 + 0.1 * i, one.id, ev.LearnerJoined(one.id, 1, 0, 800_000_000))
+            self._add(3.9 + 0.1 * i, "syncer", ev.MemberChanged(one.id, 1, "active", "ready"))
         share = PARAMETERS // FRAGMENTS
         sizes = [share] * (FRAGMENTS - 1) + [PARAMETERS - share * (FRAGMENTS - 1)]
-        self._add(3.9, "syncer", LayoutFixed(PARAMETERS, 40, FRAGMENTS, sizes))
+        self._add(3.9, "syncer", ev.LayoutFixed(PARAMETERS, 40, FRAGMENTS, sizes))
 
     def _step_s(self, one: _Learner) -> float:
         base = 0.29 * (1 + 0.05 * math.sin(one.t_s / 7) + self.random.gauss(0, 0.03))
@@ -117,7 +106,7 @@ class SyntheticRun:
             self._report(one, duration_s)
             if one.id == "learner-0" and one.step % 25 == 0:
                 loss = self._loss() - 0.06
-                self._add(one.t_s, one.id, LearnerEvaluated(one.id, one.step, loss, self.tokens))
+                self._add(one.t_s, one.id, ev.LearnerEvaluated(one.id, one.step, loss, self.tokens))
 
     def _loss(self) -> float:
         return 1.35 + 4.1 * math.exp(-((self.tokens / 4.5e5) ** 0.55))
@@ -129,7 +118,7 @@ class SyntheticRun:
         self._add(
             one.t_s,
             one.id,
-            LearnerSteps(
+            ev.LearnerSteps(
                 one.id,
                 one.generation,
                 one.step,
@@ -148,34 +137,34 @@ class SyntheticRun:
 
     def _kill(self, one: _Learner) -> None:
         t_s = self.kill_s
-        self._add(t_s, "launcher", FaultInjected("kill", one.id, "SIGKILL; the supervisor restarts it"))
-        self._add(t_s + 0.1, "launcher", ProcessExited("learner", one.id, 202, -9))
-        self._add(t_s + 0.6, "launcher", ProcessStarted("learner", one.id, 302))
-        self._add(t_s + 4.1, f"{one.id}-302", LearnerStarted(one.id, 302))
+        self._add(t_s, "launcher", ev.FaultInjected("kill", one.id, "SIGKILL; the supervisor restarts it"))
+        self._add(t_s + 0.1, "launcher", ev.ProcessExited("learner", one.id, 202, -9))
+        self._add(t_s + 0.6, "launcher", ev.ProcessStarted("learner", one.id, 302))
+        self._add(t_s + 4.1, f"{one.id}-302", ev.LearnerStarted(one.id, 302))
         one.step = max(learner.step for learner in self.learners)
-        self._add(t_s + 4.9, f"{one.id}-302", LearnerJoined(one.id, 2, one.step, 700_000_000))
+        self._add(t_s + 4.9, f"{one.id}-302", ev.LearnerJoined(one.id, 2, one.step, 700_000_000))
         one.generation, one.t_s, one.rejoined, one.tokens = 2, self.back_s, True, 0
 
     def _rounds(self) -> None:
         slow, until = self.slow_s
-        self._add(slow, "launcher", FaultInjected("slow", SLOWED, "every step takes 4x as long", ORIGIN_NS))
-        self._add(until, "launcher", FaultEnded("slow", SLOWED))
+        self._add(slow, "launcher", ev.FaultInjected("slow", SLOWED, "every step takes 4x as long", ORIGIN_NS))
+        self._add(until, "launcher", ev.FaultEnded("slow", SLOWED))
         t_s, number, versions = 5.0, 0, [0] * FRAGMENTS
         bytes_up = bytes_down = 0
         size = int(PARAMETERS / FRAGMENTS * 0.516)
         while t_s < self.seconds - 0.5:
             fragment = number % FRAGMENTS
             asked = [one.id for one in self.learners if not (one.id == KILLED and self.kill_s < t_s < self.back_s)]
-            self._add(t_s, "syncer", RoundLaunched(number, 1, fragment, int((t_s - 4) / 0.3), asked, 2))
+            self._add(t_s, "syncer", ev.RoundLaunched(number, 1, fragment, int((t_s - 4) / 0.3), asked, 2))
             merged = []
             for learner in asked:
                 late = learner == SLOWED and slow < t_s < until and self.random.random() < 0.6
                 at_s = t_s + self.random.uniform(0.02, 0.15) + (0.7 if late else 0.0)
-                received = ContributionReceived(
+                received = ev.ContributionReceived(
                     number, fragment, learner, 1, number, size, 24, 24 * STEP_TOKENS, 1.0, late
                 )
                 self._add(at_s, "syncer", received)
-                pushed = LearnerPushed(
+                pushed = ev.LearnerPushed(
                     learner, fragment, number, number, size, 24, 24 * STEP_TOKENS, 1, 1, "late" if late else "accepted"
                 )
                 self._add(at_s, learner, pushed)
@@ -184,7 +173,7 @@ class SyntheticRun:
             versions[fragment] += 1
             bytes_down += size * len(asked)
             full = len(merged) == len(asked)
-            closed = RoundClosed(
+            closed = ev.RoundClosed(
                 number,
                 fragment,
                 merged,
@@ -196,7 +185,7 @@ class SyntheticRun:
             )
             self._add(t_s + 0.17, "syncer", closed)
             rho = 0.55 * math.exp(-t_s / 80) + self.random.gauss(0, 0.08) if versions[fragment] > 1 else math.nan
-            commit = Committed(
+            commit = ev.Committed(
                 fragment,
                 versions[fragment],
                 number,
@@ -219,7 +208,7 @@ class SyntheticRun:
         processed = STEP_TOKENS * bisect_right(self._step_times_ns, ORIGIN_NS + int(t_s * SECOND))
         lost = 12 * STEP_TOKENS if t_s > self.kill_s else 0
         pending = min(processed - lost, 11 * STEP_TOKENS * len(self.learners))
-        stats = SyncerStats(
+        stats = ev.SyncerStats(
             int(t_s / 0.3), 4, commits, 1, commits * 3, commits // 9, bytes_up, bytes_down, processed,
             processed - lost - pending, pending, {"learner_lost": lost} if lost else {},
         )  # fmt: skip
@@ -227,13 +216,13 @@ class SyntheticRun:
 
     def _finish(self) -> None:
         for one in self.learners:
-            finished = LearnerFinished(one.id, one.step, one.tokens, "token budget reached")
+            finished = ev.LearnerFinished(one.id, one.step, one.tokens, "token budget reached")
             self._add(self.seconds + 0.4, one.id, finished)
             pid = (300 if one.rejoined else 200) + int(one.id[-1])
-            self._add(self.seconds + 0.8, "launcher", ProcessExited("learner", one.id, pid, 0))
-        self._add(self.seconds + 1.0, "syncer", SyncerStopped("run over", 400))
+            self._add(self.seconds + 0.8, "launcher", ev.ProcessExited("learner", one.id, pid, 0))
+        self._add(self.seconds + 1.0, "syncer", ev.SyncerStopped("run over", 400))
         self._add(
-            self.seconds + 1.5, "launcher", RunFinished("token budget reached", self._loss() - 0.06, self.seconds)
+            self.seconds + 1.5, "launcher", ev.RunFinished("token budget reached", self._loss() - 0.06, self.seconds)
         )
 
     def write(self, folder: Path) -> Path:
@@ -241,7 +230,7 @@ class SyntheticRun:
         return write_events(self.events, folder)
 
 
-def write_events(events: list[tuple[int, str, Event]], folder: Path) -> Path:
+def write_events(events: list[tuple[int, str, ev.Event]], folder: Path) -> Path:
     """One file per source, as the processes of a run would leave them."""
     (folder / "events").mkdir(parents=True, exist_ok=True)
     lines: dict[str, list[bytes]] = {}

@@ -8,45 +8,14 @@ from dataclasses import replace
 
 import pytest
 from synthetic_recovery import CUT_OFF, DAMAGED, HEALED, KILLS, SYNCER_AWAY, RecoveryRun
+from synthetic_run import Timed, state_of
 
 from atoll.observe import RunState
-from atoll.observe.events import (
-    CheckpointWritten,
-    Committed,
-    DataLedger,
-    DurabilityChanged,
-    Event,
-    FragmentHealed,
-    LearnerFinished,
-    LearnerJoined,
-    LearnerLink,
-    LearnerRecovered,
-    LearnerStarted,
-    LearnerSteps,
-    ProcessExited,
-    ProcessStarted,
-    RoundLaunched,
-    RunStarted,
-    SnapshotFailed,
-    SnapshotWritten,
-    SyncerRecovered,
-    SyncerStarted,
-    SyncerStats,
-    SyncerStopped,
-    Warned,
-)
+from atoll.observe import events as ev
 from atoll.observe.lines import decode, encode
 from atoll.observe.thin import THIN_PERIOD_NS, Thinner
 
 S = 1_000_000_000
-Timed = tuple[float, Event]
-
-
-def state_of(*events: Timed) -> RunState:
-    state = RunState()
-    for t_s, event in events:
-        state.apply(int(t_s * S), event)
-    return state
 
 
 def whole() -> RunState:
@@ -56,32 +25,32 @@ def whole() -> RunState:
     return state
 
 
-def step(learner: str, seconds: float = 1.0) -> LearnerSteps:
-    return LearnerSteps(learner, 1, 1, 1, 10, 10, 2.0, int(seconds * S), 0, 0, 0, 0, 0)
+def step(learner: str, seconds: float = 1.0) -> ev.LearnerSteps:
+    return ev.LearnerSteps(learner, 1, 1, 1, 10, 10, 2.0, int(seconds * S), 0, 0, 0, 0, 0)
 
 
-def stats(up: int, down: int, commits: int = 0) -> SyncerStats:
-    return SyncerStats(0, 1, commits, 0, 0, 0, up, down, 100, 100, 0)
+def stats(up: int, down: int, commits: int = 0) -> ev.SyncerStats:
+    return ev.SyncerStats(0, 1, commits, 0, 0, 0, up, down, 100, 100, 0)
 
 
-def started(epoch: int, pid: int, durability: str = "commit") -> SyncerStarted:
-    return SyncerStarted("run", "127.0.0.1:1", pid, epoch, durability)
+def started(epoch: int, pid: int, durability: str = "commit") -> ev.SyncerStarted:
+    return ev.SyncerStarted("run", "127.0.0.1:1", pid, epoch, durability)
 
 
-def recovered(source: str = "slots", exact: bool = True, problems: list[str] | None = None) -> SyncerRecovered:
-    return SyncerRecovered(source, exact, [3, 3], 1000, S // 4, problems or [])
+def recovered(source: str = "slots", exact: bool = True, problems: list[str] | None = None) -> ev.SyncerRecovered:
+    return ev.SyncerRecovered(source, exact, [3, 3], 1000, S // 4, problems or [])
 
 
-def commit(fragment: int, version: int, steps: dict[str, int], total: int | None = None) -> Committed:
+def commit(fragment: int, version: int, steps: dict[str, int], total: int | None = None) -> ev.Committed:
     whole_steps = total or sum(steps.values())
     weights = [count / whole_steps for count in steps.values()]
-    return Committed(
+    return ev.Committed(
         fragment, version, version, list(steps), 10, 1, 1, 1.0, math.nan, 0, list(steps.values()), weights, 0, 0
     )
 
 
 SERVED: list[Timed] = [
-    (0, ProcessStarted("syncer", "syncer", 1)),
+    (0, ev.ProcessStarted("syncer", "syncer", 1)),
     (1, started(1, 1)),
     (10, step("a", 10)),
     (11, stats(5, 5)),
@@ -92,11 +61,11 @@ SERVED: list[Timed] = [
 
 
 def test_the_time_without_a_syncer_is_from_its_exit_to_the_next_that_serves() -> None:
-    events: list[Timed] = [*SERVED, (12, ProcessExited("syncer", "syncer", 1, -9))]
+    events: list[Timed] = [*SERVED, (12, ev.ProcessExited("syncer", "syncer", 1, -9))]
     gone = state_of(*events, (14, step("a")))
     assert gone.syncer_state(14 * S) == "down"
     assert gone.syncer_away_s == 2
-    events += [(13, ProcessStarted("syncer", "syncer", 2)), (15, started(2, 2)), (15, recovered()), (20, step("a"))]
+    events += [(13, ev.ProcessStarted("syncer", "syncer", 2)), (15, started(2, 2)), (15, recovered()), (20, step("a"))]
     back = state_of(*events)
     assert back.syncer_state(20 * S) == "up"
     assert back.syncer_away_s == 3
@@ -116,7 +85,7 @@ def test_where_nobody_saw_it_end_the_time_counts_from_its_last_word() -> None:
 
 
 def test_recovery_may_be_told_before_or_after_it_serves() -> None:
-    end: Timed = (12, ProcessExited("syncer", "syncer", 1, -9))
+    end: Timed = (12, ev.ProcessExited("syncer", "syncer", 1, -9))
     found = recovered("step-7", False, ["slot 3 is torn"])
     before = state_of(*SERVED, end, (14, found), (15, started(2, 2)))
     after = state_of(*SERVED, end, (15, started(2, 2)), (16, found))
@@ -134,13 +103,13 @@ def test_a_run_that_begins_with_a_snapshot_of_another_has_recovered_without_an_a
 
 
 def test_a_syncer_that_was_fenced_out_long_ago_may_end_without_being_missed() -> None:
-    state = state_of(*SERVED, (12, started(2, 2)), (13, ProcessExited("syncer", "old", 1, 1)), (20, step("a")))
+    state = state_of(*SERVED, (12, started(2, 2)), (13, ev.ProcessExited("syncer", "old", 1, 1)), (20, step("a")))
     assert state.syncer_state(20 * S) == "up"
 
 
 def test_a_shell_around_the_syncer_that_ends_with_it_is_its_end() -> None:
-    state = state_of((0, ProcessStarted("syncer", "syncer", 7)), (1, started(1, 8)), (5, step("a")))
-    state.apply(6 * S, ProcessExited("syncer", "syncer", 7, -9))
+    state = state_of((0, ev.ProcessStarted("syncer", "syncer", 7)), (1, started(1, 8)), (5, step("a")))
+    state.apply(6 * S, ev.ProcessExited("syncer", "syncer", 7, -9))
     assert state.syncer_state(7 * S) == "down"
 
 
@@ -154,7 +123,7 @@ def test_a_recovery_told_early_in_a_file_of_its_own_belongs_to_the_next_syncer()
 
 
 def test_learners_elsewhere_that_went_on_missed_the_syncer_of_a_launcher_that_was_killed() -> None:
-    run = RunStarted("decoupled", 2, 1000, 24, 4, "int4", "int4", 0)
+    run = ev.RunStarted("decoupled", 2, 1000, 24, 4, "int4", "int4", 0)
     events: list[Timed] = [(0, run), *SERVED]
     events += [(t_s, step("a")) for t_s in range(12, 42)]
     events += [(42, run), (43, started(2, 2)), (43.5, step("a", 2.5)), (44, stats(1, 1))]
@@ -165,36 +134,36 @@ def test_learners_elsewhere_that_went_on_missed_the_syncer_of_a_launcher_that_wa
 
 
 def test_one_that_is_stopped_and_started_again_in_order_was_missed_as_well() -> None:
-    stopped: list[Timed] = [*SERVED, (12, SyncerStopped("stopped", 3))]
+    stopped: list[Timed] = [*SERVED, (12, ev.SyncerStopped("stopped", 3))]
     assert state_of(*stopped).syncer_state(13 * S) == "stopped"
     state = state_of(*stopped, (16, started(2, 2)), (20, step("a")))
     assert state.syncer_away_s == 4
 
 
 def test_a_syncer_that_ends_after_the_last_step_is_not_missed() -> None:
-    assert state_of(*SERVED, (12, ProcessExited("syncer", "syncer", 1, -9))).syncer_away_s == 0
+    assert state_of(*SERVED, (12, ev.ProcessExited("syncer", "syncer", 1, -9))).syncer_away_s == 0
 
 
 def test_without_a_launcher_silence_and_lost_links_tell() -> None:
-    events: list[Timed] = [(1, started(1, 1)), (2, step("a")), (3, LearnerLink("a", True)), (4, stats(1, 1))]
+    events: list[Timed] = [(1, started(1, 1)), (2, step("a")), (3, ev.LearnerLink("a", True)), (4, stats(1, 1))]
     assert state_of(*events).syncer_state(60 * S) == "up"
-    assert state_of(*events, (5, LearnerLink("a", False))).syncer_state(60 * S) == "silent"
+    assert state_of(*events, (5, ev.LearnerLink("a", False))).syncer_state(60 * S) == "silent"
 
 
 def test_learners_without_a_syncer_are_not_away_from_it() -> None:
     events: list[Timed] = [
         *SERVED,
-        (12, ProcessExited("syncer", "syncer", 1, -9)),
-        (12, LearnerLink("a", False, "reset")),
+        (12, ev.ProcessExited("syncer", "syncer", 1, -9)),
+        (12, ev.LearnerLink("a", False, "reset")),
     ]
     state = state_of(*events, (13, step("a")))
     assert state.states()["a"] == "active"
-    state = state_of(*events, (13, step("a")), (14, started(2, 2)), (15, LearnerLink("a", True)))
+    state = state_of(*events, (13, step("a")), (14, started(2, 2)), (15, ev.LearnerLink("a", True)))
     assert not any("link" in line.text for line in state.log)
 
 
 def test_rounds_that_died_with_the_syncer_are_not_open() -> None:
-    launched: Timed = (11, RoundLaunched(7, 1, 0, 24, ["a"], 1))
+    launched: Timed = (11, ev.RoundLaunched(7, 1, 0, 24, ["a"], 1))
     assert len(state_of(*SERVED, launched).rounds.open) == 1
     assert len(state_of(*SERVED, launched, (12, started(2, 2))).rounds.open) == 0
 
@@ -229,22 +198,22 @@ def test_an_old_syncer_that_still_talks_is_not_taken_for_the_run() -> None:
 
 
 def test_a_lapse_lasts_until_the_level_is_back() -> None:
-    events: list[Timed] = [*SERVED, (12, DurabilityChanged("degraded", "commit", "No space left on device"))]
-    events += [(13, DurabilityChanged("degraded", "commit", "Input/output error"))]
+    events: list[Timed] = [*SERVED, (12, ev.DurabilityChanged("degraded", "commit", "No space left on device"))]
+    events += [(13, ev.DurabilityChanged("degraded", "commit", "Input/output error"))]
     degraded = state_of(*events).durability
     assert (degraded.level, degraded.wanted) == ("degraded", "commit")
     assert degraded.lapse is not None and degraded.lapse.reason == "No space left on device"
-    back = state_of(*events, (20, DurabilityChanged("commit", "commit", "written again"))).durability
+    back = state_of(*events, (20, ev.DurabilityChanged("commit", "commit", "written again"))).durability
     assert back.lapse is None
     (lapse,) = back.lapses
     assert (lapse.start_ns, lapse.end_ns) == (12 * S, 20 * S)
 
 
 def test_a_new_syncer_ends_a_lapse_unless_it_says_otherwise() -> None:
-    events: list[Timed] = [*SERVED, (12, DurabilityChanged("degraded", "commit", "full")), (14, started(2, 2))]
+    events: list[Timed] = [*SERVED, (12, ev.DurabilityChanged("degraded", "commit", "full")), (14, started(2, 2))]
     assert state_of(*events).durability.lapse is None
-    again = state_of(*events, (15, DurabilityChanged("degraded", "commit", "full"))).durability
-    assert again.lapses_count == 2 and again.lapse is not None
+    again = state_of(*events, (15, ev.DurabilityChanged("degraded", "commit", "full"))).durability
+    assert len(again.lapses) == 2 and again.lapse is not None
 
 
 def test_what_commits_cost_counts_only_those_that_were_written() -> None:
@@ -261,13 +230,13 @@ def test_what_commits_cost_counts_only_those_that_were_written() -> None:
 
 def test_snapshots_healed_fragments_and_the_data_ledger() -> None:
     state = state_of(
-        (1, SnapshotWritten("memory://x", 3, 500, S, [1])),
-        (2, SnapshotWritten("memory://x", 4, 600, 2 * S, [2])),
-        (3, SnapshotFailed("memory://x", "no such bucket")),
-        (4, FragmentHealed(2, 10, 11, "a")),
-        (5, DataLedger("train", 10, 5, 2, 2, 1, 0, 0)),
-        (6, DataLedger("train", 10, 6, 4, 2, 0, 1, 0)),
-        (6, DataLedger("other", 0, 1, 0, 1, 0, 0, 0)),
+        (1, ev.SnapshotWritten("memory://x", 3, 500, S, [1])),
+        (2, ev.SnapshotWritten("memory://x", 4, 600, 2 * S, [2])),
+        (3, ev.SnapshotFailed("memory://x", "no such bucket")),
+        (4, ev.FragmentHealed(2, 10, 11, "a")),
+        (5, ev.DataLedger("train", 10, 5, 2, 2, 1, 0, 0)),
+        (6, ev.DataLedger("train", 10, 6, 4, 2, 0, 1, 0)),
+        (6, ev.DataLedger("other", 0, 1, 0, 1, 0, 0, 0)),
     )
     book = state.durability
     assert (book.snapshots.count, book.snapshots_failed) == (2, 1)
@@ -281,13 +250,13 @@ def test_snapshots_healed_fragments_and_the_data_ledger() -> None:
 
 def test_a_restart_has_its_rung_and_how_long_it_took() -> None:
     state = state_of(
-        (0, ProcessStarted("learner", "a", 1)),
-        (1, LearnerRecovered("a", 1, 0, "fresh", "", 0)),
+        (0, ev.ProcessStarted("learner", "a", 1)),
+        (1, ev.LearnerRecovered("a", 1, 0, "fresh", "", 0)),
         (10, step("a", 9)),
-        (11, ProcessExited("learner", "a", 1, -9)),
-        (12, ProcessStarted("learner", "a", 2)),
-        (15, LearnerJoined("a", 2, 9, 0)),
-        (15, LearnerRecovered("a", 2, 9, "peer", "b", S)),
+        (11, ev.ProcessExited("learner", "a", 1, -9)),
+        (12, ev.ProcessStarted("learner", "a", 2)),
+        (15, ev.LearnerJoined("a", 2, 9, 0)),
+        (15, ev.LearnerRecovered("a", 2, 9, "peer", "b", S)),
         (20, step("a", 4)),
     )
     (one,) = state.comebacks.recoveries
@@ -300,10 +269,10 @@ def test_a_restart_has_its_rung_and_how_long_it_took() -> None:
 
 def test_the_heaviest_contribution_after_a_lost_link_is_kept() -> None:
     events: list[Timed] = [
-        (1, LearnerLink("a", True)),
+        (1, ev.LearnerLink("a", True)),
         (2, commit(0, 1, {"a": 24, "b": 24})),
-        (3, LearnerLink("a", False, "reset")),
-        (77, LearnerLink("a", True)),
+        (3, ev.LearnerLink("a", False, "reset")),
+        (77, ev.LearnerLink("a", True)),
         # Made before the link was lost, merged after it came back.
         (78, commit(0, 2, {"a": 20, "b": 20})),
         (79, commit(1, 2, {"a": 312, "b": 200})),
@@ -318,33 +287,41 @@ def test_the_heaviest_contribution_after_a_lost_link_is_kept() -> None:
 
 
 def test_a_return_is_said_once_and_only_for_a_link_of_its_own() -> None:
-    cut: list[Timed] = [(12, LearnerLink("a", False)), (40, LearnerLink("a", True)), (41, commit(0, 1, {"a": 50}))]
+    cut: list[Timed] = [
+        (12, ev.LearnerLink("a", False)),
+        (40, ev.LearnerLink("a", True)),
+        (41, commit(0, 1, {"a": 50})),
+    ]
     state = state_of(*SERVED, *cut, (42, commit(1, 1, {"a": 51})))
     said = [line.text for line in state.log if "came back" in line.text]
     assert said == ["a came back after 28 s with 50 steps in one contribution, weight 1.00"]
-    syncer: list[Timed] = [(11.9, ProcessExited("syncer", "syncer", 1, -9)), (39, started(2, 2))]
+    syncer: list[Timed] = [(11.9, ev.ProcessExited("syncer", "syncer", 1, -9)), (39, started(2, 2))]
     state = state_of(*sorted([*SERVED, *cut, *syncer], key=lambda stamped: stamped[0]))
     assert not [line.text for line in state.log if "came back" in line.text]
     assert state.missed_syncer(state.comebacks.returns[0])
 
 
 def test_a_new_process_has_no_part_in_the_absence_of_the_old_one() -> None:
-    lost: Timed = (1, LearnerLink("a", False))
+    lost: Timed = (1, ev.LearnerLink("a", False))
     assert state_of(lost).comebacks.cut_off(10 * S) == [("a", S, 10 * S)]
-    for end in (LearnerStarted("a", 2), ProcessExited("learner", "a", 1, -9), LearnerFinished("a", 1, 1, "finished")):
-        state = state_of(lost, (5, end), (6, LearnerLink("a", True)))
+    for end in (
+        ev.LearnerStarted("a", 2),
+        ev.ProcessExited("learner", "a", 1, -9),
+        ev.LearnerFinished("a", 1, 1, "finished"),
+    ):
+        state = state_of(lost, (5, end), (6, ev.LearnerLink("a", True)))
         assert state.comebacks.returns == []
         assert state.comebacks.cut_off(10 * S) == []
 
 
 def test_commits_that_do_not_say_who_weighed_what_are_no_returns() -> None:
     old = replace(commit(0, 1, {"a": 9}), steps=[], weights=[])
-    state = state_of((1, LearnerLink("a", False)), (2, LearnerLink("a", True)), (3, old))
+    state = state_of((1, ev.LearnerLink("a", False)), (2, ev.LearnerLink("a", True)), (3, old))
     assert state.comebacks.returns[0].commit_ns == 0
 
 
 def test_checkpoints_are_summed_by_learner() -> None:
-    state = state_of((1, CheckpointWritten("a", 1, 100, 2_000, 1)), (2, CheckpointWritten("a", 2, 300, 4_000, 1)))
+    state = state_of((1, ev.CheckpointWritten("a", 1, 100, 2_000, 1)), (2, ev.CheckpointWritten("a", 2, 300, 4_000, 1)))
     cost = state.comebacks.checkpoints["a"]
     assert (cost.count, cost.bytes, cost.ns, cost.ns_max) == (2, 400, 6_000, 4_000)
 
@@ -353,17 +330,17 @@ def test_checkpoints_are_summed_by_learner() -> None:
 
 
 def test_files_of_an_older_version_still_read() -> None:
-    def without(event: Event, *names: str) -> Event:
+    def without(event: ev.Event, *names: str) -> ev.Event:
         raw = {name: value for name, value in json.loads(encode(1, event)).items() if name not in names}
         decoded = decode(json.dumps(raw).encode())
         assert decoded is not None
         return decoded[1]
 
     old = without(started(4, 9), "epoch", "durability")
-    assert isinstance(old, SyncerStarted) and (old.epoch, old.durability) == (1, "none")
+    assert isinstance(old, ev.SyncerStarted) and (old.epoch, old.durability) == (1, "none")
     new = commit(0, 1, {"a": 24})
     bare = without(new, "steps", "weights", "store_ns", "store_bytes")
-    assert isinstance(bare, Committed) and (bare.steps, bare.weights, bare.store_bytes) == ([], [], 0)
+    assert isinstance(bare, ev.Committed) and (bare.steps, bare.weights, bare.store_bytes) == ([], [], 0)
     state = state_of((1, old), (2, bare), (3, step("a")))
     assert state.durability.commits.count == 0 and state.syncer.restarts == []
 
@@ -371,7 +348,7 @@ def test_files_of_an_older_version_still_read() -> None:
 def test_weights_that_are_not_finite_survive_as_nan() -> None:
     event = replace(commit(0, 1, {"a": 1, "b": 2}), weights=[0.5, math.nan])
     decoded = decode(encode(1, event))
-    assert decoded is not None and isinstance(decoded[1], Committed)
+    assert decoded is not None and isinstance(decoded[1], ev.Committed)
     assert decoded[1].weights[0] == 0.5 and math.isnan(decoded[1].weights[1])
 
 
@@ -384,14 +361,14 @@ def test_every_event_of_a_recovery_survives_the_round_trip() -> None:
 def test_a_full_file_keeps_the_newest_ledger_of_each_stream() -> None:
     thinner = Thinner()
     for second in range(30):
-        assert thinner.take(second * S, DataLedger("train", 0, second, second, 0, 0, 0, 0)) == []
-    assert thinner.take(31 * S, DataLedger("other", 0, 1, 0, 1, 0, 0, 0)) == []
-    kept = thinner.take(THIN_PERIOD_NS, DataLedger("train", 0, 60, 60, 0, 0, 0, 0))
-    assert [(event.stream, event.done) for event in kept if isinstance(event, DataLedger)] == [
+        assert thinner.take(second * S, ev.DataLedger("train", 0, second, second, 0, 0, 0, 0)) == []
+    assert thinner.take(31 * S, ev.DataLedger("other", 0, 1, 0, 1, 0, 0, 0)) == []
+    kept = thinner.take(THIN_PERIOD_NS, ev.DataLedger("train", 0, 60, 60, 0, 0, 0, 0))
+    assert [(event.stream, event.done) for event in kept if isinstance(event, ev.DataLedger)] == [
         ("train", 60),
         ("other", 0),
     ]
-    warned = Warned("x", "y")
+    warned = ev.Warned("x", "y")
     assert thinner.take(THIN_PERIOD_NS + 1, warned) == [warned]
 
 

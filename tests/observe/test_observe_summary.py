@@ -5,43 +5,15 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic_run import KILLED, ORIGIN_NS, PARAMETERS, SECOND, SLOWED, STEP_TOKENS, SyntheticRun
+from synthetic_run import KILLED, ORIGIN_NS, PARAMETERS, SECOND, SLOWED, STEP_TOKENS, SyntheticRun, state_of
 
 from atoll.observe import RunState, data_parallel_bytes
-from atoll.observe.events import (
-    Committed,
-    ContributionReceived,
-    Event,
-    FaultEnded,
-    FaultInjected,
-    LearnerEvaluated,
-    LearnerFetched,
-    LearnerJoined,
-    LearnerLink,
-    LearnerPushed,
-    LearnerStarted,
-    LearnerSteps,
-    MemberChanged,
-    ProcessExited,
-    ProcessStarted,
-    RoundAborted,
-    RoundClosed,
-    RoundLaunched,
-    RunFinished,
-    SyncerStarted,
-)
+from atoll.observe import events as ev
 from atoll.observe.faults import exit_text
 from atoll.observe.series import Curve, Sample, Track
 from atoll.observe.summary import natural_key
 
 S = SECOND
-
-
-def state_of(*events: tuple[float, Event]) -> RunState:
-    state = RunState()
-    for t_s, event in events:
-        state.apply(int(t_s * S), event)
-    return state
 
 
 def synthetic(until_s: float = math.inf, **options: object) -> RunState:
@@ -52,9 +24,11 @@ def synthetic(until_s: float = math.inf, **options: object) -> RunState:
     return state
 
 
-def step(learner: str, number: int, duration_s: float = 1.0, stall_s: float = 0.0, generation: int = 1) -> LearnerSteps:
+def step(
+    learner: str, number: int, duration_s: float = 1.0, stall_s: float = 0.0, generation: int = 1
+) -> ev.LearnerSteps:
     compute_ns = int((duration_s - stall_s) * S)
-    return LearnerSteps(
+    return ev.LearnerSteps(
         learner, generation, number, 1, 10, 10 * number, 2.0, compute_ns, int(stall_s * S), 0, 0, 0, 0
     )  # fmt: skip
 
@@ -63,37 +37,37 @@ def step(learner: str, number: int, duration_s: float = 1.0, stall_s: float = 0.
 
 
 def test_states_through_a_life() -> None:
-    events: list[tuple[float, Event]] = [(0, ProcessStarted("learner", "a", 1))]
+    events: list[tuple[float, ev.Event]] = [(0, ev.ProcessStarted("learner", "a", 1))]
     assert state_of(*events).states() == {"a": "joining"}
-    events += [(1, LearnerJoined("a", 1, 0, 0)), (3, step("a", 1))]
+    events += [(1, ev.LearnerJoined("a", 1, 0, 0)), (3, step("a", 1))]
     assert state_of(*events).states() == {"a": "active"}
-    away = state_of(*events, (4, MemberChanged("a", 1, "away", "silent")))
+    away = state_of(*events, (4, ev.MemberChanged("a", 1, "away", "silent")))
     assert away.states() == {"a": "cut off"} and away.states(now_ns=90 * S) == {"a": "away"}
-    assert state_of(*events, (4, LearnerLink("a", False))).states() == {"a": "cut off"}
-    events += [(4, ProcessExited("learner", "a", 1, -9))]
+    assert state_of(*events, (4, ev.LearnerLink("a", False))).states() == {"a": "cut off"}
+    events += [(4, ev.ProcessExited("learner", "a", 1, -9))]
     assert state_of(*events).states() == {"a": "down"}
-    events += [(5, ProcessStarted("learner", "a", 2))]
+    events += [(5, ev.ProcessStarted("learner", "a", 2))]
     assert state_of(*events).states() == {"a": "joining"}
-    events += [(6, LearnerJoined("a", 2, 1, 0)), (7, step("a", 2, generation=2))]
+    events += [(6, ev.LearnerJoined("a", 2, 1, 0)), (7, step("a", 2, generation=2))]
     state = state_of(*events)
     assert state.states() == {"a": "active"}
     assert (state.learners["a"].restarts, state.learners["a"].generation) == (1, 2)
-    assert state_of(*events, (8, ProcessExited("learner", "a", 2, 0))).states() == {"a": "left"}
+    assert state_of(*events, (8, ev.ProcessExited("learner", "a", 2, 0))).states() == {"a": "left"}
 
 
 def test_only_links_that_are_lost_in_the_middle_are_news() -> None:
     state = state_of(
-        (0, LearnerLink("a", True)),
-        (1, LearnerLink("a", False, "reset")),
-        (2, LearnerLink("a", True)),
-        (3, MemberChanged("a", 1, "left", "finished")),
-        (3, LearnerLink("a", False, "asked to stop")),
+        (0, ev.LearnerLink("a", True)),
+        (1, ev.LearnerLink("a", False, "reset")),
+        (2, ev.LearnerLink("a", True)),
+        (3, ev.MemberChanged("a", 1, "left", "finished")),
+        (3, ev.LearnerLink("a", False, "asked to stop")),
     )
     assert [line.text for line in state.log] == ["a link down (reset)", "a link up again after 1.0 s"]
 
 
 def test_one_at_less_than_half_the_usual_speed_is_slow() -> None:
-    events: list[tuple[float, Event]] = []
+    events: list[tuple[float, ev.Event]] = []
     for t_s in range(1, 10):
         events += [(t_s, step("a", t_s)), (t_s, step("b", t_s))]
         events += [(t_s, step("c", t_s, duration_s=3.0))] if t_s % 3 == 0 else []
@@ -110,7 +84,7 @@ def test_a_silent_learner_loses_its_speed() -> None:
 
 
 def test_learners_are_listed_in_natural_order() -> None:
-    state = state_of(*((0, LearnerStarted(f"learner-{i}", i)) for i in (10, 2, 1)))
+    state = state_of(*((0, ev.LearnerStarted(f"learner-{i}", i)) for i in (10, 2, 1)))
     assert list(state.learners) == ["learner-1", "learner-2", "learner-10"]
     assert sorted(["b", "a10", "a9", ""], key=natural_key) == ["", "a9", "a10", "b"]
 
@@ -127,12 +101,12 @@ def test_recent_shares_add_up() -> None:
 
 def test_a_round_from_launch_to_commit() -> None:
     state = state_of(
-        (1.0, RoundLaunched(7, 1, 3, 24, ["a", "b", "c"], 2)),
-        (1.1, ContributionReceived(7, 3, "a", 1, 0, 10, 24, 240, 1.0, False)),
-        (1.2, ContributionReceived(7, 3, "b", 1, 0, 10, 24, 240, 1.0, False)),
-        (1.3, RoundClosed(7, 3, ["a", "b"], 0, "quorum and grace", int(0.2 * S), int(0.1 * S), int(0.3 * S))),
-        (1.4, ContributionReceived(7, 3, "c", 1, 0, 10, 24, 240, 1.0, True)),
-        (1.5, Committed(3, 1, 7, ["a", "b"], 480, 5, 100, 1.0, math.nan, 9)),
+        (1.0, ev.RoundLaunched(7, 1, 3, 24, ["a", "b", "c"], 2)),
+        (1.1, ev.ContributionReceived(7, 3, "a", 1, 0, 10, 24, 240, 1.0, False)),
+        (1.2, ev.ContributionReceived(7, 3, "b", 1, 0, 10, 24, 240, 1.0, False)),
+        (1.3, ev.RoundClosed(7, 3, ["a", "b"], 0, "quorum and grace", int(0.2 * S), int(0.1 * S), int(0.3 * S))),
+        (1.4, ev.ContributionReceived(7, 3, "c", 1, 0, 10, 24, 240, 1.0, True)),
+        (1.5, ev.Committed(3, 1, 7, ["a", "b"], 480, 5, 100, 1.0, math.nan, 9)),
     )
     (entry,) = state.rounds.recent
     assert (entry.launch_ns, entry.close_ns, entry.commit_ns) == (1.0 * S, 1.3 * S, 1.5 * S)
@@ -144,7 +118,7 @@ def test_a_round_from_launch_to_commit() -> None:
 
 
 def test_aborted_rounds_are_counted_and_logged() -> None:
-    state = state_of((1, RoundAborted(7, 1, 3, 0, 2, "no quorum in 120 s")))
+    state = state_of((1, ev.RoundAborted(7, 1, 3, 0, 2, "no quorum in 120 s")))
     assert state.rounds.aborted == 1
     assert "aborted: no quorum" in state.log[-1].text
 
@@ -153,14 +127,14 @@ def test_aborted_rounds_are_counted_and_logged() -> None:
 
 
 def test_what_a_kill_costs() -> None:
-    events: list[tuple[float, Event]] = [(0, ProcessStarted("learner", "b", 1))]
+    events: list[tuple[float, ev.Event]] = [(0, ev.ProcessStarted("learner", "b", 1))]
     events += [(t_s, step("a", t_s)) for t_s in range(1, 31)]
     events += [(t_s, step("b", t_s)) for t_s in range(1, 11)]
     events += [
-        (10, FaultInjected("kill", "b", "SIGKILL")),
-        (10.1, ProcessExited("learner", "b", 1, -9)),
-        (11, ProcessStarted("learner", "b", 2)),
-        (14, LearnerJoined("b", 2, 14, 0)),
+        (10, ev.FaultInjected("kill", "b", "SIGKILL")),
+        (10.1, ev.ProcessExited("learner", "b", 1, -9)),
+        (11, ev.ProcessStarted("learner", "b", 2)),
+        (14, ev.LearnerJoined("b", 2, 14, 0)),
     ]
     events += [(t_s, step("b", t_s, generation=2)) for t_s in range(16, 31)]
     state = state_of(*sorted(events, key=lambda stamped: stamped[0]))
@@ -178,11 +152,11 @@ def test_what_a_kill_costs() -> None:
 
 def test_what_a_slowdown_costs_and_that_a_stall_of_the_others_shows() -> None:
     # From 10 to 30 s b takes 4 s a step, and a is held up by it: 2 s a step, half of it waiting.
-    events: list[tuple[float, Event]] = [(t_s, step(learner, t_s)) for t_s in range(1, 11) for learner in "ab"]
-    events += [(10, FaultInjected("slow", "b", "4x", until_ns=99))]
+    events: list[tuple[float, ev.Event]] = [(t_s, step(learner, t_s)) for t_s in range(1, 11) for learner in "ab"]
+    events += [(10, ev.FaultInjected("slow", "b", "4x", until_ns=99))]
     events += [(t_s, step("b", t_s, duration_s=4.0)) for t_s in range(14, 31, 4)]
     events += [(t_s, step("a", t_s, duration_s=2.0, stall_s=1.0)) for t_s in range(12, 31, 2)]
-    events += [(30, FaultEnded("slow", "b"))]
+    events += [(30, ev.FaultEnded("slow", "b"))]
     (cost,) = state_of(*sorted(events, key=lambda stamped: stamped[0])).fault_costs()
     assert cost.duration_s == 20
     assert cost.lost_steps == pytest.approx(20 - 5)
@@ -192,16 +166,16 @@ def test_what_a_slowdown_costs_and_that_a_stall_of_the_others_shows() -> None:
 
 
 def test_testing_the_model_during_a_fault_is_not_held_against_it() -> None:
-    events: list[tuple[float, Event]] = [(t_s, step(learner, t_s)) for t_s in range(1, 11) for learner in "ab"]
-    events += [(10, FaultInjected("slow", "b", "4x", until_ns=99)), (14, LearnerEvaluated("a", 10, 2.0, 100))]
-    events += [(t_s, step("a", t_s)) for t_s in range(15, 31)] + [(30, FaultEnded("slow", "b"))]
+    events: list[tuple[float, ev.Event]] = [(t_s, step(learner, t_s)) for t_s in range(1, 11) for learner in "ab"]
+    events += [(10, ev.FaultInjected("slow", "b", "4x", until_ns=99)), (14, ev.LearnerEvaluated("a", 10, 2.0, 100))]
+    events += [(t_s, step("a", t_s)) for t_s in range(15, 31)] + [(30, ev.FaultEnded("slow", "b"))]
     (cost,) = state_of(*events).fault_costs()
     assert cost.others_ratio == pytest.approx(1.0)
 
 
 def test_a_crash_that_nobody_planned_is_a_fault_and_may_be_for_good() -> None:
-    events: list[tuple[float, Event]] = [(t_s, step("a", t_s)) for t_s in range(1, 31)]
-    events += [(t_s, step("b", t_s)) for t_s in range(1, 11)] + [(10, ProcessExited("learner", "b", 1, 3))]
+    events: list[tuple[float, ev.Event]] = [(t_s, step("a", t_s)) for t_s in range(1, 31)]
+    events += [(t_s, step("b", t_s)) for t_s in range(1, 11)] + [(10, ev.ProcessExited("learner", "b", 1, 3))]
     (cost,) = state_of(*sorted(events, key=lambda stamped: stamped[0])).fault_costs()
     assert (cost.fault.name, cost.fault.text) == ("crash", "exited with status 3")
     assert cost.lost_s == pytest.approx(20)
@@ -210,9 +184,9 @@ def test_a_crash_that_nobody_planned_is_a_fault_and_may_be_for_good() -> None:
 def test_a_syncer_that_was_away_is_a_fault_until_it_serves_again() -> None:
     state = state_of(
         (1, step("a", 1)),
-        (2, ProcessExited("syncer", "syncer", 9, -9)),
-        (3, ProcessStarted("syncer", "syncer", 10)),
-        (7, SyncerStarted("run", "127.0.0.1:1", 10)),
+        (2, ev.ProcessExited("syncer", "syncer", 9, -9)),
+        (3, ev.ProcessStarted("syncer", "syncer", 10)),
+        (7, ev.SyncerStarted("run", "127.0.0.1:1", 10)),
         (8, step("a", 2, duration_s=7.0)),
     )
     (cost,) = state.fault_costs()
@@ -220,17 +194,17 @@ def test_a_syncer_that_was_away_is_a_fault_until_it_serves_again() -> None:
 
 
 def test_a_learner_that_dies_before_its_first_step_is_down_then_joining() -> None:
-    events: list[tuple[float, Event]] = [
-        (0, ProcessStarted("learner", "a", 1)),
-        (1, ProcessExited("learner", "a", 1, 1)),
+    events: list[tuple[float, ev.Event]] = [
+        (0, ev.ProcessStarted("learner", "a", 1)),
+        (1, ev.ProcessExited("learner", "a", 1, 1)),
     ]
     assert state_of(*events).states() == {"a": "down"}
-    assert state_of(*events, (2, ProcessStarted("learner", "a", 2))).states() == {"a": "joining"}
+    assert state_of(*events, (2, ev.ProcessStarted("learner", "a", 2))).states() == {"a": "joining"}
 
 
 def test_ends_that_were_asked_for_are_no_faults() -> None:
     state = state_of(
-        (1, step("a", 1)), (2, RunFinished("over", 1.0, 2.0)), (3, ProcessExited("syncer", "syncer", 9, -15))
+        (1, step("a", 1)), (2, ev.RunFinished("over", 1.0, 2.0)), (3, ev.ProcessExited("syncer", "syncer", 9, -15))
     )
     assert state.faults == []
 
@@ -273,8 +247,8 @@ def test_the_synthetic_run_while_it_runs() -> None:
 def test_without_a_syncer_tokens_are_merged_and_bytes_come_from_the_learners() -> None:
     state = state_of(
         (1, step("a", 1)),
-        (2, LearnerPushed("a", 0, 0, 0, 70, 1, 10, 1, 1, "accepted")),
-        (2, LearnerFetched("a", 0, 1, 30, 1, False)),
+        (2, ev.LearnerPushed("a", 0, 0, 0, 70, 1, 10, 1, 1, "accepted")),
+        (2, ev.LearnerFetched("a", 0, 1, 30, 1, False)),
     )
     assert (state.ledger.processed, state.ledger.merged, state.ledger.pending) == (10, 10, 0)
     assert (state.bytes_up, state.bytes_down) == (70, 30)

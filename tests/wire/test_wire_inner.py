@@ -20,9 +20,9 @@ INNER = {"kind": PushKind.INNER, "fragment": 3, "steps": 4, "seq": 2, "codec": "
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines without the time to connect and to transfer, so that a service that takes its time runs into them."""
-    monkeypatch.setattr("atoll.wire.bulk.BULK_DEADLINE_S_MIN", 0.2)
-    monkeypatch.setattr("atoll.wire.bulk.BULK_RATE_MIN", 2**40)
-    monkeypatch.setattr("atoll.wire.bulk.BULK_ATTEMPTS_MAX", 1)
+    monkeypatch.setattr("atoll.wire.limits.BULK_DEADLINE_S_MIN", 0.2)
+    monkeypatch.setattr("atoll.wire.limits.BULK_RATE_MIN", 2**40)
+    monkeypatch.setattr("atoll.wire.limits.BULK_ATTEMPTS_MAX", 1)
 
 
 @pytest.mark.parametrize("stripes", [1, 2])

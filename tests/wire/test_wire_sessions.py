@@ -12,22 +12,8 @@ import pytest
 from ports import quiet_port
 from wire_fakes import FakeSyncer, bulk_client, fetch_request, hello, payload_of, push_header, run, serving, until
 
+from atoll.core import messages as m
 from atoll.core.config import SyncConfig
-from atoll.core.messages import (
-    Hello,
-    Leave,
-    Nothing,
-    Progress,
-    Published,
-    Ready,
-    Refusal,
-    Refused,
-    Request,
-    Stop,
-    SyncerMessage,
-    Upcoming,
-    Welcome,
-)
 from atoll.errors import ConfigError, FencedError, RefusedError, UnreachableError
 from atoll.wire import BulkClient, ClientOptions, ControlClient, SendToSyncer, ask_to_leave, fetch_status, run_sessions
 from atoll.wire.channel import Backoff, open_channel
@@ -37,8 +23,8 @@ from atoll.wire.sessions import Session
 from atoll.wire.transport import EOF, SESSION_METHOD, control_channel_arguments
 
 
-def progress(step: int) -> Progress:
-    return Progress(step, step, step * 100, 10**6, math.nan, (0,))
+def progress(step: int) -> m.Progress:
+    return m.Progress(step, step, step * 100, 10**6, math.nan, (0,))
 
 
 class Learner:
@@ -47,18 +33,18 @@ class Learner:
     def __init__(self, name: str = "a") -> None:
         self.name = name
         self.send: SendToSyncer | None = None
-        self.ups: list[Welcome] = []
-        self.messages: list[SyncerMessage] = []
+        self.ups: list[m.Welcome] = []
+        self.messages: list[m.SyncerMessage] = []
         self.downs: list[str] = []
 
-    def hello(self) -> Hello:
+    def hello(self) -> m.Hello:
         return hello(self.name)
 
-    def on_up(self, send: SendToSyncer, welcome: Welcome) -> None:
+    def on_up(self, send: SendToSyncer, welcome: m.Welcome) -> None:
         self.send = send
         self.ups.append(welcome)
 
-    def on_message(self, message: SyncerMessage) -> None:
+    def on_message(self, message: m.SyncerMessage) -> None:
         self.messages.append(message)
 
     def on_down(self, reason: str) -> None:
@@ -71,15 +57,15 @@ def test_messages_go_both_ways_in_order() -> None:
         async with serving(service) as server, ControlClient(ClientOptions(server.address)) as client:
             welcome = await client.open(hello())
             assert welcome.run == "run" and welcome.config == SyncConfig()
-            sent = [Ready(3, (0, -1)), Nothing(4, 1), Leave("done")]
+            sent = [m.Ready(3, (0, -1)), m.Nothing(4, 1), m.Leave("done")]
             for message in sent:
                 client.send(message)
             for fragment in range(50):
-                service.sends[1](Request(9, 0, fragment))
+                service.sends[1](m.Request(9, 0, fragment))
             await until(lambda: len(service.received) == 3)
             assert service.received == [(1, message) for message in sent]
             server.close_session(1, "enough")
-            assert [message async for message in client] == [Request(9, 0, fragment) for fragment in range(50)]
+            assert [message async for message in client] == [m.Request(9, 0, fragment) for fragment in range(50)]
             await until(lambda: bool(service.closed))
             assert service.closed == [(1, "enough")]
 
@@ -92,7 +78,7 @@ def test_a_refused_hello_says_why() -> None:
         async with serving(service) as server, ControlClient(ClientOptions(server.address)) as client:
             with pytest.raises(RefusedError, match="update the learner") as caught:
                 await client.open(hello(protocol=99))
-            assert caught.value.code == Refusal.PROTOCOL
+            assert caught.value.code == m.Refusal.PROTOCOL
             assert not service.closed
 
     run(main())
@@ -104,7 +90,7 @@ def test_a_second_instance_fences_the_first() -> None:
         async with serving(service) as server:
             sessions = asyncio.create_task(run_sessions(ClientOptions(server.address), learner, asyncio.Event()))
             await until(lambda: bool(learner.ups))
-            service.sends[1](Refused(Refusal.FENCED, "a newer process has this id; stop this one"))
+            service.sends[1](m.Refused(m.Refusal.FENCED, "a newer process has this id; stop this one"))
             with pytest.raises(FencedError, match="newer process"):
                 await sessions
             await until(lambda: bool(service.closed))
@@ -121,7 +107,7 @@ def test_a_wrong_token_is_refused_on_every_call(token: str) -> None:
             options = ClientOptions(server.address, token=token)
             with pytest.raises(RefusedError, match="run token") as caught:
                 await run_sessions(options, Learner(), asyncio.Event())
-            assert caught.value.code == Refusal.TOKEN
+            assert caught.value.code == m.Refusal.TOKEN
             with pytest.raises(RefusedError, match="run token"):
                 await fetch_status(options)
             with pytest.raises(RefusedError, match="run token"):
@@ -150,10 +136,10 @@ def test_a_learner_comes_back_after_the_syncer_restarts_on_the_same_port() -> No
         async with serving(second, listen=address):
             await until(lambda: len(learner.ups) == 2)
             assert learner.send is not None
-            learner.send(Leave("finished"))
+            learner.send(m.Leave("finished"))
             stop.set()
             await sessions
-            assert second.received == [(1, Leave("finished"))]
+            assert second.received == [(1, m.Leave("finished"))]
             await until(lambda: bool(second.closed))
             assert second.closed == [(1, "the learner closed its stream")]
 
@@ -183,12 +169,12 @@ def test_of_several_unsent_progress_only_the_newest_is_sent() -> None:
             await client.open(hello())
             for step in range(1, 1001):
                 client.send(progress(step))
-            client.send(Nothing(1, 0))
+            client.send(m.Nothing(1, 0))
             client.send(progress(1001))
             await until(lambda: len(service.received) >= 2)
             await client.finish()
-            steps = [m.step for _, m in service.received if isinstance(m, Progress)]
-            assert steps == [1001] and isinstance(service.received[0][1], Nothing)
+            steps = [said.step for _, said in service.received if isinstance(said, m.Progress)]
+            assert steps == [1001] and isinstance(service.received[0][1], m.Nothing)
 
     run(main())
 
@@ -197,7 +183,7 @@ class Slow:
     """Writes one message at a time, when told to."""
 
     def __init__(self) -> None:
-        self.written: list[SyncerMessage] = []
+        self.written: list[m.SyncerMessage] = []
         self.open = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
@@ -212,13 +198,13 @@ def test_requests_overtake_updates_and_notices_do_not() -> None:
         session, link = Session(1, 10**6), Slow()
         writing = asyncio.create_task(session.write_to(link))
         for version, update in ((1, b"x" * 100), (2, b""), (3, b"")):
-            session.send(Published(0, version, version, 0, -1, 1, 0, update))
-        session.send(Published(1, 1, 1, 0, -1, 1, 0))
-        session.send(Request(4, 0, 0))
+            session.send(m.Published(0, version, version, 0, -1, 1, 0, update))
+        session.send(m.Published(1, 1, 1, 0, -1, 1, 0))
+        session.send(m.Request(4, 0, 0))
         link.open.set()
         await until(lambda: len(link.written) == 5)
         writing.cancel()
-        names = [(m.fragment, getattr(m, "version", "asked")) for m in link.written]  # type: ignore[union-attr]
+        names = [(said.fragment, getattr(said, "version", "asked")) for said in link.written]  # type: ignore[union-attr]
         assert names == [(1, 1), (0, "asked"), (0, 1), (0, 2), (0, 3)]
 
     run(main())
@@ -233,7 +219,7 @@ def test_a_learner_that_does_not_read_is_closed_and_its_queue_freed() -> None:
             call = channel.stream_stream(SESSION_METHOD)()
             await call.write(encode_learner_message(hello()))
             await until(lambda: bool(service.sends))
-            text = Upcoming(tuple(range(4000)))
+            text = m.Upcoming(tuple(range(4000)))
             for _ in range(100_000):
                 if service.closed:
                     break
@@ -258,10 +244,10 @@ def test_a_message_that_breaks_the_rules_ends_the_session_with_a_reason(bad: byt
             channel = open_channel(ClientOptions(server.address), control_channel_arguments())
             call = channel.stream_stream(SESSION_METHOD)()
             await call.write(encode_learner_message(hello()))
-            assert isinstance(parse_syncer_message(await call.read()), Welcome)
+            assert isinstance(parse_syncer_message(await call.read()), m.Welcome)
             await call.write(bad)
             refused = parse_syncer_message(await call.read())
-            assert isinstance(refused, Refused) and refused.code == Refusal.BAD_REQUEST
+            assert isinstance(refused, m.Refused) and refused.code == m.Refusal.BAD_REQUEST
             assert await call.read() is EOF
             await until(lambda: bool(service.closed))
             assert len(service.closed) == 1 and not service.received
@@ -288,10 +274,10 @@ def test_stop_reaches_a_learner_before_the_syncer_goes() -> None:
         async with serving(service) as server:
             sessions = asyncio.create_task(run_sessions(ClientOptions(server.address), learner, stop))
             await until(lambda: bool(learner.ups))
-            service.sends[1](Stop("budget spent"))
+            service.sends[1](m.Stop("budget spent"))
             await server.stop(1.0)
             await until(lambda: bool(learner.downs))
-            assert learner.messages == [Stop("budget spent")]
+            assert learner.messages == [m.Stop("budget spent")]
             stop.set()
             await sessions
 

@@ -11,25 +11,8 @@ from typing import Any
 import pytest
 from wire_fakes import FakeSyncer, hello, run, serving, until
 
+from atoll.core import messages as m
 from atoll.core.config import SyncConfig
-from atoll.core.messages import (
-    PROTOCOL_OLDEST,
-    PROTOCOL_VERSION,
-    DataLeases,
-    DataReport,
-    Discard,
-    DiscardCount,
-    Heal,
-    Hello,
-    Leave,
-    Nothing,
-    Progress,
-    Refusal,
-    Refused,
-    Stop,
-    SyncerMessage,
-    Welcome,
-)
 from atoll.errors import RefusedError, RemoteProtocolError
 from atoll.wire import ClientOptions, ControlClient, SendToSyncer, run_sessions
 from atoll.wire.channel import open_channel
@@ -38,7 +21,7 @@ from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.transport import SESSION_METHOD, control_channel_arguments
 from atoll.wire.versions import SETTINGS_1, SINCE, hello_in, learner_message_in, settings_in
 
-REPORT = DataReport("train", 1, 100, 2)
+REPORT = m.DataReport("train", 1, 100, 2)
 HELLO = dataclasses.replace(hello(), bases=(4, 5), epoch=3, checksums=(6, 7), wants_inner=True, frozen=8)
 
 
@@ -47,18 +30,18 @@ class Learner:
 
     def __init__(self) -> None:
         self.send: SendToSyncer | None = None
-        self.ups: list[Welcome] = []
-        self.messages: list[SyncerMessage] = []
+        self.ups: list[m.Welcome] = []
+        self.messages: list[m.SyncerMessage] = []
         self.downs: list[str] = []
 
-    def hello(self) -> Hello:
+    def hello(self) -> m.Hello:
         return HELLO
 
-    def on_up(self, send: SendToSyncer, welcome: Welcome) -> None:
+    def on_up(self, send: SendToSyncer, welcome: m.Welcome) -> None:
         self.send = send
         self.ups.append(welcome)
 
-    def on_message(self, message: SyncerMessage) -> None:
+    def on_message(self, message: m.SyncerMessage) -> None:
         self.messages.append(message)
 
     def on_down(self, reason: str) -> None:
@@ -83,21 +66,21 @@ def test_a_learner_speaks_the_older_protocol_to_an_older_syncer_and_the_newer_on
             assert newer.hellos == [HELLO] and learner.ups[1].protocol == 2
             assert learner.send is not None
             learner.send(REPORT)
-            newer.sends[1](DataLeases("train", 1))
+            newer.sends[1](m.DataLeases("train", 1))
             await until(lambda: bool(newer.received) and bool(learner.messages))
-            assert newer.received == [(1, REPORT)] and learner.messages == [DataLeases("train", 1)]
+            assert newer.received == [(1, REPORT)] and learner.messages == [m.DataLeases("train", 1)]
             stop.set()
             await sessions
 
     run(main())
 
 
-@pytest.mark.parametrize("code, hellos_count", [(Refusal.PROTOCOL, 2), (Refusal.LAYOUT, 1)])
-def test_only_a_refused_protocol_is_tried_again_and_the_oldest_is_final(code: Refusal, hellos_count: int) -> None:
+@pytest.mark.parametrize("code, hellos_count", [(m.Refusal.PROTOCOL, 2), (m.Refusal.LAYOUT, 1)])
+def test_only_a_refused_protocol_is_tried_again_and_the_oldest_is_final(code: m.Refusal, hellos_count: int) -> None:
     async def main() -> None:
         service = FakeSyncer()
 
-        def refuse(session: int, greeting: Hello, send: Any) -> None:
+        def refuse(session: int, greeting: m.Hello, send: Any) -> None:
             service.hellos.append(greeting)
             raise RefusedError(code, "not with you; update the learner")
 
@@ -118,14 +101,14 @@ def test_a_message_that_the_session_does_not_know_is_not_sent_and_is_logged(capl
             await client.open(hello(protocol=1))
             with caplog.at_level(logging.ERROR):
                 client.send(REPORT)
-                service.sends[1](Heal((0,)))
+                service.sends[1](m.Heal((0,)))
             assert "DataReport was not sent" in caplog.text and "Heal was not sent" in caplog.text
-            client.send(Leave("done"))
-            service.sends[1](Stop("enough"))
+            client.send(m.Leave("done"))
+            service.sends[1](m.Stop("enough"))
             await until(lambda: bool(service.received))
-            assert service.received == [(1, Leave("done"))]
+            assert service.received == [(1, m.Leave("done"))]
             server.close_session(1, "enough")
-            assert [message async for message in client] == [Stop("enough")]
+            assert [message async for message in client] == [m.Stop("enough")]
 
     run(main())
 
@@ -137,12 +120,12 @@ def test_a_learner_that_sends_what_its_session_does_not_know_is_turned_away() ->
             channel = open_channel(ClientOptions(server.address), control_channel_arguments())
             call = channel.stream_stream(SESSION_METHOD)()
             await call.write(encode_learner_message(hello(protocol=1)))
-            assert isinstance(parse_syncer_message(await call.read()), Welcome)
-            await call.write(encode_learner_message(Nothing(1, 0)))
+            assert isinstance(parse_syncer_message(await call.read()), m.Welcome)
+            await call.write(encode_learner_message(m.Nothing(1, 0)))
             await call.write(encode_learner_message(REPORT))
             refused = parse_syncer_message(await call.read())
-            assert isinstance(refused, Refused) and "DataReport in a session of protocol 1" in refused.detail
-            assert service.received == [(1, Nothing(1, 0))]
+            assert isinstance(refused, m.Refused) and "DataReport in a session of protocol 1" in refused.detail
+            assert service.received == [(1, m.Nothing(1, 0))]
             await channel.close()
 
     run(main())
@@ -152,8 +135,8 @@ def test_a_welcome_in_a_protocol_that_was_not_offered_is_an_error() -> None:
     async def main() -> None:
         service = FakeSyncer()
 
-        def welcome(session: int, greeting: Hello, send: Any) -> None:
-            send(Welcome("run", 1, 1, SyncConfig(), "f" * 64, False, greeting.protocol + 1))
+        def welcome(session: int, greeting: m.Hello, send: Any) -> None:
+            send(m.Welcome("run", 1, 1, SyncConfig(), "f" * 64, False, greeting.protocol + 1))
 
         service.open_session = welcome  # type: ignore[method-assign]
         async with serving(service) as server, ControlClient(ClientOptions(server.address)) as client:
@@ -174,23 +157,23 @@ def test_a_hello_in_protocol_1_has_only_the_fields_of_protocol_1() -> None:
 
 
 def test_progress_in_protocol_1_has_only_its_fields_and_causes() -> None:
-    counts = (DiscardCount(0, Discard.STALE, 5), DiscardCount(0, Discard.EARLIER_RUN, 7))
-    newer = (DiscardCount(0, Discard.ROLLED_BACK, 11), DiscardCount(1, Discard.ROLLED_BACK, 13))
-    progress = Progress(1, 2, 3, 4, 0.5, (6,), counts + newer, pending=(8,))
+    counts = (m.DiscardCount(0, m.Discard.STALE, 5), m.DiscardCount(0, m.Discard.EARLIER_RUN, 7))
+    newer = (m.DiscardCount(0, m.Discard.ROLLED_BACK, 11), m.DiscardCount(1, m.Discard.ROLLED_BACK, 13))
+    progress = m.Progress(1, 2, 3, 4, 0.5, (6,), counts + newer, pending=(8,))
     told = learner_message_in(progress, 1)
-    assert isinstance(told, Progress)
-    assert dataclasses.replace(told, discarded=()) == Progress(1, 2, 3, 4, 0.5, (6,))
+    assert isinstance(told, m.Progress)
+    assert dataclasses.replace(told, discarded=()) == m.Progress(1, 2, 3, 4, 0.5, (6,))
     # No token is lost: what protocol 1 cannot name is added to what it can.
     assert set(told.discarded) == {
-        DiscardCount(0, Discard.STALE, 5),
-        DiscardCount(0, Discard.EARLIER_RUN, 18),
-        DiscardCount(1, Discard.EARLIER_RUN, 13),
+        m.DiscardCount(0, m.Discard.STALE, 5),
+        m.DiscardCount(0, m.Discard.EARLIER_RUN, 18),
+        m.DiscardCount(1, m.Discard.EARLIER_RUN, 13),
     }
     assert learner_message_in(progress, 2) is progress
 
 
 def test_a_welcome_in_protocol_1_has_only_the_fields_and_settings_of_protocol_1() -> None:
-    welcome = Welcome("run", 1, 1, SyncConfig(), "f" * 64, True)
+    welcome = m.Welcome("run", 1, 1, SyncConfig(), "f" * 64, True)
     encoded = pb.SyncerMessage.FromString(encode_syncer_message(welcome)).welcome
     known = {"run", "epoch", "generation", "config_json", "fingerprint", "seed"}
     assert {field.name for field, _ in encoded.ListFields()} <= known
@@ -211,4 +194,4 @@ def test_every_kind_of_message_that_came_later_is_listed() -> None:
     later = [field for field in pb.LearnerMessage.DESCRIPTOR.fields if field.number > 6]
     later += [field for field in pb.SyncerMessage.DESCRIPTOR.fields if field.number > 10]
     assert {field.message_type.name for field in later} == {kind.__name__ for kind in SINCE}
-    assert all(PROTOCOL_OLDEST < protocol <= PROTOCOL_VERSION for protocol in SINCE.values())
+    assert all(m.PROTOCOL_OLDEST < protocol <= m.PROTOCOL_VERSION for protocol in SINCE.values())

@@ -10,23 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
+from atoll.core import messages as m
 from atoll.core.config import SyncConfig
-from atoll.core.messages import (
-    PROTOCOL_OLDEST,
-    PROTOCOL_VERSION,
-    FetchHeader,
-    FetchKind,
-    FetchRequest,
-    Hello,
-    LearnerMessage,
-    PushHeader,
-    PushKind,
-    PushReply,
-    Refusal,
-    SyncerMessage,
-    TensorSpec,
-    Welcome,
-)
 from atoll.errors import RefusedError
 from atoll.wire import BulkClient, ClientOptions, RunningServer, SendToLearner, ServerOptions, serve
 
@@ -53,13 +38,13 @@ def payload_of(size: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
 
 
-def hello(learner: str = "a", protocol: int = PROTOCOL_VERSION) -> Hello:
-    return Hello(learner, f"instance of {learner}", protocol, (TensorSpec("w", (2, 3), "float32"),))
+def hello(learner: str = "a", protocol: int = m.PROTOCOL_VERSION) -> m.Hello:
+    return m.Hello(learner, f"instance of {learner}", protocol, (m.TensorSpec("w", (2, 3), "float32"),))
 
 
-def push_header(payload: np.ndarray, **changes: Any) -> PushHeader:
+def push_header(payload: np.ndarray, **changes: Any) -> m.PushHeader:
     values: dict[str, Any] = {
-        "kind": PushKind.CONTRIBUTION,
+        "kind": m.PushKind.CONTRIBUTION,
         "learner": "a",
         "generation": 1,
         "fragment": 0,
@@ -73,12 +58,12 @@ def push_header(payload: np.ndarray, **changes: Any) -> PushHeader:
         "size": payload.nbytes,
         "checksum": xxhash.xxh3_64_intdigest(payload.data),
     }
-    return PushHeader(**{**values, **changes})
+    return m.PushHeader(**{**values, **changes})
 
 
-def fetch_request(**changes: Any) -> FetchRequest:
-    values: dict[str, Any] = {"kind": FetchKind.THETA, "learner": "a", "generation": 1, "fragment": 0, "version": -1}
-    return FetchRequest(**{**values, **changes})
+def fetch_request(**changes: Any) -> m.FetchRequest:
+    values: dict[str, Any] = {"kind": m.FetchKind.THETA, "learner": "a", "generation": 1, "fragment": 0, "version": -1}
+    return m.FetchRequest(**{**values, **changes})
 
 
 class FakeSyncer:
@@ -88,27 +73,27 @@ class FakeSyncer:
         self.content = payload_of(0) if content is None else content
         self.expected = expected
         self.version = 7
-        self.protocol = PROTOCOL_VERSION
+        self.protocol = m.PROTOCOL_VERSION
         """The highest that this syncer speaks."""
-        self.hellos: list[Hello] = []
+        self.hellos: list[m.Hello] = []
         self.sends: dict[int, SendToLearner] = {}
-        self.received: list[tuple[int, LearnerMessage]] = []
+        self.received: list[tuple[int, m.LearnerMessage]] = []
         self.closed: list[tuple[int, str]] = []
-        self.begun: list[PushHeader] = []
+        self.begun: list[m.PushHeader] = []
         self.pushed: list[np.ndarray] = []
-        self.fetches: list[FetchRequest] = []
-        self.replies: list[SyncerMessage] = []
+        self.fetches: list[m.FetchRequest] = []
+        self.replies: list[m.SyncerMessage] = []
         self.hold_completion: asyncio.Event | None = None
         self.hold_fetch: asyncio.Event | None = None
 
-    def open_session(self, session: int, hello: Hello, send: SendToLearner) -> None:
+    def open_session(self, session: int, hello: m.Hello, send: SendToLearner) -> None:
         self.hellos.append(hello)
-        if not PROTOCOL_OLDEST <= hello.protocol <= self.protocol:
-            raise RefusedError(Refusal.PROTOCOL, f"protocol {hello.protocol}; update the learner")
+        if not m.PROTOCOL_OLDEST <= hello.protocol <= self.protocol:
+            raise RefusedError(m.Refusal.PROTOCOL, f"protocol {hello.protocol}; update the learner")
         self.sends[session] = send
-        send(Welcome("run", 1, 1, SyncConfig(), "f" * 64, False, hello.protocol))
+        send(m.Welcome("run", 1, 1, SyncConfig(), "f" * 64, False, hello.protocol))
 
-    def receive(self, session: int, message: LearnerMessage) -> None:
+    def receive(self, session: int, message: m.LearnerMessage) -> None:
         self.received.append((session, message))
 
     def close_session(self, session: int, reason: str) -> None:
@@ -119,27 +104,27 @@ class FakeSyncer:
 
     def ask_to_leave(self, learner: str) -> str:
         if learner not in {hello.learner for hello in self.hellos}:
-            raise RefusedError(Refusal.UNKNOWN_LEARNER, f"no learner {learner!r} here; give another")
+            raise RefusedError(m.Refusal.UNKNOWN_LEARNER, f"no learner {learner!r} here; give another")
         return "active"
 
-    async def push_begin(self, header: PushHeader) -> int:
+    async def push_begin(self, header: m.PushHeader) -> int:
         self.begun.append(header)
         return header.size if self.expected is None else self.expected
 
-    async def push_complete(self, header: PushHeader, payload: np.ndarray) -> PushReply:
+    async def push_complete(self, header: m.PushHeader, payload: np.ndarray) -> m.PushReply:
         if self.hold_completion is not None:
             await self.hold_completion.wait()
         self.pushed.append(payload)
-        return PushReply(True, late=header.round == 0)
+        return m.PushReply(True, late=header.round == 0)
 
-    async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
+    async def fetch_open(self, request: m.FetchRequest) -> tuple[m.FetchHeader, memoryview]:
         self.fetches.append(request)
         if self.hold_fetch is not None:
             await self.hold_fetch.wait()
         if request.version not in (-1, self.version):
-            raise RefusedError(Refusal.UNKNOWN_VERSION, f"no version {request.version}; fetch the current one")
+            raise RefusedError(m.Refusal.UNKNOWN_VERSION, f"no version {request.version}; fetch the current one")
         checksum = xxhash.xxh3_64_intdigest(self.content.data)
-        return FetchHeader(self.version, "fp32", self.content.nbytes, checksum), self.content.data
+        return m.FetchHeader(self.version, "fp32", self.content.nbytes, checksum), self.content.data
 
 
 @asynccontextmanager

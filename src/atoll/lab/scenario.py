@@ -95,9 +95,6 @@ class Pace:
         except ConfigError as error:
             raise ConfigError(f"{error}; mind the units: step_ms and latency_ms are ms, up_mbit is Mbit/s") from None
 
-    def changed(self, values: Mapping[str, Any]) -> Pace:
-        return replace(self, **values)
-
 
 LOSS_MAX = 0.9
 """A link that loses more than nine packets of ten is one that is down; say so with a fault."""
@@ -194,7 +191,7 @@ class LabScenario:
                         f"[[learner]] speaks of learner {index}, and the run has {count} learners, 0 to {count - 1}; "
                         "correct who, or run with more learners"
                     )
-                paces[index] = paces[index].changed(values)
+                paces[index] = replace(paces[index], **values)
         return paces
 
     def seconds(self, count: int, steps: int) -> float:
@@ -300,7 +297,7 @@ def _change(entry: Any, pace: Pace) -> tuple[tuple[int, ...], Mapping[str, Any]]
     if "who" not in entry:
         raise ConfigError('it does not say whom it is about; add a line such as who = 0, who = [4, 5] or who = "4-7"')
     values = {key: value for key, value in entry.items() if key != "who"}
-    pace.changed(values)
+    replace(pace, **values)  # refuses what cannot be
     return _who(entry["who"]), values
 
 
@@ -344,7 +341,7 @@ def _failures(entry: Any) -> Failures:
 def _extra(entry: Any, pace: Pace) -> Extra:
     _known(entry, ("learners", "from", "until", *PACE_KEYS))
     whole("learners", entry.get("learners", 1), 1, GUESTS_MAX)
-    own = pace.changed({key: entry[key] for key in PACE_KEYS if key in entry})
+    own = replace(pace, **{key: entry[key] for key in PACE_KEYS if key in entry})
     extra = Extra(entry.get("learners", 1), entry.get("from", 0.0), entry.get("until"), own)
     for value in (extra.begin, extra.until):
         if value is not None:

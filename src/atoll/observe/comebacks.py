@@ -16,24 +16,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from atoll.core.config import SECOND_NS
+from atoll.observe import events
 from atoll.observe.durability import Cost
-from atoll.observe.events import (
-    CheckpointWritten,
-    Committed,
-    Event,
-    FaultEnded,
-    FaultInjected,
-    LearnerFinished,
-    LearnerLink,
-    LearnerRecovered,
-    LearnerStarted,
-    MemberChanged,
-    ProcessExited,
-)
 
 RECOVERIES_MAX = 2000
 RETURNS_MAX = 2000
-"""Lists are cut at these lengths; the counts beside them go on."""
+"""Lists are cut at these lengths; the counts by rung go on."""
 SILENCE_NS_MIN = 4 * SECOND_NS
 """Learners say something every 2 s: silence of twice that was more than the pause between two words."""
 CUTTING, STOPPING = "partition", "freeze"
@@ -95,7 +83,6 @@ class ComebackBook:
         self.last_rung: dict[str, str] = {}
         """By learner; the newest that was not fresh."""
         self.returns: list[Return] = []
-        self.returns_count = 0
         self.checkpoints: dict[str, Cost] = {}
         """By learner: what the training thread paid, and the bytes written."""
         self._links: dict[str, _Link] = {}
@@ -103,28 +90,28 @@ class ComebackBook:
         self._known: set[str] = set()
         self._stopped: set[str] = set()  # learners of earlier launches that have not been seen in this one
 
-    def apply(self, t_ns: int, event: Event) -> list[Return]:
+    def apply(self, t_ns: int, event: events.Event) -> list[Return]:
         """Gives back the returns of learners that are in a commit for the first time since."""
-        if isinstance(event, Committed):
+        if isinstance(event, events.Committed):
             return self._committed(t_ns, event)
-        if isinstance(event, LearnerLink):
+        if isinstance(event, events.LearnerLink):
             if event.up:
                 self._trust(t_ns, event.learner, "learner")
             else:
                 self._doubt(t_ns, event.learner, "learner", event.detail)
-        elif isinstance(event, MemberChanged):
+        elif isinstance(event, events.MemberChanged):
             self._member(t_ns, event)
-        elif isinstance(event, FaultInjected | FaultEnded):
+        elif isinstance(event, events.FaultInjected | events.FaultEnded):
             self._fault(t_ns, event)
-        elif isinstance(event, CheckpointWritten):
+        elif isinstance(event, events.CheckpointWritten):
             self.checkpoints.setdefault(event.learner, Cost()).add(event.capture_ns, event.bytes)
-        elif isinstance(event, LearnerRecovered):
+        elif isinstance(event, events.LearnerRecovered):
             self._recovered(t_ns, event)
-        elif isinstance(event, ProcessExited):
+        elif isinstance(event, events.ProcessExited):
             if event.role == "learner":
                 self._exits[event.id] = (t_ns, event.code)
                 self._links.pop(event.id, None)
-        elif isinstance(event, LearnerStarted | LearnerFinished):
+        elif isinstance(event, events.LearnerStarted | events.LearnerFinished):
             # Another process, or one that hangs up because it leaves: nothing of it comes back over its link.
             self._links.pop(event.learner, None)
         return []
@@ -141,7 +128,7 @@ class ComebackBook:
         going_on = [(name, link.down_ns) for name, link in self._links.items() if link.down_ns is not None]
         return times + [(name, down_ns, end_ns) for name, down_ns in going_on if end_ns > down_ns]
 
-    def _recovered(self, t_ns: int, event: LearnerRecovered) -> None:
+    def _recovered(self, t_ns: int, event: events.LearnerRecovered) -> None:
         ended_ns, code = self._exits.pop(event.learner, (t_ns, None))
         resumed = event.learner in self._stopped and code is None
         self._known.add(event.learner)
@@ -170,7 +157,7 @@ class ComebackBook:
         link = self._links.get(learner)
         return link.down_ns if link is not None else None
 
-    def _member(self, t_ns: int, event: MemberChanged) -> None:
+    def _member(self, t_ns: int, event: events.MemberChanged) -> None:
         link = self._links.get(event.learner)
         if event.state == "left" or (link is not None and event.generation > link.generation > 0):
             self._links.pop(event.learner, None)  # it is gone, or another process came in its place
@@ -186,8 +173,8 @@ class ComebackBook:
             self._trust(t_ns, event.learner, "syncer")
         self._links.setdefault(event.learner, _Link()).generation = event.generation
 
-    def _fault(self, t_ns: int, event: FaultInjected | FaultEnded) -> None:
-        begins = isinstance(event, FaultInjected)
+    def _fault(self, t_ns: int, event: events.FaultInjected | events.FaultEnded) -> None:
+        begins = isinstance(event, events.FaultInjected)
         if event.fault == STOPPING:
             self._links.setdefault(event.target, _Link()).frozen = begins
         elif event.fault == CUTTING and begins:
@@ -211,11 +198,10 @@ class ComebackBook:
             return
         link.back = Return(learner, link.down_ns, max(t_ns, link.down_ns), link.detail)
         link.down_ns, link.fragments = None, set()
-        self.returns_count += 1
         if len(self.returns) < RETURNS_MAX:
             self.returns.append(link.back)
 
-    def _committed(self, t_ns: int, event: Committed) -> list[Return]:
+    def _committed(self, t_ns: int, event: events.Committed) -> list[Return]:
         first = []
         for learner, steps, weight in _shares(event):
             link = self._links.get(learner)
@@ -234,7 +220,7 @@ class ComebackBook:
         return first
 
 
-def _shares(event: Committed) -> Iterator[tuple[str, int, float]]:
+def _shares(event: events.Committed) -> Iterator[tuple[str, int, float]]:
     """(learner, steps, weight) of each contribution; nothing where the syncer did not say (an older version's file). A
     learner with two contributions in one commit (one of them carried) counts with both."""
     if not len(event.contributors) == len(event.steps) == len(event.weights):

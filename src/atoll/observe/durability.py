@@ -5,22 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.observe.events import (
-    Committed,
-    DataLedger,
-    DurabilityChanged,
-    Event,
-    FragmentHealed,
-    SnapshotFailed,
-    SnapshotWritten,
-    SyncerStarted,
-)
+from atoll.observe import events
 
 PERIODS_MAX = 1000
 HEALED_MAX = 1000
 REASONS_MAX = 20
 STREAMS_MAX = 256
-"""Lists are cut at these lengths; the counts beside them go on."""
+"""Lists are cut at these lengths; the count of heals goes on."""
 
 
 @dataclass(slots=True)
@@ -67,53 +58,50 @@ class DurabilityBook:
         self.level = ""
         self.wanted = ""
         self.lapses: list[Lapse] = []
-        self.lapses_count = 0
         self.commits = Cost()
         """Commits that were written to disk."""
         self.snapshots = Cost()
-        self.last_snapshot: SnapshotWritten | None = None
+        self.last_snapshot: events.SnapshotWritten | None = None
         self.snapshots_failed = 0
         self.snapshot_failures: list[tuple[int, str]] = []
         """(time, reason) of the last few."""
-        self.healed: list[tuple[int, FragmentHealed]] = []
+        self.healed: list[tuple[int, events.FragmentHealed]] = []
         self.healed_count = 0
-        self.data: dict[str, DataLedger] = {}
+        self.data: dict[str, events.DataLedger] = {}
         """The newest account of each data stream."""
 
-    def apply(self, t_ns: int, event: Event) -> None:
-        if isinstance(event, Committed):
+    def apply(self, t_ns: int, event: events.Event) -> None:
+        if isinstance(event, events.Committed):
             if event.store_bytes > 0 or event.store_ns > 0:
                 self.commits.add(event.store_ns, event.store_bytes)
-        elif isinstance(event, SyncerStarted):
+        elif isinstance(event, events.SyncerStarted):
             self._end_lapse(t_ns)  # one that cannot write either says so by itself
             self.level = self.wanted = event.durability
-        elif isinstance(event, DurabilityChanged):
+        elif isinstance(event, events.DurabilityChanged):
             self._changed(t_ns, event)
-        elif isinstance(event, SnapshotWritten):
+        elif isinstance(event, events.SnapshotWritten):
             self.snapshots.add(event.write_ns, event.bytes)
             self.last_snapshot = event
-        elif isinstance(event, SnapshotFailed):
+        elif isinstance(event, events.SnapshotFailed):
             self.snapshots_failed += 1
             self.snapshot_failures = [*self.snapshot_failures[-(REASONS_MAX - 1) :], (t_ns, event.reason)]
-        elif isinstance(event, FragmentHealed):
+        elif isinstance(event, events.FragmentHealed):
             self.healed_count += 1
             if len(self.healed) < HEALED_MAX:
                 self.healed.append((t_ns, event))
-        elif isinstance(event, DataLedger) and (event.stream in self.data or len(self.data) < STREAMS_MAX):
+        elif isinstance(event, events.DataLedger) and (event.stream in self.data or len(self.data) < STREAMS_MAX):
             self.data[event.stream] = event
 
     def new_launch(self, end_ns: int) -> None:
         """Whatever ran is gone since `end_ns`."""
         self._end_lapse(end_ns)
 
-    def _changed(self, t_ns: int, event: DurabilityChanged) -> None:
+    def _changed(self, t_ns: int, event: events.DurabilityChanged) -> None:
         self.level, self.wanted = event.level, event.wanted
         if event.level == event.wanted:
             self._end_lapse(t_ns)
-        elif self.lapse is None:
-            self.lapses_count += 1
-            if len(self.lapses) < PERIODS_MAX:
-                self.lapses.append(Lapse(t_ns, event.level, event.wanted, event.reason))
+        elif self.lapse is None and len(self.lapses) < PERIODS_MAX:
+            self.lapses.append(Lapse(t_ns, event.level, event.wanted, event.reason))
 
     def _end_lapse(self, t_ns: int) -> None:
         lapse = self.lapse

@@ -13,22 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.core.config import SECOND_NS
+from atoll.observe import events
 from atoll.observe.account import TRACKED, Account
-from atoll.observe.events import (
-    Event,
-    FaultEnded,
-    FaultInjected,
-    LearnerFinished,
-    LearnerJoined,
-    LearnerRecovered,
-    LearnerStarted,
-    LearnerSteps,
-    ProcessExited,
-    ProcessStarted,
-    RunFinished,
-    SyncerRecovered,
-    SyncerStarted,
-)
 from atoll.observe.launches import LaunchBook, report_begin_ns, stopped_with_run
 
 CLAIM_NS_MAX = 10 * SECOND_NS
@@ -118,37 +104,37 @@ class FaultBook:
         self._ended = False
         self._last_step_ns = 0
 
-    def apply(self, t_ns: int, event: Event) -> None:
-        if isinstance(event, LearnerSteps):
+    def apply(self, t_ns: int, event: events.Event) -> None:
+        if isinstance(event, events.LearnerSteps):
             self._stepped(t_ns, event)
-        elif isinstance(event, FaultInjected):
+        elif isinstance(event, events.FaultInjected):
             role = "syncer" if event.target in self._syncers else "learner"
             if event.fault == "away":
                 self._asked.add(event.target)
             self._add(Fault(event.fault, event.target, event.detail, t_ns, event.until_ns, role=role))
-        elif isinstance(event, FaultEnded):
+        elif isinstance(event, events.FaultEnded):
             if event.fault == "join":
                 self._asked.add(event.target)
             for fault in self._unended(event.target):
                 if fault.name == event.fault:
                     self._end(fault, t_ns)
-        elif isinstance(event, ProcessStarted):
+        elif isinstance(event, events.ProcessStarted):
             self._process_started(event.id)
             self._finished.discard(event.id)
             self._asked.discard(event.id)
             if event.role == "learner":
                 self._started.add(event.id)
-        elif isinstance(event, ProcessExited):
+        elif isinstance(event, events.ProcessExited):
             self._exited(t_ns, event)
-        elif isinstance(event, LearnerStarted):
+        elif isinstance(event, events.LearnerStarted):
             self._process_started(event.learner)
-        elif isinstance(event, SyncerStarted | SyncerRecovered):
+        elif isinstance(event, events.SyncerStarted | events.SyncerRecovered):
             self._syncer_back(t_ns, event)
-        elif isinstance(event, LearnerJoined | LearnerRecovered):
+        elif isinstance(event, events.LearnerJoined | events.LearnerRecovered):
             self._learner_back(t_ns, event)
-        elif isinstance(event, LearnerFinished):
+        elif isinstance(event, events.LearnerFinished):
             self._finished.add(event.learner)
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, events.RunFinished):
             self._ended = True
             self._excuse()
 
@@ -191,10 +177,10 @@ class FaultBook:
         for fault in self._unended(target):
             fault.restarted = fault.restarted or fault.ended_process
 
-    def _syncer_back(self, t_ns: int, event: SyncerStarted | SyncerRecovered) -> None:
+    def _syncer_back(self, t_ns: int, event: events.SyncerStarted | events.SyncerRecovered) -> None:
         """Both are said, in either order."""
         deaths = [fault for fault in self.faults if fault.role == "syncer" and fault.ended_process]
-        if isinstance(event, SyncerRecovered):
+        if isinstance(event, events.SyncerRecovered):
             if deaths and not deaths[-1].rung and deaths[-1].cut_ns is None:
                 deaths[-1].rung = event.source
             return
@@ -203,18 +189,18 @@ class FaultBook:
                 fault.joined_generation = event.epoch
                 self._end(fault, t_ns)
 
-    def _learner_back(self, t_ns: int, event: LearnerJoined | LearnerRecovered) -> None:
+    def _learner_back(self, t_ns: int, event: events.LearnerJoined | events.LearnerRecovered) -> None:
         self._finished.discard(event.learner)
         for fault in self._unended(event.learner):
             if not fault.ended_process:
                 continue
-            if isinstance(event, LearnerRecovered):
+            if isinstance(event, events.LearnerRecovered):
                 fault.rung = event.rung
             elif fault.joined_ns is None:
                 fault.joined_ns = t_ns
                 fault.joined_step, fault.joined_generation = event.step, event.generation
 
-    def _exited(self, t_ns: int, event: ProcessExited) -> None:
+    def _exited(self, t_ns: int, event: events.ProcessExited) -> None:
         if event.role == "syncer":
             self._syncers.add(event.id)
         if event.code == 0:
@@ -227,7 +213,7 @@ class FaultBook:
                 return
         self._add(Fault(CRASH, event.id, "", t_ns, exit_code=event.code, role=event.role))
 
-    def _stepped(self, t_ns: int, event: LearnerSteps) -> None:
+    def _stepped(self, t_ns: int, event: events.LearnerSteps) -> None:
         begin_ns = report_begin_ns(t_ns, event)
         self._last_step_ns = max(self._last_step_ns, t_ns)
         for fault in self._unended(event.learner):

@@ -39,23 +39,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from atoll.core.config import SECOND_NS
+from atoll.observe import events
 from atoll.observe.account import CATEGORIES, Account
-from atoll.observe.events import (
-    CheckpointWritten,
-    Event,
-    LayoutFixed,
-    LearnerDiscarded,
-    LearnerEvaluated,
-    LearnerFinished,
-    LearnerJoined,
-    LearnerStarted,
-    LearnerSteps,
-    ProcessExited,
-    ProcessStarted,
-    RunFinished,
-    RunStarted,
-    SyncerStats,
-)
 from atoll.observe.launches import STOP_CODES, LaunchBook, report_begin_ns
 
 
@@ -121,47 +106,47 @@ class GoodputReducer:
         self._tokens_discarded = 0
         self._over = False
 
-    def apply(self, t_ns: int, event: Event) -> None:
+    def apply(self, t_ns: int, event: events.Event) -> None:
         if self.launches.apply(t_ns, event):
             self._new_launch()
-        if isinstance(event, LearnerSteps):
+        if isinstance(event, events.LearnerSteps):
             self._steps(t_ns, event)
-        elif isinstance(event, ProcessStarted):
+        elif isinstance(event, events.ProcessStarted):
             if event.role == "learner":
                 self._children[event.id] = event.pid
                 self._silent.add(event.id)
                 self._process_started(t_ns, event.id, event.pid)
-        elif isinstance(event, LearnerStarted):
+        elif isinstance(event, events.LearnerStarted):
             self._says_started(t_ns, event)
-        elif isinstance(event, ProcessExited):
+        elif isinstance(event, events.ProcessExited):
             self._process_exited(t_ns, event)
-        elif isinstance(event, LearnerJoined):
+        elif isinstance(event, events.LearnerJoined):
             self._account(t_ns, event.learner).seen(t_ns, self._opened_ns)
-        elif isinstance(event, LearnerEvaluated):
+        elif isinstance(event, events.LearnerEvaluated):
             account = self._account(t_ns, event.learner)
             if account.mood == "idle":
                 account.mood = "evaluate"
-        elif isinstance(event, LearnerFinished):
+        elif isinstance(event, events.LearnerFinished):
             self._account(t_ns, event.learner).finished(t_ns)
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, events.RunFinished):
             self._over = True  # the launcher ends what is left; those are not failures
             for account in self.accounts.values():
                 account.excuse(self.end_ns or t_ns)
         else:
             self._count(t_ns, event)
 
-    def _count(self, t_ns: int, event: Event) -> None:
+    def _count(self, t_ns: int, event: events.Event) -> None:
         """Events that change sums but nobody's state."""
-        if isinstance(event, LearnerDiscarded):
+        if isinstance(event, events.LearnerDiscarded):
             discarded = self._account(t_ns, event.learner).discarded
             discarded[event.fragment] = discarded.get(event.fragment, 0.0) + event.tokens
-        elif isinstance(event, CheckpointWritten):
+        elif isinstance(event, events.CheckpointWritten):
             self._account(t_ns, event.learner).captured_ns += max(0, event.capture_ns)
-        elif isinstance(event, LayoutFixed) and event.parameters > 0:
+        elif isinstance(event, events.LayoutFixed) and event.parameters > 0:
             self._fragment_shares = [count / event.parameters for count in event.fragment_parameters]
-        elif isinstance(event, RunStarted) and not self._fragment_shares and event.fragments > 0:
+        elif isinstance(event, events.RunStarted) and not self._fragment_shares and event.fragments > 0:
             self._fragment_shares = [1.0 / event.fragments] * event.fragments
-        elif isinstance(event, SyncerStats):
+        elif isinstance(event, events.SyncerStats):
             self._tokens_discarded = sum(event.tokens_discarded.values())
 
     def _new_launch(self) -> None:
@@ -178,7 +163,7 @@ class GoodputReducer:
             self.accounts[learner].seen(t_ns, self._opened_ns)
         return self.accounts[learner]
 
-    def _steps(self, t_ns: int, event: LearnerSteps) -> None:
+    def _steps(self, t_ns: int, event: events.LearnerSteps) -> None:
         begin_ns = report_begin_ns(t_ns, event)
         if self._opened_ns is None:
             # Never before what an earlier launch has reported: its window is closed.
@@ -191,7 +176,7 @@ class GoodputReducer:
         account.report(t_ns, event)
         self.end_ns = max(t_ns, self.end_ns or t_ns)
 
-    def _says_started(self, t_ns: int, event: LearnerStarted) -> None:
+    def _says_started(self, t_ns: int, event: events.LearnerStarted) -> None:
         if event.learner in self._silent:
             self._pids[event.learner] = event.pid  # its launcher has said so already, with the pid that it knows
         self._silent.discard(event.learner)
@@ -207,7 +192,7 @@ class GoodputReducer:
         if not account.seen(t_ns, self._opened_ns) and not new:
             account.process_started(t_ns)
 
-    def _process_exited(self, t_ns: int, event: ProcessExited) -> None:
+    def _process_exited(self, t_ns: int, event: events.ProcessExited) -> None:
         # The exit of a predecessor may be noticed only after its successor has begun; it is over, and counted, already.
         known = self._children.get(event.id, self._pids.get(event.id, event.pid)) == event.pid
         self._silent.discard(event.id)
@@ -261,9 +246,9 @@ class GoodputReducer:
         return {learner: own[learner] + (rest * weights[learner] / total if total else 0.0) for learner in own}
 
 
-def measure_goodput(events: Iterable[tuple[int, str, Event]]) -> Goodput:
+def measure_goodput(stream: Iterable[tuple[int, str, events.Event]]) -> Goodput:
     """The goodput of a stream as `read_events` gives it."""
     reducer = GoodputReducer()
-    for t_ns, _, event in events:
+    for t_ns, _, event in stream:
         reducer.apply(t_ns, event)
     return reducer.result()

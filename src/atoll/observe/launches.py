@@ -14,15 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.core.config import SECOND_NS
-from atoll.observe.events import (
-    Event,
-    LearnerStarted,
-    LearnerSteps,
-    ProcessStarted,
-    RunFinished,
-    RunStarted,
-    SyncerStarted,
-)
+from atoll.observe import events
 
 SILENCE_NS = 300 * SECOND_NS
 """A syncer writes its statistics every second, and every minute once its file is full; five of those leave no doubt."""
@@ -47,7 +39,7 @@ class Pause:
         return max(0, until_ns - max(self.start_ns, start_ns))
 
 
-def report_begin_ns(t_ns: int, event: LearnerSteps) -> int:
+def report_begin_ns(t_ns: int, event: events.LearnerSteps) -> int:
     """When the first step of a report began."""
     duration_ns: int = sum(max(0, getattr(event, f"{name}_ns")) for name in REPORTED)
     return t_ns - duration_ns
@@ -59,9 +51,9 @@ def stopped_with_run(code: int | None, ended_ns: int, last_step_ns: int) -> bool
     return code in STOP_CODES and ended_ns >= last_step_ns - STOP_NS_MAX
 
 
-def _starts_syncer(event: Event) -> bool:
+def _starts_syncer(event: events.Event) -> bool:
     # A learner may still be started by somebody who has not heard yet that the run is over.
-    return isinstance(event, ProcessStarted) and event.role == "syncer"
+    return isinstance(event, events.ProcessStarted) and event.role == "syncer"
 
 
 class LaunchBook:
@@ -75,7 +67,7 @@ class LaunchBook:
         self._run_started = False
         self._over = False
 
-    def apply(self, t_ns: int, event: Event) -> bool:
+    def apply(self, t_ns: int, event: events.Event) -> bool:
         """True when a new launch begins with this event: nothing of the earlier one runs any more."""
         begins = self._begins(t_ns, event)
         if begins:
@@ -84,24 +76,24 @@ class LaunchBook:
             if self._last_step_ns is not None and len(self.pauses) < PAUSES_MAX:
                 self.pauses.append(Pause(self._last_step_ns))
             self._last_step_ns = None
-        if isinstance(event, LearnerSteps):
+        if isinstance(event, events.LearnerSteps):
             self._stepped(t_ns, event)
-        elif isinstance(event, RunStarted):
+        elif isinstance(event, events.RunStarted):
             self._run_started = True
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, events.RunFinished):
             self._over = True
         self._last_ns = max(self._last_ns, t_ns)
         return begins
 
-    def _begins(self, t_ns: int, event: Event) -> bool:
-        if isinstance(event, RunStarted):
+    def _begins(self, t_ns: int, event: events.Event) -> bool:
+        if isinstance(event, events.RunStarted):
             return self._run_started or self._last_step_ns is not None
-        if self._over and (isinstance(event, SyncerStarted) or _starts_syncer(event)):
+        if self._over and (isinstance(event, events.SyncerStarted) or _starts_syncer(event)):
             return True
         silent = self._last_step_ns is not None and t_ns - self._last_ns > SILENCE_NS
-        return silent and isinstance(event, ProcessStarted | SyncerStarted | LearnerStarted)
+        return silent and isinstance(event, events.ProcessStarted | events.SyncerStarted | events.LearnerStarted)
 
-    def _stepped(self, t_ns: int, event: LearnerSteps) -> None:
+    def _stepped(self, t_ns: int, event: events.LearnerSteps) -> None:
         if self.pauses and self.pauses[-1].end_ns is None:
             self.pauses[-1].end_ns = max(report_begin_ns(t_ns, event), self.pauses[-1].start_ns)
         self._last_step_ns = max(t_ns, self._last_step_ns or t_ns)

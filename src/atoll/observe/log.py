@@ -6,24 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from atoll.core.config import SECOND_NS
+from atoll.observe import events
 from atoll.observe.comebacks import FRESH, Return
-from atoll.observe.events import (
-    ContributionRefused,
-    DurabilityChanged,
-    Event,
-    FaultEnded,
-    FaultInjected,
-    FaultSkipped,
-    FragmentHealed,
-    LearnerRecovered,
-    LinkThin,
-    MemberAside,
-    RoundAborted,
-    SnapshotFailed,
-    SnapshotWritten,
-    SyncerRecovered,
-    Warned,
-)
 
 LOG_LINES_MAX = 500
 PROBLEMS_SAID_MAX = 5
@@ -56,52 +40,52 @@ class RunLog:
             self.lines.append(LogLine(t_ns, text, tone))
             self.count += 1
 
-    def notice(self, t_ns: int, event: Event) -> None:
+    def notice(self, t_ns: int, event: events.Event) -> None:
         """Say what an event means that changes the state of nobody."""
-        if isinstance(event, FaultInjected):
+        if isinstance(event, events.FaultInjected):
             if event.until_ns:
                 detail = f": {event.detail}" if event.detail else ""
                 self.say(t_ns, f"{event.target} {event.fault}{detail}", "bad")
-        elif isinstance(event, FaultEnded):
+        elif isinstance(event, events.FaultEnded):
             self.say(t_ns, f"{event.target} {event.fault} is over", "good")
-        elif isinstance(event, FaultSkipped):
+        elif isinstance(event, events.FaultSkipped):
             self.say(t_ns, f"{event.fault} on {event.target} was left out: {event.reason}")
-        elif isinstance(event, RoundAborted):
+        elif isinstance(event, events.RoundAborted):
             self.say(t_ns, f"round {event.round} of fragment {event.fragment} aborted: {event.reason}", "bad")
-        elif isinstance(event, ContributionRefused):
+        elif isinstance(event, events.ContributionRefused):
             self.say(t_ns, f"{event.learner} fragment {event.fragment} refused: {event.code}", "bad")
-        elif isinstance(event, Warned):
+        elif isinstance(event, events.Warned):
             self.say(t_ns, f"{event.source}: {event.text}", "bad")
-        elif isinstance(event, LearnerRecovered):
+        elif isinstance(event, events.LearnerRecovered):
             if event.rung != FRESH:
                 self.say(t_ns, f"{event.learner} goes on with {rung_text(event.rung, event.detail)}", "good")
-        elif isinstance(event, MemberAside):
+        elif isinstance(event, events.MemberAside):
             text = f"set aside: {event.reason}" if event.aside else f"counts again: {event.reason}"
             self.say(t_ns, f"{event.learner} {text}", "bad" if event.aside else "good")
-        elif isinstance(event, LinkThin):
+        elif isinstance(event, events.LinkThin):
             thin = event.gets_bytes_s < event.needs_bytes_s
             self.say(t_ns, f"{event.learner} {thin_text(event)}", "bad" if thin else "good")
         else:
             self._notice_of_store(t_ns, event)
 
-    def _notice_of_store(self, t_ns: int, event: Event) -> None:
-        if isinstance(event, SyncerRecovered):
+    def _notice_of_store(self, t_ns: int, event: events.Event) -> None:
+        if isinstance(event, events.SyncerRecovered):
             lost = "no version lost" if event.exact else "learners bring back what is newer"
             tone = "good" if event.exact else "bad"
             self.say(t_ns, f"syncer recovered from {source_text(event.source)}: {lost}", tone)
             for problem in event.problems[:PROBLEMS_SAID_MAX]:
                 self.say(t_ns, f"syncer found: {problem}", "bad")
-        elif isinstance(event, FragmentHealed):
+        elif isinstance(event, events.FragmentHealed):
             change = f"from version {event.version_before} to {event.version}"
             self.say(t_ns, f"fragment {event.fragment} healed by {event.learner}, {change}", "good")
-        elif isinstance(event, DurabilityChanged):
+        elif isinstance(event, events.DurabilityChanged):
             if event.level == event.wanted:
                 self.say(t_ns, f"durability is back at level {event.level}: {event.reason}", "good")
             else:
                 self.say(t_ns, f"durability is {event.level} instead of {event.wanted}: {event.reason}", "bad")
-        elif isinstance(event, SnapshotWritten):
+        elif isinstance(event, events.SnapshotWritten):
             self.say(t_ns, f"snapshot {event.label} written")
-        elif isinstance(event, SnapshotFailed):
+        elif isinstance(event, events.SnapshotFailed):
             self.say(t_ns, f"snapshot failed: {event.reason}", "bad")
 
     def returned(self, t_ns: int, one: Return) -> None:
@@ -121,7 +105,7 @@ def source_text(source: str) -> str:
     return "its disk" if source == "slots" else f"snapshot {source}"
 
 
-def thin_text(event: LinkThin) -> str:
+def thin_text(event: events.LinkThin) -> str:
     """ "link up too thin: needs 1.2 Mbit/s, gets 50 kbit/s"."""
     thin = "too thin" if event.gets_bytes_s < event.needs_bytes_s else "wide enough"
     needs, gets = bits_text(event.needs_bytes_s), bits_text(event.gets_bytes_s)

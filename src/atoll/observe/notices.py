@@ -5,20 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.core.config import SECOND_NS
-from atoll.observe.events import (
-    Committed,
-    Event,
-    LearnerFetched,
-    LearnerFinished,
-    LearnerPushed,
-    LearnerStarted,
-    LinkThin,
-    MemberAside,
-    MemberChanged,
-    ProcessExited,
-    SyncerStarted,
-    Warned,
-)
+from atoll.observe import events
 
 SPELLS_MAX = 1000
 THIN_MAX = 1000
@@ -52,34 +39,34 @@ class NoticeBook:
 
     def __init__(self) -> None:
         self.spells: list[Spell] = []
-        self.thin: dict[tuple[str, str], LinkThin] = {}
-        self.thin_ever: dict[tuple[str, str], LinkThin] = {}
+        self.thin: dict[tuple[str, str], events.LinkThin] = {}
+        self.thin_ever: dict[tuple[str, str], events.LinkThin] = {}
         self.warnings: list[Warning] = []
         self._open: dict[str, Spell] = {}
         self._warned: dict[tuple[str, str], Warning] = {}
 
-    def apply(self, t_ns: int, event: Event) -> None:
-        if isinstance(event, Committed):
+    def apply(self, t_ns: int, event: events.Event) -> None:
+        if isinstance(event, events.Committed):
             for learner in event.contributors if self._open else ():
                 if learner in self._open:
                     self._open[learner].merged += 1
-        elif isinstance(event, MemberAside):
+        elif isinstance(event, events.MemberAside):
             self._set_aside(t_ns, event)
-        elif isinstance(event, LinkThin):
+        elif isinstance(event, events.LinkThin):
             self._link(event)
-        elif isinstance(event, LearnerPushed):
+        elif isinstance(event, events.LearnerPushed):
             self._moved((event.learner, "up"), event.bytes, event.push_ns)
-        elif isinstance(event, LearnerFetched):
+        elif isinstance(event, events.LearnerFetched):
             self._moved((event.learner, "down"), event.bytes, event.fetch_ns)
-        elif isinstance(event, Warned):
+        elif isinstance(event, events.Warned):
             self._warn(t_ns, event)
-        elif isinstance(event, ProcessExited):
+        elif isinstance(event, events.ProcessExited):
             self._gone(t_ns, event.id)
-        elif isinstance(event, LearnerStarted | LearnerFinished) or (
-            isinstance(event, MemberChanged) and event.state in ("away", "lost", "left")
+        elif isinstance(event, events.LearnerStarted | events.LearnerFinished) or (
+            isinstance(event, events.MemberChanged) and event.state in ("away", "lost", "left")
         ):
             self._gone(t_ns, event.learner)
-        elif isinstance(event, SyncerStarted):
+        elif isinstance(event, events.SyncerStarted):
             self.new_launch(t_ns)  # this syncer has set nobody aside yet
 
     def new_launch(self, end_ns: int) -> None:
@@ -91,7 +78,7 @@ class NoticeBook:
         """The one that goes on."""
         return self._open.get(learner)
 
-    def _set_aside(self, t_ns: int, event: MemberAside) -> None:
+    def _set_aside(self, t_ns: int, event: events.MemberAside) -> None:
         if not event.aside:
             self._end(t_ns, event.learner)
         elif event.learner in self._open:
@@ -100,7 +87,7 @@ class NoticeBook:
             self._open[event.learner] = Spell(event.learner, t_ns, event.reason)
             self.spells.append(self._open[event.learner])
 
-    def _link(self, event: LinkThin) -> None:
+    def _link(self, event: events.LinkThin) -> None:
         key = (event.learner, event.direction)
         if event.gets_bytes_s >= event.needs_bytes_s:
             self.thin.pop(key, None)
@@ -124,7 +111,7 @@ class NoticeBook:
         if spell is not None:
             spell.end_ns = max(t_ns, spell.start_ns)
 
-    def _warn(self, t_ns: int, event: Warned) -> None:
+    def _warn(self, t_ns: int, event: events.Warned) -> None:
         key = (event.source, event.text)
         if key in self._warned:
             self._warned[key].count += 1

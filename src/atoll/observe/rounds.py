@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from atoll.observe.events import (
-    Committed,
-    ContributionReceived,
-    ContributionRefused,
-    Event,
-    RoundAborted,
-    RoundClosed,
-    RoundLaunched,
-    SyncerStarted,
-)
+from atoll.observe import events
 from atoll.observe.series import Curve, Sample
 
 RECENT_ROUNDS = 32
@@ -78,20 +69,20 @@ class RoundBook:
         self.late = 0
         self.refused: dict[str, int] = {}
 
-    def apply(self, t_ns: int, event: Event) -> None:
-        if isinstance(event, RoundLaunched):
+    def apply(self, t_ns: int, event: events.Event) -> None:
+        if isinstance(event, events.RoundLaunched):
             self._launched(t_ns, event)
-        elif isinstance(event, ContributionReceived):
+        elif isinstance(event, events.ContributionReceived):
             self._received(t_ns, event)
-        elif isinstance(event, RoundClosed):
+        elif isinstance(event, events.RoundClosed):
             self._closed(t_ns, event)
-        elif isinstance(event, Committed):
+        elif isinstance(event, events.Committed):
             self._committed(t_ns, event)
-        elif isinstance(event, RoundAborted):
+        elif isinstance(event, events.RoundAborted):
             self.aborted += 1
-        elif isinstance(event, ContributionRefused):
+        elif isinstance(event, events.ContributionRefused):
             self.refused[event.code] = self.refused.get(event.code, 0) + 1
-        elif isinstance(event, SyncerStarted):
+        elif isinstance(event, events.SyncerStarted):
             self.open.clear()  # they died with the syncer before
 
     def _round(self, fragment: int, number: int) -> Round:
@@ -102,27 +93,27 @@ class RoundBook:
                 del self.open[next(iter(self.open))]
         return self.open[key]
 
-    def _launched(self, t_ns: int, event: RoundLaunched) -> None:
+    def _launched(self, t_ns: int, event: events.RoundLaunched) -> None:
         self.launched = True
         entry = self._round(event.fragment, event.round)
         entry.attempts = max(entry.attempts, event.attempt)
         entry.asked, entry.quorum = event.asked, event.quorum
         entry.launch_ns = entry.launch_ns or t_ns
 
-    def _received(self, t_ns: int, event: ContributionReceived) -> None:
+    def _received(self, t_ns: int, event: events.ContributionReceived) -> None:
         if event.late:
             self.late += 1
             self._mark(event.learner, Mark(t_ns, event.fragment, event.round, late=True))
         elif (event.fragment, event.round) in self.open:
             self.open[event.fragment, event.round].received_ns[event.learner] = t_ns
 
-    def _closed(self, t_ns: int, event: RoundClosed) -> None:
+    def _closed(self, t_ns: int, event: events.RoundClosed) -> None:
         entry = self._round(event.fragment, event.round)
         entry.close_ns, entry.contributors, entry.carried = t_ns, event.contributors, event.carried
         entry.quorum_wait_ns, entry.grace_wait_ns = event.quorum_ns, event.grace_ns
         entry.close_reason = event.reason
 
-    def _committed(self, t_ns: int, event: Committed) -> None:
+    def _committed(self, t_ns: int, event: events.Committed) -> None:
         entry = self._round(event.fragment, event.round)
         del self.open[event.fragment, event.round]
         entry.commit_ns, entry.version, entry.contributors = t_ns, event.version, event.contributors

@@ -13,29 +13,10 @@ from pathlib import Path
 from statistics import median
 
 from atoll.core.config import SECOND_NS
+from atoll.observe import events
 from atoll.observe.account import Account
 from atoll.observe.comebacks import FRESH, ComebackBook, Return
 from atoll.observe.durability import DurabilityBook
-from atoll.observe.events import (
-    Event,
-    LayoutFixed,
-    LearnerEvaluated,
-    LearnerFetched,
-    LearnerFinished,
-    LearnerJoined,
-    LearnerLink,
-    LearnerPushed,
-    LearnerRecovered,
-    LearnerStarted,
-    LearnerSteps,
-    MemberChanged,
-    ProcessExited,
-    ProcessStarted,
-    RunFinished,
-    RunStarted,
-    SyncerStarted,
-    SyncerStats,
-)
 from atoll.observe.faults import BEFORE_NS_MAX, Fault, FaultBook, FaultCost, Reckoning, exit_text, fault_costs
 from atoll.observe.goodput import Goodput, GoodputReducer
 from atoll.observe.launches import STOP_CODES, Pause
@@ -82,9 +63,9 @@ class RunState:
     """The state of a run after the events applied so far."""
 
     def __init__(self) -> None:
-        self.run: RunStarted | None = None
-        self.layout: LayoutFixed | None = None
-        self.finished: RunFinished | None = None
+        self.run: events.RunStarted | None = None
+        self.layout: events.LayoutFixed | None = None
+        self.finished: events.RunFinished | None = None
         self.first_ns: int | None = None
         self.last_ns = 0
         self.learners: dict[str, LearnerState] = {}
@@ -107,7 +88,7 @@ class RunState:
 
     # ------------------------------------------------------------ reducing
 
-    def apply(self, t_ns: int, event: Event, source: str = "") -> None:
+    def apply(self, t_ns: int, event: events.Event, source: str = "") -> None:
         """Take one event; `source` is the stem of its file. Unknown learners appear on their first sign of life."""
         if self.first_ns is None:
             self.first_ns = t_ns
@@ -115,7 +96,7 @@ class RunState:
         self._goodput.apply(t_ns, event)
         if self._goodput.launches.count != self._launches_seen:
             self._new_launch(t_ns)
-        if isinstance(event, LearnerSteps):
+        if isinstance(event, events.LearnerSteps):
             self._on_steps(t_ns, event)
         for book in (self._faults, self.rounds, self.durability, self.notices):
             book.apply(t_ns, event)
@@ -126,19 +107,19 @@ class RunState:
         self._totals.apply(event, source)
         if self._faults.moments_ns:
             self._pin_faults()
-        if isinstance(event, LearnerPushed):
+        if isinstance(event, events.LearnerPushed):
             self._pushed_bytes += event.bytes
-        elif isinstance(event, LearnerFetched):
+        elif isinstance(event, events.LearnerFetched):
             self._fetched_bytes += event.bytes
-        elif isinstance(event, LearnerEvaluated):
+        elif isinstance(event, events.LearnerEvaluated):
             # Counted here where possible, so that it lies on the same axis as the training loss.
             self.last_evaluation = Evaluation(t_ns, self._tokens or event.tokens_seen, event.eval_loss)
             self.evaluations.add(self.last_evaluation)
-        elif isinstance(event, RunStarted):
+        elif isinstance(event, events.RunStarted):
             self.run = event
-        elif isinstance(event, LayoutFixed):
+        elif isinstance(event, events.LayoutFixed):
             self.layout = event
-        elif isinstance(event, RunFinished):
+        elif isinstance(event, events.RunFinished):
             self.finished = event
             stopped = event.reason.startswith("SIG")
             text = f"run stopped by {event.reason}" if stopped else f"run finished: {event.reason}"
@@ -171,38 +152,38 @@ class RunState:
             self.learners = dict(sorted(self.learners.items(), key=lambda item: natural_key(item[0])))
         return self.learners[learner]
 
-    def _on_steps(self, t_ns: int, event: LearnerSteps) -> None:
+    def _on_steps(self, t_ns: int, event: events.LearnerSteps) -> None:
         self._tokens += event.tokens
         self._steps += event.steps
         self._learner(event.learner).stepped(t_ns, event, self._tokens)
 
-    def _on_rare(self, t_ns: int, event: Event) -> None:
+    def _on_rare(self, t_ns: int, event: events.Event) -> None:
         """Membership, processes, faults: what changes a learner's state, and the lines of the log."""
-        if isinstance(event, ProcessStarted):
+        if isinstance(event, events.ProcessStarted):
             if event.role == "learner":
                 self._on_started(event.id)
-        elif isinstance(event, LearnerStarted):
+        elif isinstance(event, events.LearnerStarted):
             self._on_started(event.learner)
-        elif isinstance(event, LearnerJoined):
+        elif isinstance(event, events.LearnerJoined):
             self._on_joined(t_ns, event)
-        elif isinstance(event, ProcessExited):
+        elif isinstance(event, events.ProcessExited):
             self._on_exited(t_ns, event)
-        elif isinstance(event, LearnerFinished):
+        elif isinstance(event, events.LearnerFinished):
             self._learner(event.learner).finished = True
-        elif isinstance(event, MemberChanged):
+        elif isinstance(event, events.MemberChanged):
             self._on_member(t_ns, event)
-        elif isinstance(event, LearnerLink):
+        elif isinstance(event, events.LearnerLink):
             self._on_link(t_ns, event)
-        elif isinstance(event, SyncerStarted):
+        elif isinstance(event, events.SyncerStarted):
             self._on_syncer(t_ns)
         else:
-            if isinstance(event, LearnerRecovered):
+            if isinstance(event, events.LearnerRecovered):
                 if event.rung != FRESH:
                     self._learner(event.learner).rung = event.rung
                 event = replace(event, detail=self.in_words(event.learner, event.detail))
             self._log.notice(t_ns, event)
 
-    def _on_member(self, t_ns: int, event: MemberChanged) -> None:
+    def _on_member(self, t_ns: int, event: events.MemberChanged) -> None:
         one = self._learner(event.learner)
         same = one.generations[-1:] == [event.generation]
         one.joined(event.generation)
@@ -228,7 +209,7 @@ class RunState:
         account = self.account(one.learner)
         one.restarts = account.failures if account is not None else 0
 
-    def _on_joined(self, t_ns: int, event: LearnerJoined) -> None:
+    def _on_joined(self, t_ns: int, event: events.LearnerJoined) -> None:
         one = self._learner(event.learner)
         one.joined(event.generation)
         again = one.last_ns > 0
@@ -239,7 +220,7 @@ class RunState:
         tail = f" (generation {one.nth(event.generation)})" if again else ""
         self._log.say(t_ns, f"{event.learner} {verb} at step {event.step:,}{tail}", "good" if again else "plain")
 
-    def _on_link(self, t_ns: int, event: LearnerLink) -> None:
+    def _on_link(self, t_ns: int, event: events.LearnerLink) -> None:
         """Only a link that is lost in the middle and one that comes back are news."""
         one = self._learner(event.learner)
         # While there is no syncer every link is down, and that has been said.
@@ -251,7 +232,7 @@ class RunState:
             self._log.say(t_ns, text, "good" if event.up else "bad")
         one.link_up, one.link_loss_said = event.up, said and not event.up
 
-    def _on_exited(self, t_ns: int, event: ProcessExited) -> None:
+    def _on_exited(self, t_ns: int, event: events.ProcessExited) -> None:
         if self.finished is not None:
             return
         if event.role == "learner":
@@ -275,7 +256,7 @@ class RunState:
     # ------------------------------------------------------------ reading
 
     @property
-    def stats(self) -> SyncerStats | None:
+    def stats(self) -> events.SyncerStats | None:
         """The newest statistics of the syncer that serves. Its bytes are its own alone: see `bytes_up`."""
         return self._totals.stats
 

@@ -10,16 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.core.config import SECOND_NS
-from atoll.observe.events import (
-    Committed,
-    Event,
-    ProcessExited,
-    ProcessStarted,
-    SyncerRecovered,
-    SyncerStarted,
-    SyncerStats,
-    SyncerStopped,
-)
+from atoll.observe import events
 
 RESTARTS_MAX = 1000
 """Restarts that are kept whole; all are counted."""
@@ -49,7 +40,7 @@ class SyncerRestart:
     tokens_merged: int = 0
     problems: list[str] = field(default_factory=list)
 
-    def take(self, event: SyncerRecovered) -> None:
+    def take(self, event: events.SyncerRecovered) -> None:
         self.source, self.exact, self.load_ns = event.source, event.exact, event.load_ns
         self.tokens_merged, self.problems = event.tokens_merged, list(event.problems)
 
@@ -69,28 +60,28 @@ class SyncerBook:
         self._launched_pid: int | None = None  # of one that does not serve yet
         self._exit_code: int | None = None
         self._started_ns: int | None = None
-        self._held: SyncerRecovered | None = None
+        self._held: events.SyncerRecovered | None = None
         self._away_closed_ns = 0
         self._new_launch = False
         self._missed_ns = 0  # how long it had been missed when the launch before ended
         self._source = ""
 
-    def apply(self, t_ns: int, event: Event, source: str = "") -> None:
+    def apply(self, t_ns: int, event: events.Event, source: str = "") -> None:
         """`source` is the stem of the file that the event is from: each process has its own."""
-        if isinstance(event, SyncerStats | Committed):
+        if isinstance(event, events.SyncerStats | events.Committed):
             self.last_sign_ns = max(self.last_sign_ns, t_ns)
-        elif isinstance(event, SyncerStarted):
+        elif isinstance(event, events.SyncerStarted):
             self._started(t_ns, event)
             self._source = source
-        elif isinstance(event, SyncerRecovered):
+        elif isinstance(event, events.SyncerRecovered):
             self._recovered(t_ns, event, source)
-        elif isinstance(event, ProcessStarted) and event.role == "syncer":
+        elif isinstance(event, events.ProcessStarted) and event.role == "syncer":
             self._launched_pid = event.pid
-        elif isinstance(event, ProcessExited) and event.role == "syncer":
+        elif isinstance(event, events.ProcessExited) and event.role == "syncer":
             # One that was fenced out long ago may still have to end.
             if event.pid == self._launched_pid or event.pid in self._pids or not self._pids:
                 self._gone(t_ns, event.code)
-        elif isinstance(event, SyncerStopped):
+        elif isinstance(event, events.SyncerStopped):
             self._gone(t_ns, 0)
 
     def new_launch(self, end_ns: int) -> None:
@@ -107,7 +98,7 @@ class SyncerBook:
             return
         self.up, self._exit_code, self.down_ns = False, code, t_ns
 
-    def _started(self, t_ns: int, event: SyncerStarted) -> None:
+    def _started(self, t_ns: int, event: events.SyncerStarted) -> None:
         first = self._started_ns is None
         resumed = self._new_launch or first
         if not first or event.epoch > 1:
@@ -133,7 +124,7 @@ class SyncerBook:
         if len(self.restarts) < RESTARTS_MAX:
             self.restarts.append(restart)
 
-    def _recovered(self, t_ns: int, event: SyncerRecovered, source: str) -> None:
+    def _recovered(self, t_ns: int, event: events.SyncerRecovered, source: str) -> None:
         """It may be said before or after SyncerStarted."""
         last = self.restarts[-1] if self.restarts else None
         serves = self.up is True and self._started_ns is not None and t_ns - self._started_ns <= RECOVERED_NS_MAX

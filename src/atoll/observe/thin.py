@@ -12,30 +12,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from atoll.observe.events import (
-    Committed,
-    ContributionReceived,
-    DataLedger,
-    Event,
-    LearnerAdopted,
-    LearnerDiscarded,
-    LearnerFetched,
-    LearnerPushed,
-    LearnerSteps,
-    RoundClosed,
-    RoundLaunched,
-    SyncerStats,
-)
+from atoll.observe import events
 
 THIN_PERIOD_NS = 60_000_000_000
 _PER_ROUND = (
-    LearnerPushed,
-    LearnerFetched,
-    LearnerAdopted,
-    ContributionReceived,
-    RoundLaunched,
-    RoundClosed,
-    Committed,
+    events.LearnerPushed,
+    events.LearnerFetched,
+    events.LearnerAdopted,
+    events.ContributionReceived,
+    events.RoundLaunched,
+    events.RoundClosed,
+    events.Committed,
 )
 
 
@@ -43,28 +30,28 @@ class Thinner:
     """Takes events, gives back those to write now; held sums come out each minute and at `rest`."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[str, int], LearnerSteps] = {}
-        self._discards: dict[tuple[str, int, str], LearnerDiscarded] = {}
-        self._stats: SyncerStats | None = None
-        self._data: dict[str, DataLedger] = {}
+        self._steps: dict[tuple[str, int], events.LearnerSteps] = {}
+        self._discards: dict[tuple[str, int, str], events.LearnerDiscarded] = {}
+        self._stats: events.SyncerStats | None = None
+        self._data: dict[str, events.DataLedger] = {}
         self._since_ns: int | None = None
 
-    def take(self, t_ns: int, event: Event) -> list[Event]:
+    def take(self, t_ns: int, event: events.Event) -> list[events.Event]:
         if self._since_ns is None:
             self._since_ns = t_ns
         if isinstance(event, _PER_ROUND):
             return []
-        if isinstance(event, LearnerSteps):
+        if isinstance(event, events.LearnerSteps):
             key = (event.learner, event.generation)
             held = self._steps.get(key)
             self._steps[key] = add_steps(held, event) if held else event
-        elif isinstance(event, LearnerDiscarded):
+        elif isinstance(event, events.LearnerDiscarded):
             place = (event.learner, event.fragment, event.cause)
             before = self._discards.get(place)
             self._discards[place] = replace(event, tokens=event.tokens + (before.tokens if before else 0))
-        elif isinstance(event, SyncerStats):
+        elif isinstance(event, events.SyncerStats):
             self._stats = event
-        elif isinstance(event, DataLedger):
+        elif isinstance(event, events.DataLedger):
             self._data[event.stream] = event
         else:
             # What is held happened earlier than this event, and a reducer must see it first.
@@ -73,9 +60,9 @@ class Thinner:
             return self.rest()
         return []
 
-    def rest(self) -> list[Event]:
+    def rest(self) -> list[events.Event]:
         """Everything that is held back; empties it."""
-        held: list[Event] = [*self._steps.values(), *self._discards.values()]
+        held: list[events.Event] = [*self._steps.values(), *self._discards.values()]
         if self._stats is not None:
             held.append(self._stats)
         held += self._data.values()
@@ -83,7 +70,7 @@ class Thinner:
         return held
 
 
-def add_steps(first: LearnerSteps, second: LearnerSteps) -> LearnerSteps:
+def add_steps(first: events.LearnerSteps, second: events.LearnerSteps) -> events.LearnerSteps:
     """One report for two successive ones: durations, steps and tokens add, the loss is the mean per step."""
     parts = [(e.loss, e.steps) for e in (first, second) if math.isfinite(e.loss) and e.steps > 0]
     weight = sum(steps for _, steps in parts)

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import FencedSyncerError, StoreError
+from atoll.errors import FencedSyncerError, PayloadError, StoreError
 from atoll.store import files
+from atoll.store.documents import json_object
 
 EPOCH_FILE = "epoch.json"
 LOCK_FILE = "lock"
@@ -162,11 +163,9 @@ def _read_small(path: Path) -> dict[str, Any] | None:
     """A small JSON object, or None where the file holds something else."""
     with path.open("rb") as file:
         data = file.read(SMALL_FILE_BYTES_MAX)
-    try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+    with contextlib.suppress(PayloadError):
+        return json_object(data, path.name)
+    return None
 
 
 @contextlib.contextmanager

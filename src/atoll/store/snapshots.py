@@ -234,14 +234,11 @@ def load_snapshot(url: str, options: Mapping[str, Any] | None = None) -> LoadedS
 
 def _read_patiently(place: Place, name: str) -> LoadedSnapshot:
     """Read with some retries: a passing fault of a network must not cost the newest snapshot."""
-    for attempt in range(READ_TRIES):
-        try:
+    for _ in range(READ_TRIES - 1):
+        with contextlib.suppress(OSError):
             return _read(place, name)
-        except OSError:
-            if attempt + 1 == READ_TRIES:
-                raise
-            time.sleep(READ_PAUSE_S)
-    raise AssertionError("unreachable")
+        time.sleep(READ_PAUSE_S)
+    return _read(place, name)
 
 
 def _read(place: Place, name: str) -> LoadedSnapshot:

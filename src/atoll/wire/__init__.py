@@ -6,7 +6,7 @@
     cause.py       why a syncer cannot be reached;  certificate.py: what a syncer's own certificate says
     control.py     run_sessions: a control session that always comes back;  fetch_status, ask_to_leave
     bulk.py        BulkClient: push and fetch payloads
-    convert.py     control messages <-> bytes (recovery.py: those of protocol 2), parts.py: bulk messages <-> bytes
+    convert.py     control messages <-> bytes;  parts.py: bulk messages <-> bytes;  records.py: what both are made of
     checks.py      nothing is trusted;  versions.py: which protocol knows what
     limits.py      every bound, with where it comes from
 

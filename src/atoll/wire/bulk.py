@@ -6,18 +6,10 @@ import asyncio
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from itertools import chain
 from typing import Any, TypeVar
 
-from atoll.core.messages import (
-    INNER_PIECE_BYTES,
-    FetchHeader,
-    FetchKind,
-    FetchRequest,
-    PushHeader,
-    PushKind,
-    PushReply,
-    Refusal,
-)
+from atoll.core import messages as m
 from atoll.errors import (
     AtollError,
     LocalProtocolError,
@@ -26,32 +18,10 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from atoll.wire import checks
+from atoll.wire import checks, limits, parts
 from atoll.wire.assembly import Assembly
 from atoll.wire.buffers import Buffers
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
-from atoll.wire.limits import (
-    BULK_ATTEMPTS_MAX,
-    BULK_DEADLINE_S_MIN,
-    BULK_RATE_MIN,
-    FETCH_WAIT_S,
-    INNER_RATE_MIN,
-    PART_BYTES,
-    PUSH_BYTES_MAX,
-    PUSH_WAIT_S,
-    STRIPE_BYTES_MIN,
-)
-from atoll.wire.parts import (
-    PushOpen,
-    RawPart,
-    encode_fetch_request,
-    encode_part,
-    encode_push_open,
-    parse_fetch_header,
-    parse_fetch_refused,
-    parse_part,
-    parse_push_reply,
-)
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import Bytes
 from atoll.wire.transport import FETCH_METHOD, PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
@@ -62,10 +32,10 @@ Buffer = bytes | bytearray | memoryview | Bytes
 """Contiguous bytes; an array must be uint8."""
 
 
-def deadline_s(size: int, wait_s: float = 0.0, rate: int = BULK_RATE_MIN) -> float:
+def deadline_s(size: int, wait_s: float = 0.0, rate: int = limits.BULK_RATE_MIN) -> float:
     """Never infinite: a transfer that is slower than the minimum rate on average is given up. `wait_s` is how long the
     service may hold it up."""
-    return BULK_DEADLINE_S_MIN + wait_s + size / rate
+    return limits.BULK_DEADLINE_S_MIN + wait_s + size / rate
 
 
 class BulkClient:
@@ -120,7 +90,7 @@ class BulkClient:
         finally:
             self._running.discard(task)
 
-    async def push(self, header: PushHeader, payload: Buffer) -> PushReply:
+    async def push(self, header: m.PushHeader, payload: Buffer) -> m.PushReply:
         """Send one payload and return the syncer's answer. A broken connection and a busy syncer are tried again, from
         the start; raises UnreachableError when that does not help and RefusedError for a wrong token."""
         view = memoryview(payload).cast("B")  # type: ignore[arg-type]  # numpy below 2.2 types no buffer
@@ -128,14 +98,14 @@ class BulkClient:
             raise LocalProtocolError(f"the header announces {header.size} bytes but the payload has {view.nbytes}")
         return await self._unless_given_up(self._push(header, view))
 
-    async def _push(self, header: PushHeader, view: memoryview) -> PushReply:
+    async def _push(self, header: m.PushHeader, view: memoryview) -> m.PushReply:
         backoff = Backoff()
         failure: AtollError | None = None
-        reply: PushReply | None = None
-        for _ in range(BULK_ATTEMPTS_MAX):
+        reply: m.PushReply | None = None
+        for _ in range(limits.BULK_ATTEMPTS_MAX):
             try:
                 reply = await self._push_once(header, view)
-                if reply.code != Refusal.BUSY:
+                if reply.code != m.Refusal.BUSY:
                     return reply
             except (UnreachableError, RemoteProtocolError) as error:
                 failure = error
@@ -143,16 +113,16 @@ class BulkClient:
         # A busy syncer may have taken an attempt whose answer was lost, so BUSY is never the last word: the caller
         # tries again later and learns from `duplicate` if it was.
         why = failure or (reply.detail if reply is not None else "")
-        raise UnreachableError(f"{BULK_ATTEMPTS_MAX} attempts to push fragment {header.fragment} failed: {why}")
+        raise UnreachableError(f"{limits.BULK_ATTEMPTS_MAX} attempts to push fragment {header.fragment} failed: {why}")
 
-    async def _push_once(self, header: PushHeader, view: memoryview) -> PushReply:
+    async def _push_once(self, header: m.PushHeader, view: memoryview) -> m.PushReply:
         stripes = self._stripes(view.nbytes)
-        opened = PushOpen(header, secrets.randbits(64), stripes, PART_BYTES)
+        opened = parts.PushOpen(header, secrets.randbits(64), stripes, limits.PART_BYTES)
         # All stripes draw from one sequence: a slow connection then carries less, and the parts arrive nearly in order.
-        offsets = iter(range(0, view.nbytes, PART_BYTES))
+        offsets = iter(range(0, view.nbytes, limits.PART_BYTES))
         firsts = [next(offsets, 0) for _ in range(stripes)]
         tasks = [
-            asyncio.create_task(self._push_stripe(channel, opened, view, _chain(first, offsets)))
+            asyncio.create_task(self._push_stripe(channel, opened, view, chain([first], offsets)))
             for channel, first in zip(self._up_channels, firsts, strict=False)
         ]
         try:
@@ -161,44 +131,46 @@ class BulkClient:
             for task in tasks:
                 task.cancel()
 
-    async def _push_stripe(self, channel: Any, opened: PushOpen, view: memoryview, offsets: Iterator[int]) -> PushReply:
-        inner = opened.header.kind is PushKind.INNER
-        waits = (PUSH_WAIT_S, INNER_RATE_MIN) if inner else ()
+    async def _push_stripe(
+        self, channel: Any, opened: parts.PushOpen, view: memoryview, offsets: Iterator[int]
+    ) -> m.PushReply:
+        inner = opened.header.kind is m.PushKind.INNER
+        waits = (limits.PUSH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
             metadata=self._options.metadata, timeout=deadline_s(view.nbytes, *waits), wait_for_ready=False
         )
-        opening = encode_push_open(opened)
+        opening = parts.encode_push_open(opened)
         try:
             for offset in offsets:
-                data = view[offset : offset + PART_BYTES]
-                await call.write(encode_part(offset, data, opening))
+                data = view[offset : offset + limits.PART_BYTES]
+                await call.write(parts.encode_part(offset, data, opening))
                 self.bytes_up += data.nbytes
                 opening = b""
             await call.done_writing()
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             pass  # The call ended before we were done; its answer or error says why.
         try:
-            return parse_push_reply(unseal(await call))
+            return parts.parse_push_reply(unseal(await call))
         except grpc.aio.AioRpcError as error:
             raise call_error(self._options, error) from None
         except PayloadError as error:
             raise UnreachableError(str(error)) from None
 
     def _stripes(self, size: int) -> int:
-        return max(1, min(len(self._channels), size // STRIPE_BYTES_MIN))
+        return max(1, min(len(self._channels), size // limits.STRIPE_BYTES_MIN))
 
     # ------------------------------------------------------------ fetch
 
-    async def fetch(self, request: FetchRequest) -> tuple[FetchHeader, Bytes]:
+    async def fetch(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
         """The whole content that `request` names (its offset and length are ignored), checked. Broken connections are
         resumed where they broke. Raises RefusedError, UnreachableError when retries do not help, or PayloadError when
         the whole is not what its header says."""
         return await self._unless_given_up(self._fetch(request))
 
-    async def _fetch(self, request: FetchRequest) -> tuple[FetchHeader, Bytes]:
+    async def _fetch(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
         fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers)
         # The first range tells the size. When there are several connections it is kept short, the rest is spread.
-        first_stop = STRIPE_BYTES_MIN if len(self._channels) > 1 else None
+        first_stop = limits.STRIPE_BYTES_MIN if len(self._channels) > 1 else None
         await fetch.range(self._channels[0], 0, first_stop)
         header, assembly = fetch.header, fetch.assembly
         assert header is not None and assembly is not None
@@ -212,9 +184,11 @@ class BulkClient:
 
     async def _fetch_rest(self, fetch: _Fetch, size: int) -> None:
         """Split what is left evenly, at part boundaries."""
-        parts_count = -(-(size - STRIPE_BYTES_MIN) // PART_BYTES)
+        parts_count = -(-(size - limits.STRIPE_BYTES_MIN) // limits.PART_BYTES)
         stripes = min(self._stripes(size), parts_count)
-        bounds = [STRIPE_BYTES_MIN + parts_count * i // stripes * PART_BYTES for i in range(stripes)] + [size]
+        bounds = [limits.STRIPE_BYTES_MIN + parts_count * i // stripes * limits.PART_BYTES for i in range(stripes)] + [
+            size
+        ]
         tasks = [
             asyncio.create_task(fetch.range(channel, start, stop))
             for channel, start, stop in zip(self._channels, bounds, bounds[1:], strict=False)
@@ -229,14 +203,14 @@ class BulkClient:
 class _Fetch:
     """One content being fetched: what the first answer said about it, and the bytes so far."""
 
-    def __init__(self, options: ClientOptions, request: FetchRequest, buffers: Buffers) -> None:
+    def __init__(self, options: ClientOptions, request: m.FetchRequest, buffers: Buffers) -> None:
         self._options = options
         self._buffers = buffers
         self._request = request
-        inner = request.kind is FetchKind.INNER
-        self._size_max = INNER_PIECE_BYTES if inner else PUSH_BYTES_MAX
-        self._waits = (FETCH_WAIT_S, INNER_RATE_MIN) if inner else ()
-        self.header: FetchHeader | None = None
+        inner = request.kind is m.FetchKind.INNER
+        self._size_max = m.INNER_PIECE_BYTES if inner else limits.PUSH_BYTES_MAX
+        self._waits = (limits.FETCH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
+        self.header: m.FetchHeader | None = None
         self.assembly: Assembly | None = None
 
     async def range(self, channel: Any, start: int, stop: int | None) -> None:
@@ -257,7 +231,7 @@ class _Fetch:
             attempts = 1 if position > before else attempts + 1
             if position > before:
                 backoff.reset()
-            if attempts >= BULK_ATTEMPTS_MAX:
+            if attempts >= limits.BULK_ATTEMPTS_MAX:
                 raise UnreachableError(
                     f"{attempts} attempts to fetch fragment {self._request.fragment} from byte {position} on failed: "
                     f"{failure}"
@@ -272,12 +246,12 @@ class _Fetch:
         size = length or (self.header.size - position if self.header else self._size_max)
         timeout = deadline_s(size, *self._waits)
         call = channel.unary_stream(FETCH_METHOD)(
-            seal(encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
+            seal(parts.encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
         )
         first = True
         try:
             async for message in call:
-                part = parse_part(message)
+                part = parts.parse_part(message)
                 if first:
                     self._open(part)
                     first = False
@@ -291,36 +265,31 @@ class _Fetch:
         finally:
             call.cancel()
 
-    def _open(self, part: RawPart) -> None:
+    def _open(self, part: parts.RawPart) -> None:
         """Look at the first part of a stream. The first stream of all pins the version for the others."""
         if part.refused is not None:
-            refused = parse_fetch_refused(part.refused)
+            refused = parts.parse_fetch_refused(part.refused)
             raise refused_error(refused.code, refused.detail)
         if part.opening is None:
             raise RemoteProtocolError("the first part of a fetch must carry its header")
-        header = parse_fetch_header(part.opening)
+        header = parts.parse_fetch_header(part.opening)
         checks.count("FetchHeader.size", header.size, high=self._size_max)
         if self.header is None:
             self.header = header
-            self.assembly = Assembly(self._buffers.take(header.size), PART_BYTES)
+            self.assembly = Assembly(self._buffers.take(header.size), limits.PART_BYTES)
             self._request = dataclasses.replace(self._request, version=header.version)
         elif header != self.header:
             # Versions are immutable: the same version with other bytes must never be adopted.
             raise RefusedError(
-                Refusal.CHECKSUM,
+                m.Refusal.CHECKSUM,
                 f"version {header.version} of fragment {self._request.fragment} changed while it was fetched; restart "
                 f"this learner, and look at the syncer's log",
             )
 
-    def _place(self, part: RawPart) -> int:
+    def _place(self, part: parts.RawPart) -> int:
         assert self.assembly is not None
         try:
             return self.assembly.place(part)
         except RefusedError as error:
             # Not what was asked for: the stream is dropped and resumed here.
             raise RemoteProtocolError(error.detail) from None
-
-
-def _chain(first: int, rest: Iterator[int]) -> Iterator[int]:
-    yield first
-    yield from rest

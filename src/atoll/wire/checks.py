@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from atoll.core.config import FRAGMENTS_MAX
-from atoll.core.messages import RELAYS_MAX
+from atoll.core.messages import NO_VERSION, RELAYS_MAX
 from atoll.errors import RemoteProtocolError
 from atoll.wire.limits import COUNT_MAX, ID_CHARS_MAX, TEXT_CHARS_MAX
 
@@ -54,10 +54,9 @@ def slot(name: str, value: int) -> int:
     return count(name, value, high=RELAYS_MAX - 1)
 
 
-def versions(name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """One version per fragment, -1 where there is none."""
-    length(name, len(values), FRAGMENTS_MAX)
-    return tuple(count(name, value, low=-1) for value in values)
+def version(name: str, value: int) -> int:
+    """-1 where there is none."""
+    return count(name, value, low=NO_VERSION)
 
 
 def length(name: str, actual: int, length_max: int) -> None:

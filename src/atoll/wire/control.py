@@ -9,18 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol
 
-from atoll.core.messages import (
-    PROTOCOL_OLDEST,
-    Contribution,
-    Hello,
-    LearnerMessage,
-    Leave,
-    Progress,
-    Refusal,
-    Refused,
-    SyncerMessage,
-    Welcome,
-)
+from atoll.core import messages as m
 from atoll.errors import (
     AtollError,
     CertificateError,
@@ -30,47 +19,38 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from atoll.wire import checks
+from atoll.wire import checks, limits
 from atoll.wire.cause import find_cause
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
 from atoll.wire.convert import (
     encode_learner_message,
-    parse_bytes,
     parse_json_object,
     parse_refused,
     parse_syncer_message,
 )
 from atoll.wire.generated import atoll_pb2 as pb
-from atoll.wire.limits import (
-    BACKOFF_S_MAX,
-    BACKOFF_S_MIN,
-    CONTROL_MESSAGE_BYTES_MAX,
-    FLUSH_S,
-    HELLO_S,
-    LEARNER_QUEUE_MAX,
-    STATUS_S,
-)
+from atoll.wire.records import parse_bytes
 from atoll.wire.seal import seal, unseal
 from atoll.wire.transport import EOF, LEAVE_METHOD, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
 from atoll.wire.versions import hello_in, learner_message_in, may_speak_older, since
 
 log = logging.getLogger(__name__)
 
-SendToSyncer = Callable[[LearnerMessage], None]
+SendToSyncer = Callable[[m.LearnerMessage], None]
 Found = Callable[[ClientOptions], Awaitable[None]]
 
 
 class SessionHandler(Protocol):
     """What a learner does with its sessions. Called on the event loop; every method must return at once."""
 
-    def hello(self) -> Hello:
+    def hello(self) -> m.Hello:
         """The first message of a new session, with what the learner holds by now."""
 
-    def on_up(self, send: SendToSyncer, welcome: Welcome) -> None:
+    def on_up(self, send: SendToSyncer, welcome: m.Welcome) -> None:
         """The syncer took us in. `send` never blocks, is for the event loop's thread only, and does nothing once this
         session is down."""
 
-    def on_message(self, message: SyncerMessage) -> None:
+    def on_message(self, message: m.SyncerMessage) -> None:
         """Everything after Welcome, in order. Never a Refused: that one ends `run_sessions`."""
 
     def on_down(self, reason: str) -> None:
@@ -93,15 +73,15 @@ class ControlClient:
         self._channel = open_channel(options, control_channel_arguments())
         self._call: Any = None
         self._writer: asyncio.Task[None] | None = None
-        self._queue: deque[LearnerMessage] = deque()
-        self._payloads: deque[LearnerMessage] = deque()
+        self._queue: deque[m.LearnerMessage] = deque()
+        self._payloads: deque[m.LearnerMessage] = deque()
         """Contributions, and the Leave that must come after them: sent when nothing else waits, so that on a thin link
         the syncer goes on hearing of this learner."""
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
         self._closed = False
-        self.protocol = PROTOCOL_OLDEST
+        self.protocol = m.PROTOCOL_OLDEST
         """What this session speaks, once it is open."""
 
     async def __aenter__(self) -> ControlClient:
@@ -113,30 +93,30 @@ class ControlClient:
             self._writer.cancel()
         await self._channel.close()
 
-    async def open(self, hello: Hello) -> Welcome:
+    async def open(self, hello: m.Hello) -> m.Welcome:
         """Connect and say hello. Raises RefusedError, FencedError, UnreachableError or RemoteProtocolError."""
         encoded = seal(encode_learner_message(hello))
-        if len(encoded) > CONTROL_MESSAGE_BYTES_MAX:
+        if len(encoded) > limits.CONTROL_MESSAGE_BYTES_MAX:
             raise LocalProtocolError(
-                f"a Hello of {len(encoded)} bytes; at most {CONTROL_MESSAGE_BYTES_MAX} are allowed"
+                f"a Hello of {len(encoded)} bytes; at most {limits.CONTROL_MESSAGE_BYTES_MAX} are allowed"
             )
         if self._call is not None:
             self._call.cancel()  # the one that was refused
         self._call = self._channel.stream_stream(SESSION_METHOD)(metadata=self._options.metadata)
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with asyncio.timeout(limits.HELLO_S):
                 await self._write_one(encoded)
                 welcome = await self._read()
         except TimeoutError:
             raise UnreachableError(
-                f"the syncer at {self._options.address} did not answer within {HELLO_S:g} s; check its log"
+                f"the syncer at {self._options.address} did not answer within {limits.HELLO_S:g} s; check its log"
             ) from None
-        if not isinstance(welcome, Welcome):
+        if not isinstance(welcome, m.Welcome):
             raise RemoteProtocolError(f"the syncer answered Hello with {type(welcome).__name__} instead of Welcome")
-        if not PROTOCOL_OLDEST <= welcome.protocol <= hello.protocol:
+        if not m.PROTOCOL_OLDEST <= welcome.protocol <= hello.protocol:
             raise RemoteProtocolError(
-                f"the syncer wants to speak protocol {welcome.protocol} but this learner offered {PROTOCOL_OLDEST} to "
-                f"{hello.protocol}; install the same version of atoll on both sides"
+                f"the syncer wants to speak protocol {welcome.protocol} but this learner offered {m.PROTOCOL_OLDEST} "
+                f"to {hello.protocol}; install the same version of atoll on both sides"
             )
         self.protocol = welcome.protocol
         self._writer = asyncio.create_task(self._write())
@@ -161,13 +141,13 @@ class ControlClient:
         if not self.is_open:
             return
         try:
-            async with asyncio.timeout(FLUSH_S):
+            async with asyncio.timeout(limits.FLUSH_S):
                 await self._drained.wait()
                 await self._call.done_writing()
         except (TimeoutError, asyncio.InvalidStateError, grpc.aio.AioRpcError):
             pass
 
-    def send(self, message: LearnerMessage) -> None:
+    def send(self, message: m.LearnerMessage) -> None:
         """Queue a message; never blocks. Of several unsent Progress only the newest is kept: each says it all. What
         the session's protocol does not know is not sent, loudly: it is a mistake of our own."""
         if self._closed:
@@ -179,27 +159,27 @@ class ControlClient:
             )
             return
         message = learner_message_in(message, self.protocol)
-        if isinstance(message, Progress):
+        if isinstance(message, m.Progress):
             for queued in self._queue:
-                if isinstance(queued, Progress):
+                if isinstance(queued, m.Progress):
                     self._queue.remove(queued)
                     break
-        if len(self._queue) + len(self._payloads) >= LEARNER_QUEUE_MAX:
+        if len(self._queue) + len(self._payloads) >= limits.LEARNER_QUEUE_MAX:
             # The link is up but takes nothing. A new session starts from a Hello that says everything.
             self._closed = True
             self._call.cancel()
             return
-        (self._payloads if isinstance(message, Contribution | Leave) else self._queue).append(message)
+        (self._payloads if isinstance(message, m.Contribution | m.Leave) else self._queue).append(message)
         self._drained.clear()
         self._wake.set()
 
-    async def __aiter__(self) -> AsyncIterator[SyncerMessage]:
+    async def __aiter__(self) -> AsyncIterator[m.SyncerMessage]:
         """Messages until the syncer ends the session. Raises UnreachableError when the connection breaks instead, and
         RefusedError or FencedError when the syncer says so."""
         while (message := await self._read()) is not None:
             yield message
 
-    async def _read(self) -> SyncerMessage | None:
+    async def _read(self) -> m.SyncerMessage | None:
         try:
             data = await self._call.read()
             if data is EOF:
@@ -217,7 +197,7 @@ class ControlClient:
             message = parse_syncer_message(unseal(data))
         except PayloadError as error:
             raise UnreachableError(str(error)) from None  # the next session begins with a Hello that says everything
-        if isinstance(message, Refused):
+        if isinstance(message, m.Refused):
             raise refused_error(message.code, message.detail)
         if since(message) > self.protocol:
             name = type(message).__name__
@@ -252,7 +232,7 @@ SYNCER_ENDED = "the syncer ended the session"
 """Why a session is down that the syncer closed in order."""
 TOKEN_TRIES = 5
 """A token that was right before and is refused in as many sessions in a row is wrong; less may be damage on the way."""
-REFUSED_FOR_NOW = frozenset({Refusal.BUSY, Refusal.STALE_EPOCH})
+REFUSED_FOR_NOW = frozenset({m.Refusal.BUSY, m.Refusal.STALE_EPOCH})
 """Refusals after which trying again may help: the syncer is full, or is about to end in favour of a newer one."""
 
 
@@ -281,13 +261,13 @@ async def run_sessions(
             if not opened:
                 places.rotate(-1)
             refusals = refusals + 1 if refused is not None else 0
-            if refused is not None and not (refused.code == Refusal.TOKEN and token_right and refusals < TOKEN_TRIES):
+            if refused is not None and not (refused.code == m.Refusal.TOKEN and token_right and refusals < TOKEN_TRIES):
                 raise refused
             # A session that lived for a while was a good one; one that ended at once must not be retried in a hurry.
-            if time.monotonic() - began > BACKOFF_S_MAX:
+            if time.monotonic() - began > limits.BACKOFF_S_MAX:
                 backoff.reset()
             # Waits grow from one round over all places to the next: a moved syncer is found as soon as a restarted one.
-            wait_s = BACKOFF_S_MIN if failures % len(places) else backoff.next_s()
+            wait_s = limits.BACKOFF_S_MIN if failures % len(places) else backoff.next_s()
             await asyncio.wait({stopped}, timeout=wait_s)
     finally:
         stopped.cancel()
@@ -305,7 +285,7 @@ async def _one_session(
             await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
             if not listening.done() and client.is_open:
                 await client.finish()
-                await asyncio.wait({listening}, timeout=FLUSH_S)
+                await asyncio.wait({listening}, timeout=limits.FLUSH_S)
             elif listening.done():
                 listening.result()
                 reason = SYNCER_ENDED
@@ -320,7 +300,7 @@ async def _one_session(
         return client.opened, refused
 
 
-async def _greet(client: ControlClient, hello: Hello) -> Welcome:
+async def _greet(client: ControlClient, hello: m.Hello) -> m.Welcome:
     """Say hello in the newest protocol that both sides speak. Nothing is remembered from one session to the next: the
     syncer that we reconnect to may be a newer one, and asking costs one round trip."""
     while True:
@@ -374,7 +354,7 @@ async def _ask_at(options: ClientOptions, method: str, request: Any) -> bytes:
     channel = open_channel(options, control_channel_arguments())
     try:
         call = channel.unary_unary(method)
-        return bytes(await call(bytes(request.SerializeToString()), metadata=options.metadata, timeout=STATUS_S))
+        return bytes(await call(bytes(request.SerializeToString()), metadata=options.metadata, timeout=limits.STATUS_S))
     except grpc.aio.AioRpcError as error:
         raise await _explained(options, error) from None
     finally:

@@ -10,32 +10,26 @@ of PushPart and FetchPart in `atoll.proto` (tests/wire/test_wire_parts.py holds 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import xxhash
 
-from atoll.core.messages import (
-    NO_VERSION,
-    FetchHeader,
-    FetchKind,
-    FetchRequest,
-    PushHeader,
-    PushReply,
-    Refused,
-)
+from atoll.core.messages import FetchHeader, FetchKind, FetchRequest, PushHeader, PushReply, Refused
 from atoll.errors import PayloadError, RemoteProtocolError
 from atoll.wire import checks
-from atoll.wire.convert import parse_bytes, parse_refused
+from atoll.wire.convert import parse_refused
 from atoll.wire.generated import atoll_pb2 as pb
-from atoll.wire.headers import check_push_header, check_push_reply, push_header_message, push_reply_message
+from atoll.wire.headers import check_push_header, check_push_reply, kind
 from atoll.wire.limits import INNER_PIECES_MAX, PART_BYTES_MAX, PART_BYTES_MIN, PUSH_BYTES_MAX, STRIPES_MAX
+from atoll.wire.records import free, inside, parse_bytes, plain, record
+from atoll.wire.weight import fields, varint
 
 _FETCH_KINDS = {
     pb.FETCH_UPDATE: FetchKind.UPDATE,
     pb.FETCH_THETA: FetchKind.THETA,
     pb.FETCH_INNER: FetchKind.INNER,
 }
-_FETCH_NUMBERS = {kind: number for number, kind in _FETCH_KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,35 +80,19 @@ def parse_part(message: bytes) -> RawPart:
     """Split a part into its fields and check it. Raises PayloadError for a wrong checksum, RemoteProtocolError for all
     else. Fields of other numbers are skipped, as protobuf does: the contract can grow."""
     view = memoryview(message)
-    found: dict[int, Any] = {}
-    position = 0
-    value: int | memoryview
-    while position < len(view):
-        key, position = _read_varint(view, position)
-        number, wire_type = key >> 3, key & 7
-        if number == 0:
-            raise RemoteProtocolError("a part has a field with number 0, which protobuf does not know")
-        if wire_type == 0:
-            value, position = _read_varint(view, position)
-        elif wire_type == 1:
-            value, position = int.from_bytes(_take(view, position, 8), "little"), position + 8
-        elif wire_type == 2:
-            size, position = _read_varint(view, position)
-            value, position = _take(view, position, size), position + size
-        elif wire_type == 5:
-            value, position = _take(view, position, 4), position + 4
-        else:
-            raise RemoteProtocolError(f"a part has a field of unknown wire type {wire_type}")
+    found: dict[int, memoryview] = {}
+    for number, wire_type, start, stop in fields(view, 0, len(view)):
         if number in _PART_FIELDS:
             if wire_type != _PART_FIELDS[number] or number in found:
                 raise RemoteProtocolError(f"field {number} of a part is doubled or of the wrong type")
-            found[number] = value
+            found[number] = view[start:stop]
     data = found.get(15, view[:0])
     if data.nbytes > PART_BYTES_MAX:
         raise RemoteProtocolError(f"a part has {data.nbytes} bytes of data; at most {PART_BYTES_MAX} are allowed")
-    offset = checks.count("offset of a part", found.get(1, 0), high=PUSH_BYTES_MAX)
+    place = varint(found[1], 0, len(found[1]))[0] if 1 in found else 0
+    offset = checks.count("offset of a part", place, high=PUSH_BYTES_MAX)
     opening = found.get(3)
-    if 4 not in found and _checksum(opening or b"", data) != found.get(2, 0):
+    if 4 not in found and _checksum(opening or b"", data) != int.from_bytes(found.get(2, b""), "little"):
         raise PayloadError(f"the part at offset {offset} was corrupted on the way")
     return RawPart(offset, opening, found.get(4), data)
 
@@ -141,103 +119,62 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _read_varint(view: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if position >= len(view):
-            break
-        byte = view[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise RemoteProtocolError("a part ends inside a number or holds one of more than 10 bytes")
+# ---------------------------------------------------------------- headers
 
 
-def _take(view: memoryview, position: int, size: int) -> memoryview:
-    if size > len(view) - position:
-        raise RemoteProtocolError(f"a part is truncated: a field wants {size} bytes, {len(view) - position} are left")
-    return view[position : position + size]
+def _encode(message_class: Any, record: Any) -> bytes:
+    return bytes(message_class(**plain(record)).SerializeToString())
 
 
-# ---------------------------------------------------------------- push
+encode_push_open = partial(_encode, pb.PushOpen)
+encode_push_reply = partial(_encode, pb.PushReply)
+encode_fetch_request = partial(_encode, pb.FetchRequest)
+encode_fetch_header = partial(_encode, pb.FetchHeader)
 
-
-def encode_push_open(opened: PushOpen) -> bytes:
-    message = pb.PushOpen(
-        header=push_header_message(opened.header),
-        attempt_id=opened.attempt_id,
-        stripes=opened.stripes,
-        part_bytes=opened.part_bytes,
-    )
-    return bytes(message.SerializeToString())
+_push_open = record(
+    PushOpen,
+    header=inside(check_push_header),
+    attempt_id=free,
+    stripes=partial(checks.count, low=1, high=STRIPES_MAX),
+    part_bytes=partial(checks.count, low=PART_BYTES_MIN, high=PART_BYTES_MAX),
+)
+_fetch_request = record(
+    FetchRequest,
+    kind=partial(kind, _FETCH_KINDS),
+    learner=checks.identifier,
+    generation=checks.count,
+    fragment=checks.fragment,
+    version=checks.version,
+    offset=checks.count,
+    length=checks.count,
+)
+_fetch_header = record(
+    FetchHeader,
+    version=checks.count,
+    codec=checks.identifier,
+    size=partial(checks.count, high=PUSH_BYTES_MAX),
+    checksum=free,
+)
 
 
 def parse_push_open(data: memoryview) -> PushOpen:
-    opened = parse_bytes(pb.PushOpen, data)
-    return PushOpen(
-        header=check_push_header(opened.header),
-        attempt_id=int(opened.attempt_id),
-        stripes=checks.count("PushOpen.stripes", opened.stripes, low=1, high=STRIPES_MAX),
-        part_bytes=checks.count("PushOpen.part_bytes", opened.part_bytes, low=PART_BYTES_MIN, high=PART_BYTES_MAX),
-    )
-
-
-def encode_push_reply(reply: PushReply) -> bytes:
-    return bytes(push_reply_message(reply).SerializeToString())
+    return _push_open(parse_bytes(pb.PushOpen, data))
 
 
 def parse_push_reply(data: bytes) -> PushReply:
     return check_push_reply(parse_bytes(pb.PushReply, data))
 
 
-# ---------------------------------------------------------------- fetch
-
-
-def encode_fetch_request(request: FetchRequest) -> bytes:
-    message = pb.FetchRequest(
-        kind=_FETCH_NUMBERS[request.kind],
-        learner=request.learner,
-        generation=request.generation,
-        fragment=request.fragment,
-        version=request.version,
-        offset=request.offset,
-        length=request.length,
-    )
-    return bytes(message.SerializeToString())
-
-
 def parse_fetch_request(data: bytes) -> FetchRequest:
-    request = parse_bytes(pb.FetchRequest, data)
-    if request.kind not in _FETCH_KINDS:
-        raise RemoteProtocolError(f"FetchRequest.kind {request.kind} is unknown; update the older side")
-    if request.kind == pb.FETCH_INNER:
+    request = _fetch_request(parse_bytes(pb.FetchRequest, data))
+    if request.kind is FetchKind.INNER:
         checks.slot("FetchRequest.fragment (relay slot)", request.fragment)
         checks.count("FetchRequest.version (piece)", request.version, high=INNER_PIECES_MAX - 1)
-    return FetchRequest(
-        kind=_FETCH_KINDS[request.kind],
-        learner=checks.identifier("FetchRequest.learner", request.learner),
-        generation=checks.count("FetchRequest.generation", request.generation),
-        fragment=checks.fragment("FetchRequest.fragment", request.fragment),
-        version=checks.count("FetchRequest.version", request.version, low=NO_VERSION),
-        offset=checks.count("FetchRequest.offset", request.offset),
-        length=checks.count("FetchRequest.length", request.length),
-    )
-
-
-def encode_fetch_header(header: FetchHeader) -> bytes:
-    message = pb.FetchHeader(version=header.version, codec=header.codec, size=header.size, checksum=header.checksum)
-    return bytes(message.SerializeToString())
+    return request
 
 
 def parse_fetch_header(data: memoryview) -> FetchHeader:
-    header = parse_bytes(pb.FetchHeader, data)
-    return FetchHeader(
-        version=checks.count("FetchHeader.version", header.version),
-        codec=checks.identifier("FetchHeader.codec", header.codec),
-        size=checks.count("FetchHeader.size", header.size, high=PUSH_BYTES_MAX),
-        checksum=int(header.checksum),
-    )
+    return _fetch_header(parse_bytes(pb.FetchHeader, data))
 
 
 def parse_fetch_refused(data: memoryview) -> Refused:

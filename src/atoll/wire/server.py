@@ -16,20 +16,14 @@ from typing import Any
 
 from atoll.core.messages import FetchHeader, FetchRequest, Refusal
 from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
+from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address
 from atoll.wire.certificate import Certificate, read_certificate
 from atoll.wire.channel import check_token
 from atoll.wire.checks import cut, identifier
-from atoll.wire.convert import parse_bytes
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import FLUSH_S, JSON_CHARS_MAX, PART_BYTES, PART_S, RPCS_MAX
-from atoll.wire.parts import (
-    encode_fetch_header,
-    encode_part,
-    encode_push_reply,
-    encode_refused_part,
-    parse_fetch_request,
-)
+from atoll.wire.records import parse_bytes
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
 from atoll.wire.sessions import Sessions
@@ -183,12 +177,12 @@ class RunningServer:
             message = await context.read()
             return None if message is EOF else message
 
-        return seal(encode_push_reply(await self._transfers.receive(read)))
+        return seal(parts.encode_push_reply(await self._transfers.receive(read)))
 
     async def _fetch(self, request_bytes: bytes, context: Any) -> None:
         await self._authorise(context)
         try:
-            request = parse_fetch_request(unseal(request_bytes))
+            request = parts.parse_fetch_request(unseal(request_bytes))
             header, content = await self._service.fetch_open(request)
             content = content.cast("B")
             start, stop = _range(request, header, content)
@@ -196,17 +190,17 @@ class RunningServer:
             await context.abort(grpc.StatusCode.DATA_LOSS, str(error))  # the learner asks again
             return
         except RemoteProtocolError as error:
-            await context.write(encode_refused_part(Refusal.BAD_REQUEST, str(error)))
+            await context.write(parts.encode_refused_part(Refusal.BAD_REQUEST, str(error)))
             return
         except RefusedError as error:
-            await context.write(encode_refused_part(error.code, error.detail))
+            await context.write(parts.encode_refused_part(error.code, error.detail))
             return
-        opening = encode_fetch_header(header)
+        opening = parts.encode_fetch_header(header)
         position = start
         while position < stop or opening:
             # Parts end at multiples of PART_BYTES wherever the range starts: see FetchPart in atoll.proto.
             end = min(stop, (position // PART_BYTES + 1) * PART_BYTES)
-            part = encode_part(position, content[position:end], opening)
+            part = parts.encode_part(position, content[position:end], opening)
             await self._write_part(part, request, context)
             self.bytes_down += end - position
             position, opening = end, b""

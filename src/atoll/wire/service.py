@@ -13,39 +13,25 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.messages import (
-    FetchHeader,
-    FetchRequest,
-    Hello,
-    LearnerMessage,
-    PushHeader,
-    PushReply,
-    SyncerMessage,
-)
+from atoll.core import messages as m
 from atoll.errors import ConfigError
-from atoll.wire.limits import (
-    SESSION_QUEUE_BYTES_MAX,
-    SESSIONS_MAX,
-    TRANSFER_IDLE_S,
-    TRANSFERS_MAX,
-    TRANSFERS_PER_LEARNER_MAX,
-)
+from atoll.wire import limits
 
 Bytes = NDArray[np.uint8]
-SendToLearner = Callable[[SyncerMessage], None]
+SendToLearner = Callable[[m.SyncerMessage], None]
 
 
 class SyncerService(Protocol):
     """The syncer, as the wire sees it. A `RefusedError` raised by any method that may raise one goes back to the
     learner with its code and detail; any other exception is a bug and ends that one call only."""
 
-    def open_session(self, session: int, hello: Hello, send: SendToLearner) -> None:
+    def open_session(self, session: int, hello: m.Hello, send: SendToLearner) -> None:
         """A learner said Hello; the token was right. `session` is unique in this process. Check protocol version and
         layout here, before touching state; raise RefusedError to turn the learner away. `send` may be called at once
         and until `close_session`; it never blocks, and after a `Refused` went through it the session ends. The first
         message is Welcome: its `protocol` is what the session speaks, and what is newer does not go out after it."""
 
-    def receive(self, session: int, message: LearnerMessage) -> None:
+    def receive(self, session: int, message: m.LearnerMessage) -> None:
         """One validated message, in the order the learner sent them. A RefusedError ends the session with Refused."""
 
     def close_session(self, session: int, reason: str) -> None:
@@ -57,17 +43,17 @@ class SyncerService(Protocol):
     def ask_to_leave(self, learner: str) -> str:
         """Tell this one learner to leave, now or when it is back; returns its state, or raises RefusedError."""
 
-    async def push_begin(self, header: PushHeader) -> int:
+    async def push_begin(self, header: m.PushHeader) -> int:
         """A transfer wants to start: return the most bytes that it may have or raise RefusedError. Called once per
         attempt of a transfer, before any buffer exists; the header's own size is only a claim until then. That of a
         piece of inner state is known to be at most INNER_PIECE_BYTES, so `header.size` is a fair answer there."""
 
-    async def push_complete(self, header: PushHeader, payload: Bytes) -> PushReply:
+    async def push_complete(self, header: m.PushHeader, payload: Bytes) -> m.PushReply:
         """All bytes are there and the checksum is right. The array is the service's to keep. A piece of inner state
         may be answered as late as PUSH_WAIT_S, when there is room for the next one; everything else soon. This runs to
         its end even if the learner is gone by then; one whose answer was lost pushes the same again (a duplicate)."""
 
-    async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
+    async def fetch_open(self, request: m.FetchRequest) -> tuple[m.FetchHeader, memoryview]:
         """The whole immutable content that `request` names (its offset and length are the wire's business), or raise
         RefusedError. Called per stripe and per resumption: `FetchHeader.checksum` should be known, not computed, and a
         piece of inner state must stay until the next one is asked for. If a piece is not there yet, wait for it up to
@@ -86,15 +72,15 @@ class ServerOptions:
     """Path of the PEM certificate chain."""
     tls_key: str = ""
     """Path of the PEM private key."""
-    sessions_max: int = SESSIONS_MAX
+    sessions_max: int = limits.SESSIONS_MAX
     """Control sessions at a time."""
-    session_queue_bytes_max: int = SESSION_QUEUE_BYTES_MAX
+    session_queue_bytes_max: int = limits.SESSION_QUEUE_BYTES_MAX
     """Bytes that may wait for one slow reader before its session is closed."""
-    transfers_max: int = TRANSFERS_MAX
+    transfers_max: int = limits.TRANSFERS_MAX
     """Pushes that may be under way at a time, all learners together."""
-    transfers_per_learner_max: int = TRANSFERS_PER_LEARNER_MAX
+    transfers_per_learner_max: int = limits.TRANSFERS_PER_LEARNER_MAX
     """Pushes that may be under way at a time for one learner."""
-    transfer_idle_s: float = TRANSFER_IDLE_S
+    transfer_idle_s: float = limits.TRANSFER_IDLE_S
     """A transfer for which nothing arrives for this long is given up and its buffer freed."""
 
     def __post_init__(self) -> None:

@@ -14,17 +14,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 import grpc
 import grpc.aio
 
-from atoll.wire.limits import (
-    BACKOFF_S_MAX,
-    BACKOFF_S_MIN,
-    BULK_KEEPALIVE_TIMEOUT_MS,
-    CONNECT_S,
-    CONTROL_KEEPALIVE_TIMEOUT_MS,
-    CONTROL_MESSAGE_BYTES_MAX,
-    KEEPALIVE_ACCEPTED_MS,
-    KEEPALIVE_TIME_MS,
-    MIB,
-)
+from atoll.wire import limits
 
 # A forked child must not clear away connections that were garbage in its parent: gRPC's threads are not there, and it
 # dies.
@@ -44,8 +34,8 @@ TOKEN_KEY = "atoll-token"
 Arguments = list[tuple[str, int | str]]
 
 _MESSAGE_SIZES: Arguments = [
-    ("grpc.max_receive_message_length", CONTROL_MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", CONTROL_MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", limits.CONTROL_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", limits.CONTROL_MESSAGE_BYTES_MAX),
 ]
 
 
@@ -54,21 +44,21 @@ def server_arguments() -> Arguments:
         *_MESSAGE_SIZES,
         # Without this two syncers could share one port, and learners would reach either.
         ("grpc.so_reuseport", 0),
-        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
-        ("grpc.keepalive_timeout_ms", BULK_KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", BULK_KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_ACCEPTED_MS),
+        ("grpc.keepalive_time_ms", limits.KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_timeout_ms", limits.BULK_KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", limits.BULK_KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.min_ping_interval_without_data_ms", limits.KEEPALIVE_ACCEPTED_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]
 
 
 def control_channel_arguments() -> Arguments:
-    return _channel_arguments(CONTROL_KEEPALIVE_TIMEOUT_MS)
+    return _channel_arguments(limits.CONTROL_KEEPALIVE_TIMEOUT_MS)
 
 
 def bulk_channel_arguments() -> Arguments:
-    return _channel_arguments(BULK_KEEPALIVE_TIMEOUT_MS)
+    return _channel_arguments(limits.BULK_KEEPALIVE_TIMEOUT_MS)
 
 
 def _channel_arguments(keepalive_timeout_ms: int) -> Arguments:
@@ -77,12 +67,12 @@ def _channel_arguments(keepalive_timeout_ms: int) -> Arguments:
         # Each channel gets a connection of its own; by default gRPC would put all of them on one.
         ("grpc.use_local_subchannel_pool", 1),
         # gRPC's own waits between connection attempts grow to 2 minutes by default; a call in between fails at once.
-        ("grpc.initial_reconnect_backoff_ms", round(1000 * BACKOFF_S_MIN)),
-        ("grpc.min_reconnect_backoff_ms", round(1000 * CONNECT_S)),
-        ("grpc.max_reconnect_backoff_ms", round(1000 * BACKOFF_S_MAX)),
+        ("grpc.initial_reconnect_backoff_ms", round(1000 * limits.BACKOFF_S_MIN)),
+        ("grpc.min_reconnect_backoff_ms", round(1000 * limits.CONNECT_S)),
+        ("grpc.max_reconnect_backoff_ms", round(1000 * limits.BACKOFF_S_MAX)),
         # We retry ourselves, with knowledge of what arrived.
         ("grpc.enable_retries", 0),
-        ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
+        ("grpc.keepalive_time_ms", limits.KEEPALIVE_TIME_MS),
         ("grpc.keepalive_timeout_ms", keepalive_timeout_ms),
         # Pings of its own, which measure the connection, have another limit (a minute if nothing is said).
         ("grpc.http2.ping_timeout_ms", keepalive_timeout_ms),
@@ -99,5 +89,5 @@ def keep_heap() -> None:
     M_MMAP_THRESHOLD; 32 MiB is the maximum). It costs at most twice that in idle heap; other allocators just see one
     block come and go.
     """
-    block = bytes(31 * MIB)
+    block = bytes(31 * limits.MIB)
     del block

@@ -12,24 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from atoll.core.messages import (
-    PROTOCOL_OLDEST,
-    DataLeases,
-    DataReport,
-    Discard,
-    DiscardCount,
-    Donate,
-    Heal,
-    Hello,
-    InnerOffer,
-    LearnerMessage,
-    Progress,
-    Refusal,
-    SyncerMessage,
-)
+from atoll.core import messages as m
 from atoll.errors import RefusedError
 
-SINCE: Mapping[type, int] = {DataReport: 2, Heal: 2, Donate: 2, InnerOffer: 2, DataLeases: 2}
+SINCE: Mapping[type, int] = {m.DataReport: 2, m.Heal: 2, m.Donate: 2, m.InnerOffer: 2, m.DataLeases: 2}
 """The protocol that added a message; those that are not here were in protocol 1."""
 
 SETTINGS_1 = frozenset(
@@ -48,41 +34,41 @@ MERGES_1 = frozenset({"rda", "mean"})
 
 CAUSES_1 = frozenset(
     {
-        *(Discard.OVERWRITTEN, Discard.LOST, Discard.STALE),
-        *(Discard.QUARANTINED, Discard.EARLIER_RUN, Discard.REFUSED),
+        *(m.Discard.OVERWRITTEN, m.Discard.LOST, m.Discard.STALE),
+        *(m.Discard.QUARANTINED, m.Discard.EARLIER_RUN, m.Discard.REFUSED),
     }
 )
 """The causes of protocol 1, whose syncer refuses any other. The rest is told to it as EARLIER_RUN: such tokens were
 accounted for by a syncer before it."""
 
 
-def since(message: LearnerMessage | SyncerMessage) -> int:
+def since(message: m.LearnerMessage | m.SyncerMessage) -> int:
     """The oldest protocol in which this message may be sent."""
     return SINCE.get(type(message), 1)
 
 
-def hello_in(hello: Hello, protocol: int) -> Hello:
+def hello_in(hello: m.Hello, protocol: int) -> m.Hello:
     """The same greeting in an older protocol: what that one does not know is left out."""
     if protocol < 2:
         hello = replace(hello, epoch=0, checksums=(), wants_inner=False, frozen=0)
     return replace(hello, protocol=protocol)
 
 
-def learner_message_in(message: LearnerMessage, protocol: int) -> LearnerMessage:
+def learner_message_in(message: m.LearnerMessage, protocol: int) -> m.LearnerMessage:
     """A message of a learner without what the session's protocol does not know of it."""
-    if protocol > 1 or not isinstance(message, Progress):
+    if protocol > 1 or not isinstance(message, m.Progress):
         return message
     tokens: Counter[tuple[int, str]] = Counter()
     for count in message.discarded:
-        cause = count.cause if count.cause in CAUSES_1 else Discard.EARLIER_RUN
+        cause = count.cause if count.cause in CAUSES_1 else m.Discard.EARLIER_RUN
         tokens[count.fragment, cause] += count.tokens
-    discarded = tuple(DiscardCount(fragment, cause, total) for (fragment, cause), total in tokens.items())
+    discarded = tuple(m.DiscardCount(fragment, cause, total) for (fragment, cause), total in tokens.items())
     return replace(message, discarded=discarded, pending=())
 
 
 def may_speak_older(refusal: RefusedError, protocol: int) -> bool:
     """True if the syncer refused the protocol of a Hello and we speak an older one as well."""
-    return refusal.code == Refusal.PROTOCOL and protocol > PROTOCOL_OLDEST
+    return refusal.code == m.Refusal.PROTOCOL and protocol > m.PROTOCOL_OLDEST
 
 
 def settings_in(settings: Mapping[str, Any], protocol: int) -> dict[str, Any]:

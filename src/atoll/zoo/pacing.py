@@ -26,12 +26,11 @@ class StepMeter:
     loss may be a tensor on the device: it is read only when an event is due, so that a GPU is not waited for each step.
     """
 
-    def __init__(self, learner: str, emit: Callable[[LearnerSteps], None], *, generation: int = 1) -> None:
+    def __init__(self, learner: str, emit: Callable[[LearnerSteps], None]) -> None:
         self.step_count = 0
         self.tokens_total = 0
         self._learner = learner
         self._emit = emit
-        self._generation = generation
         self._losses: list[SupportsFloat] = []
         self._tokens = self._stall_ns = self._overhead_ns = 0
         self._since_ns = time.monotonic_ns()
@@ -59,7 +58,7 @@ class StepMeter:
         self._emit(
             LearnerSteps(
                 learner=self._learner,
-                generation=self._generation,
+                generation=1,
                 step=self.step_count,
                 steps=len(self._losses),
                 tokens=self._tokens,
