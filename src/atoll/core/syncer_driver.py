@@ -23,6 +23,7 @@ from atoll.core.durability_gate import Chore, DurabilityGate
 from atoll.core.durable import Column, Recovery
 from atoll.core.fragment_turns import FragmentTurns
 from atoll.core.layout import Layout
+from atoll.core.learner_host import Payload
 from atoll.core.messages import (
     NO_VERSION,
     Hello,
@@ -37,9 +38,6 @@ from atoll.core.messages import (
 )
 from atoll.core.rounds import Contribution, ContributionId
 from atoll.core.syncer_machine import SyncerMachine
-
-Payload = Any
-"""Bytes, arrays or what stands for them: only the host looks into it."""
 
 LEFT = "left"
 """Why the session of a learner ends that has left."""
