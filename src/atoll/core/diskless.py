@@ -8,8 +8,9 @@ from typing import Any
 
 from atoll.core import effects as fx
 from atoll.core.layout import Layout
+from atoll.core.learner_host import Payload
 from atoll.core.rounds import Contribution, ContributionId
-from atoll.core.syncer_driver import Payload, StoreOutcome, VersionToStore
+from atoll.core.syncer_driver import StoreOutcome, VersionToStore
 
 
 class DisklessPlatform:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from atoll.core import effects as fx
 from atoll.core.diskless import DisklessPlatform
 from atoll.core.durability_gate import DurabilityGate
+from atoll.core.learner_host import Payload
 from atoll.core.messages import NO_VERSION, SyncerMessage
-from atoll.core.syncer_driver import LEFT, Payload, SyncerDriver
+from atoll.core.syncer_driver import LEFT, SyncerDriver
 from atoll.core.syncer_machine import SyncerMachine
 
 if TYPE_CHECKING:
