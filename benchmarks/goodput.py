@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.fleet import YEAR_S, Aim, Cell, simulate_cell
+from atoll.instruments.fleet import YEAR_S, Aim, Cell, simulate_cell
 
 FIXED_S = 4800.0
 
@@ -118,7 +118,7 @@ def main() -> None:
     large_cell()
     points = by_chips() + by_learners()
     if arguments.figures is not None:
-        from atoll.figures import growth_figure
+        from atoll.instruments.figures import growth_figure
 
         arguments.figures.mkdir(parents=True, exist_ok=True)
         growth_figure(points, wide=True).save(arguments.figures / "goodput-growth")

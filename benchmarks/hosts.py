@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll import kernels
-from atoll.chaos import HostNet, Way, Weather
+from atoll.instruments.chaos import HostNet, Way, Weather
 from atoll.observe import events as ev
 from atoll.observe import read_events
 
@@ -67,8 +67,7 @@ END_S_MAX = 120.0
 def model() -> Any:
     import torch
 
-    from atoll.zoo.gpt import GPT
-    from atoll.zoo.presets import GPTConfig
+    from atoll.zoo import GPT, GPTConfig
 
     torch.manual_seed(0)
     return GPT(GPTConfig(layers=LAYERS, heads=HEADS, width=WIDTH, lr=LR))
@@ -79,9 +78,7 @@ def train(steps: int, step_s: float) -> None:
     import torch
 
     import atoll
-    from atoll.zoo.corpus import Batches, load_corpus
-    from atoll.zoo.gpt import next_byte_loss
-    from atoll.zoo.optim import clip_grad_norm, lr_at, make_optimizer, set_lr
+    from atoll.zoo import Batches, clip_grad_norm, load_corpus, lr_at, make_optimizer, next_byte_loss, set_lr
 
     torch.set_num_threads(1)
     gpt = model()
@@ -378,8 +375,7 @@ def reduce(trial: Trial) -> dict[str, Any]:
 def loss_of(path: Path) -> float:
     from safetensors.torch import load_file
 
-    from atoll.zoo.corpus import load_corpus
-    from atoll.zoo.evaluate import eval_loss
+    from atoll.zoo import eval_loss, load_corpus
 
     gpt = model()
     gpt.load_state_dict(load_file(path))

@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from atoll.lab.run import Workshop, run
-from atoll.lab.spec import LabSpec
+from atoll.instruments.lab import LabSpec, Workshop, run
 
 
 def main() -> None:

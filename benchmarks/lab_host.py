@@ -20,10 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll import kernels
-from atoll.lab.replica import Replica
-from atoll.lab.run import BACKGROUND_THREADS, Workshop, run
-from atoll.lab.spec import LabSpec
-from atoll.lab.task import Batch, Model
+from atoll.instruments.lab import BACKGROUND_THREADS, Batch, LabSpec, Model, Replica, Workshop, run
 
 BLOCKS, HEIGHT, WIDTH = 6, 384, 4608
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from atoll import kernels
 from atoll.codec import BLOCK, GradientSample, OuterRates, OuterTarget, get_codec, merge_fragment, reduce
-from atoll.core.config import CODECS, CORRECTIONS
+from atoll.core import CODECS, CORRECTIONS
 
 UNIQUE = 1 << 20  # random numbers are made once and repeated
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from atoll.core.config import SyncConfig
+from atoll.core import SyncConfig
 from atoll.learner import Learner
 from atoll.observe import events, read_events
 from atoll.zoo import build_model

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from rounds import FRAGMENTS, ROW, measure
 
-from atoll.core.messages import TensorSpec
-from atoll.replay.replay import replay
+from atoll.core import TensorSpec
+from atoll.instruments.replay import replay
 
 
 def run(folder: Path, record: bool, arguments: argparse.Namespace, tensors: tuple[TensorSpec, ...]) -> dict[str, float]:

@@ -29,9 +29,7 @@ import numpy as np
 import xxhash
 
 from atoll.codec import get_codec
-from atoll.core.config import SyncConfig
-from atoll.core.layout import build_layout
-from atoll.core.messages import (
+from atoll.core import (
     NO_VERSION,
     PROTOCOL_VERSION,
     FetchKind,
@@ -44,7 +42,9 @@ from atoll.core.messages import (
     Ready,
     Request,
     Start,
+    SyncConfig,
     TensorSpec,
+    build_layout,
 )
 from atoll.errors import RefusedError
 from atoll.wire import BulkClient, ClientOptions, ControlClient

@@ -12,10 +12,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from atoll.core.config import SyncConfig
-from atoll.sim.fuzz import run_seed
-from atoll.sim.scenario import LearnerSpec, Scenario
-from atoll.sim.world import World
+from atoll.core import SyncConfig
+from atoll.instruments.sim import LearnerSpec, Scenario, World, run_seed
 
 WARM_UP_S = 10
 SEEDS = 40

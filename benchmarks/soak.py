@@ -24,10 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import SyncConfig
+from atoll.core import SyncConfig
+from atoll.launch import LaunchPlan, RestartPolicy, train_config
 from atoll.launch import train as train_module
-from atoll.launch.config import train_config
-from atoll.launch.plan import LaunchPlan, RestartPolicy
 from atoll.observe import read_events
 
 

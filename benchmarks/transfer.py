@@ -24,7 +24,7 @@ from statistics import median
 import numpy as np
 import xxhash
 
-from atoll.core.messages import (
+from atoll.core import (
     FetchHeader,
     FetchKind,
     FetchRequest,
@@ -34,8 +34,7 @@ from atoll.core.messages import (
     PushKind,
     PushReply,
 )
-from atoll.wire import BulkClient, ClientOptions, SendToLearner, ServerOptions, serve
-from atoll.wire.limits import MIB
+from atoll.wire import MIB, BulkClient, ClientOptions, SendToLearner, ServerOptions, serve
 
 STRIPES = (1, 2, 4)
 

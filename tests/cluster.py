@@ -119,7 +119,7 @@ class SyncerProcess:
                 [sys.executable, "-m", "atoll", "syncer", *where, *self._options],
                 stdout=self.log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "ATOLL_PRELOAD": "atoll.chaos.inside", **environment},
+                env={**os.environ, "ATOLL_PRELOAD": "atoll.instruments.chaos.inside", **environment},
             )
         )
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from atoll.lab.spec import LabSpec
-from atoll.lab.task import Batch, Model
+from atoll.instruments.lab import Batch, LabSpec, Model
 
 PLANE = torch.tensor([[1.0, -2.0, 0.5]])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from atoll.core.config import SyncConfig
+from atoll.core import SyncConfig
 from atoll.errors import (
     AtollError,
     ConfigError,

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import folder, parts, run_script, status, train
-from atoll.cli.options import takes
+from atoll.cli import folder, parts, run_script, status, takes, train
 from atoll.errors import AtollError
+from atoll.instruments.cli import STORM, chaos, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
 from atoll.preload import preload
-from atoll.workbench import chaos, demo, lab, plan, replay, sim
-from atoll.workbench.storm_options import STORM
 
 if TYPE_CHECKING:
-    from atoll.launch.faults import FaultPlanner
+    from atoll.launch import FaultPlanner
 
 app = typer.Typer(
     name="atoll",
@@ -66,7 +64,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _storms() -> FaultPlanner:
-    from atoll.storms import StormFaults
+    from atoll.instruments.storms import StormFaults
 
     return StormFaults()
 
@@ -107,21 +105,21 @@ def run() -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT) or os.environ.get("ATOLL_DEBUG"):
             raise
-        from atoll.cli.terminal import print_error
+        from atoll.cli import print_error
 
         print_error(f"{error.strerror}: {error.filename or 'what is printed'}; make room and run it again")
         sys.exit(1)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch" or os.environ.get("ATOLL_DEBUG"):
             raise
-        from atoll.cli.terminal import EXIT_BAD_INPUT, print_error
+        from atoll.cli import EXIT_BAD_INPUT, print_error
 
         print_error("this command trains with PyTorch, which is not installed: pip install 'atoll[torch]'")
         sys.exit(EXIT_BAD_INPUT)
     except AtollError as error:
         if os.environ.get("ATOLL_DEBUG"):
             raise
-        from atoll.cli.terminal import EXIT_BAD_INPUT, print_error
+        from atoll.cli import EXIT_BAD_INPUT, print_error
 
         print_error(str(error))
         sys.exit(EXIT_BAD_INPUT)

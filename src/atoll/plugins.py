@@ -17,9 +17,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
-from atoll.core.config import CODECS, MERGES, OUTERS
-from atoll.core.pacing import PACING, Pacing
-from atoll.core.registry import Registry
+from atoll.core import CODECS, MERGES, OUTERS, PACING, Pacing, Registry
 
 if TYPE_CHECKING:
     from atoll.codec import Codec, MergeMethod, OuterOptimizer

@@ -9,8 +9,8 @@ from typing import Any
 
 from cluster import WAIT_S, SyncerThread, TrainingThread
 
-from atoll.chaos import PERFECT, ChaosProxy
 from atoll.core.config import SECOND_NS, SyncConfig
+from atoll.instruments.chaos import PERFECT, ChaosProxy
 from atoll.wire.address import split_address
 
 TOKENS_PER_STEP = 32

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.chaos import ChaosExecutor, Fault, chaos_plan
 from atoll.errors import ConfigError
+from atoll.instruments.chaos import ChaosExecutor, Fault, chaos_plan
 from atoll.observe.events import FaultEnded, FaultInjected
 
 SECOND_NS = 1_000_000_000

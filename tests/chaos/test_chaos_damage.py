@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 from chaos_run import Run
 
-from atoll.chaos import PERFECT, Way, Weather
-from atoll.chaos.link import Flipper
+from atoll.instruments.chaos import PERFECT, Way, Weather
+from atoll.instruments.chaos.link import Flipper
 
 FRAME_HEADER_BYTES = 9
 """Of HTTP/2: length (3), type (1), flags (1), stream (4)."""

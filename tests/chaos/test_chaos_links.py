@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from chaos_run import Run
 
-from atoll.chaos import PERFECT, Way, Weather
+from atoll.instruments.chaos import PERFECT, Way, Weather
 
 
 @pytest.fixture

@@ -11,13 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from atoll.chaos import PERFECT, HostNet, NamespaceNet, Way, Weather
-from atoll.chaos.namespaces import _NAMESPACE, _made_by, available, clean_leftovers
 from atoll.errors import ConfigError, LaunchError
+from atoll.instruments.chaos import PERFECT, HostNet, NamespaceNet, Way, Weather
+from atoll.instruments.chaos.namespaces import _NAMESPACE, _made_by, clean_leftovers, namespaces_available
 
 WAIT_S = 30.0
 
-USABLE, WHY_NOT = available() if sys.platform.startswith("linux") and os.geteuid() == 0 else (False, "needs root")
+USABLE, WHY_NOT = (
+    namespaces_available() if sys.platform.startswith("linux") and os.geteuid() == 0 else (False, "needs root")
+)
 needs_root = pytest.mark.skipif(not USABLE, reason=f"no network namespaces here: {WHY_NOT}")
 
 SENDER = """
@@ -114,7 +116,10 @@ def test_closing_removes_everything_also_under_a_running_process() -> None:
 
 @needs_root
 def test_what_a_killed_run_left_is_removed_by_the_next() -> None:
-    script = "from atoll.chaos import NamespaceNet; n = NamespaceNet(); n.add('a'); print('up', flush=True); input()"
+    script = (
+        "from atoll.instruments.chaos import NamespaceNet; n = NamespaceNet(); n.add('a'); print('up', flush=True); "
+        "input()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -177,7 +182,7 @@ def test_hosts_on_a_switch_find_each_other_by_name_and_a_name_can_move() -> None
 
 def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    usable, why = available()
+    usable, why = namespaces_available()
     assert not usable and ("needs root" in why or "need root" in why or "Linux" in why)
     with pytest.raises(LaunchError, match="proxy instead"):
         NamespaceNet().add("a")

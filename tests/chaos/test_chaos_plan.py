@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.chaos import (
+from atoll.errors import ConfigError
+from atoll.instruments.chaos import (
     KINDS,
     Fault,
     StormPlan,
@@ -24,7 +25,6 @@ from atoll.chaos import (
     load_plan,
     storm_plan,
 )
-from atoll.errors import ConfigError
 
 
 def down_learners(faults: tuple[Fault, ...], at_s: float) -> set[str]:
@@ -176,7 +176,8 @@ def test_a_crowded_run_gets_fewer_faults_instead_of_broken_rules() -> None:
 
 def test_drawing_does_not_depend_on_the_hash_seed() -> None:
     script = (
-        "from atoll.chaos import dump_plan, storm_plan; print(dump_plan(storm_plan(seed=3, learners=5, minutes=9)))"
+        "from atoll.instruments.chaos import dump_plan, storm_plan; "
+        "print(dump_plan(storm_plan(seed=3, learners=5, minutes=9)))"
     )
     outputs = [
         subprocess.run(

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.chaos import PERFECT, ChaosProxy, Fault, Way, Weather
-from atoll.chaos.proxy import CONNECTIONS_MAX
 from atoll.errors import ConfigError, LaunchError
+from atoll.instruments.chaos import PERFECT, ChaosProxy, Fault, Way, Weather
+from atoll.instruments.chaos.proxy import CONNECTIONS_MAX
 
 WAIT_S = 30.0
 """No wait is longer; nothing is asserted about how long things take."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.chaos import ChaosExecutor, Fault
-from atoll.chaos.injector import NO_LINKS, NOT_RUNNING, _thaw_later
-from atoll.chaos.real import PATIENCE_NS, describe
+from atoll.instruments.chaos import ChaosExecutor, Fault
+from atoll.instruments.chaos.injector import NO_LINKS, NOT_RUNNING, _thaw_later
+from atoll.instruments.chaos.real import PATIENCE_NS, describe
 from atoll.observe.events import FaultEnded, FaultInjected, FaultSkipped
 
 SECOND_NS = 1_000_000_000

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import atoll.store
-from atoll.chaos.failpoints import FAILPOINTS, full_disk
+from atoll.instruments.chaos.failpoints import FAILPOINTS, full_disk
 from atoll.store import failpoints, open_store, read_state
 
 SCRIPT = """
 import sys
-import atoll.chaos.inside
+import atoll.instruments.chaos.inside
 from pathlib import Path
 from atoll.store import open_store
 with open_store(Path(sys.argv[1])) as store:
@@ -72,7 +72,7 @@ def test_nothing_happens_when_no_plan_is_set() -> None:
 
 
 def test_the_store_itself_does_not_look_at_the_environment(tmp_path: Path) -> None:
-    plain = SCRIPT.replace("import atoll.chaos.inside\n", "")
+    plain = SCRIPT.replace("import atoll.instruments.chaos.inside\n", "")
     env = {**os.environ, "ATOLL_FAILPOINT": "tape.append.sync:1", "ATOLL_DISK_FULL_FILE": str(tmp_path)}
     subprocess.run([sys.executable, "-c", plain, str(tmp_path / "state")], env=env, check=True, timeout=60)
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.chaos.poison import HUGE, Poison
 from atoll.codec import get_codec
 from atoll.core.config import CODECS, SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import PushHeader, PushKind, TensorSpec
+from atoll.instruments.chaos.poison import HUGE, Poison
 from atoll.learner.vault import F32, HeldContribution, Vault
 
 SIZE = 600
@@ -104,7 +104,7 @@ def test_without_a_known_variant_nothing_is_changed(tmp_path: Path, text: str) -
 
 LEARNS = """
 import os
-from atoll.chaos.poison import Poison
+from atoll.instruments.chaos.poison import Poison
 from atoll.learner import encode_hook
 from atoll.learner.environment import find_place
 from atoll.learner.vault import Vault
@@ -113,7 +113,7 @@ assert (encode_hook._encode is Vault.encode) != ("ATOLL_PRELOAD" in os.environ)
 """
 
 
-@pytest.mark.parametrize("more", [{}, {"ATOLL_PRELOAD": "atoll.chaos.inside"}])
+@pytest.mark.parametrize("more", [{}, {"ATOLL_PRELOAD": "atoll.instruments.chaos.inside"}])
 def test_only_a_process_that_loads_it_first_is_poisoned(tmp_path: Path, more: dict[str, str]) -> None:
     env = {**os.environ, "ATOLL_POISON_FILE": str(tmp_path / "poison"), **more}
     subprocess.run([sys.executable, "-c", LEARNS], env=env, check=True, timeout=60)

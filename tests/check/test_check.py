@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from atoll.check import (
+from atoll.instruments.check import (
     AtMostOnce,
     BlastRadius,
     Bounded,
@@ -24,8 +24,8 @@ from atoll.check import (
     VersionChain,
     all_checkers,
 )
-from atoll.check.checker import PROBLEMS_MAX
-from atoll.check.facts import (
+from atoll.instruments.check.checker import PROBLEMS_MAX
+from atoll.instruments.check.facts import (
     Adopted,
     Books,
     Calm,
@@ -49,7 +49,7 @@ from atoll.check.facts import (
     Told,
     WentBack,
 )
-from atoll.check.influence import MEDIANS_KEPT
+from atoll.instruments.check.influence import MEDIANS_KEPT
 
 
 def said(checker: Checker, *facts: Fact) -> list[str]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from said import Command, command
 
-from atoll.check import Bounded
-from atoll.check.facts import Committed
-from atoll.sim.drawing import DRAW_VERSION, draw
-from atoll.sim.scenario import SimFault, load, to_json
+from atoll.instruments.check import Bounded
+from atoll.instruments.check.facts import Committed
+from atoll.instruments.sim.drawing import DRAW_VERSION, draw
+from atoll.instruments.sim.scenario import SimFault, load, to_json
 
 QUIET_SEED, SEED = 6, 7
 """Without faults and with some; both without arrays and quick."""

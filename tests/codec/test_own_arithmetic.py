@@ -19,9 +19,9 @@ from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import TensorSpec
 from atoll.errors import ConfigError, PayloadError
+from atoll.instruments.sim.drawing import draw
+from atoll.instruments.sim.run import run_scenario
 from atoll.plugins import load_entry_points
-from atoll.sim.drawing import draw
-from atoll.sim.run import run_scenario
 from atoll.syncer.state import ModelState
 
 SEED = 0

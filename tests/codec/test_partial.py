@@ -105,7 +105,7 @@ def close(found: np.ndarray, expected: np.ndarray, deltas: list[np.ndarray]) -> 
 def test_a_tree_of_added_up_groups_is_exact_up_to_rounding(
     count: int, seed: int, groups: list[int], above: list[int], codec: str, size: float
 ) -> None:
-    """Relays, and relays of relays, each of which sends one sum."""
+    """InnerSlots, and relays of relays, each of which sends one sum."""
     all_sent = sent(count, seed, codec, size)
     leaves = [all_sent.reduced(lo, hi).added_up() for lo, hi in cuts(count, groups)]
     trunks = [combine(leaves[lo:hi]).added_up() for lo, hi in cuts(len(leaves), above)]

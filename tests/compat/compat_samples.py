@@ -57,7 +57,7 @@ LEARNER = {
     "causes": m.Progress(1, 1, 1, 1, 0.0, (), tuple(m.DiscardCount(0, cause, 1) for cause in CAUSES)),
     "nothing": m.Nothing(9, 4095),
     "leave": m.Leave("finished"),
-    "contribution": m.Contribution(HEADER, b"\x00\x01\x02\xfe\xff"),
+    "contribution": m.InlinePush(HEADER, b"\x00\x01\x02\xfe\xff"),
 }
 SYNCER = {
     "welcome": m.Welcome("run", 1, 2, SyncConfig(**FIRST_DEFAULTS), "ab" * 32, False),
@@ -72,8 +72,8 @@ SYNCER = {
     "dropped": m.Fate(3, 13, -1, "stale"),
     "reseed": m.Reseed("not finite"),
     "stop": m.Stop("budget spent"),
-    "received": m.Received(3, 12, m.PushReply(True, late=True)),
-    "received not": m.Received(3, 13, REFUSED),
+    "received": m.InlineReply(3, 12, m.PushReply(True, late=True)),
+    "received not": m.InlineReply(3, 13, REFUSED),
 }
 PUSH_OPENS = {
     "push of a contribution": parts.PushOpen(HEADER, CHECKSUM, 2, 2**20),

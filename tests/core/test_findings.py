@@ -7,7 +7,7 @@ from world import World, config
 from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS
 from atoll.core.events import NormGuardReset
-from atoll.core.healing import HEAL_WAIT_NS, Claim, Healing
+from atoll.core.healing import HEAL_WAIT_NS, Healing, VersionClaim
 from atoll.core.messages import (
     Discard,
     Fate,
@@ -94,7 +94,7 @@ def test_healing_waits_for_what_is_being_put_in_place() -> None:
     """Seed 3019: the giver went away while its bytes were being committed."""
     healing = Healing([3], {}, set())
     healing.hear("l0", (5,), (9,), 0)
-    assert healing.ask(0) == {"l0": [(0, Claim(5, 9))]}
+    assert healing.ask(0) == {"l0": [(0, VersionClaim(5, 9))]}
     healing.take(0, "l0")
     healing.forget("l0")
     assert not healing.over(0) and not healing.ask(0)

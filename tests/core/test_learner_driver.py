@@ -157,8 +157,8 @@ class ToyHost(LearnerDriverHost):
         self.driver.heard(m.Request(1, 0, fragment))
         self.driver.handle(fx.Boundary())
 
-    def inline(self) -> list[m.Contribution]:
-        return [message for message in self.sent if isinstance(message, m.Contribution)]
+    def inline(self) -> list[m.InlinePush]:
+        return [message for message in self.sent if isinstance(message, m.InlinePush)]
 
     def publish(self, fragment: int, version: int, update: bytes = b"") -> None:
         self.driver.heard(m.Published(fragment, version, 1, 7, m.NO_VERSION, 1, 0, update))
@@ -191,7 +191,7 @@ def test_a_small_one_goes_inline_until_the_link_turns_out_to_be_slow_and_again_o
     host.contributed(0)
     assert len(host.inline()) == 1 and not host.pushes
     host.pass_ns(INLINE_NS_MAX)
-    host.driver.heard(m.Received(0, 0, ACCEPTED))
+    host.driver.heard(m.InlineReply(0, 0, ACCEPTED))
     host.contributed(1)
     assert len(host.inline()) == 1  # it would stand in front of everything else that is said
     host.pushes.pop()[1](ACCEPTED)

@@ -197,8 +197,8 @@ def test_the_ledger_adds_up_after_any_sequence_of_reports(sequence: list[tuple[s
 
 
 @given(st.dictionaries(st.text(max_size=3), st.integers(0, 10**12), min_size=1, max_size=6), st.integers(1, 10**6))
-def test_apportion_is_exact(columns: dict[str, int], divisor: int) -> None:
-    total = sum(columns.values()) // divisor
-    shares = apportion(columns, total, divisor)
+def test_apportion_is_exact(fragment_records: dict[str, int], divisor: int) -> None:
+    total = sum(fragment_records.values()) // divisor
+    shares = apportion(fragment_records, total, divisor)
     assert sum(shares.values()) == total
-    assert all(0 <= shares[name] - columns[name] // divisor <= 1 for name in columns)
+    assert all(0 <= shares[name] - fragment_records[name] // divisor <= 1 for name in fragment_records)

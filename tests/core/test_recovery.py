@@ -13,8 +13,8 @@ from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS
 from atoll.core.events import FragmentHealed, Warned
 from atoll.core.healing import HEAL_WAIT_NS
+from atoll.core.inner_slots import INNER_SILENCE_NS
 from atoll.core.messages import DataReport, Lease
-from atoll.core.relays import RELAY_SILENCE_NS
 
 
 def running(learners: int = 3, steps: int = 20, **changes: object) -> World:
@@ -71,7 +71,7 @@ def test_a_commit_that_was_not_published_is_not_merged_again() -> None:
     world = running(steps=10)
     world.crash_before_publish = True
     world.everyone_steps(8)
-    written = {p: column["version"] for p, column in world.disk_columns.items()}
+    written = {p: fragment_record["version"] for p, fragment_record in world.disk_records.items()}
     world.restart_syncer(reconnect=False)
     assert dict(enumerate(versions(world))) == written
     for learner in world.learners.values():
@@ -121,7 +121,7 @@ def test_what_the_disk_missed_comes_back_from_the_learners() -> None:
     world.everyone_steps(16)
     published, theta = versions(world), dict(world.theta)
     merged = world.syncer.ledger.totals()
-    assert max(column["version"] for column in world.disk_columns.values()) < max(published)
+    assert max(fragment_record["version"] for fragment_record in world.disk_records.values()) < max(published)
     world.crash_syncer()
     world.disk_works = True
     world.restart_syncer(exact=False)
@@ -142,7 +142,7 @@ def test_without_a_holder_the_run_goes_back_and_says_what_that_cost() -> None:
     world.everyone_steps(12)
     world.disk_works = True
     world.crash_syncer()
-    written = {p: column["version"] for p, column in world.disk_columns.items()}
+    written = {p: fragment_record["version"] for p, fragment_record in world.disk_records.items()}
     for learner in world.learners.values():
         learner.dead = True
     fresh = world.add_later("new")
@@ -196,13 +196,13 @@ def test_a_joiner_gets_inner_state_from_a_peer_that_has_caught_up() -> None:
     joiner.machine.wants_inner = True
     world.connect(joiner)
     world.boundary(joiner)
-    assert joiner.machine.joined and len(world.syncer.relays.open) == 1
-    relay = world.syncer.relays.open[0]
+    assert joiner.machine.joined and len(world.syncer.inner_slots.open) == 1
+    inner_slot = world.syncer.inner_slots.open[0]
     assert not world.given_inner
     world.everyone_steps(2)
-    assert world.given_inner == [(relay.peer, 0)]
-    world.advance(RELAY_SILENCE_NS)  # the pieces never come
-    assert not world.syncer.relays.open
+    assert world.given_inner == [(inner_slot.peer, 0)]
+    world.advance(INNER_SILENCE_NS)  # the pieces never come
+    assert not world.syncer.inner_slots.open
     assert world.taken_inner[-1] == ("new", 0)
 
 
@@ -254,11 +254,11 @@ def test_what_a_leaver_handed_over_outlives_the_syncer(files_stay: bool) -> None
 
 
 def test_a_contribution_inside_a_healed_version_is_not_merged_again() -> None:
-    """The tape knows who is in a version whose column was never written; one learner missed its publication."""
+    """The tape knows who is in a version whose record was never written; one learner missed its publication."""
     world = running(learners=2, quorum="1")
     one, two = world.learners["l0@l0-1"], world.learners["l1@l1-1"]
     for _ in range(40):
-        on_disk = json.loads(json.dumps(world.disk_columns)), dict(world.disk_theta)
+        on_disk = json.loads(json.dumps(world.disk_records)), dict(world.disk_theta)
         merges = len(world.merges)
         world.disconnect(two)
         world.step(one)
@@ -269,7 +269,7 @@ def test_a_contribution_inside_a_healed_version_is_not_merged_again() -> None:
             break
     world.everyone_steps(4)
     in_air = one.machine.fragments[0]
-    world.disk_columns, world.disk_theta = {int(p): c for p, c in on_disk[0].items()}, on_disk[1]
+    world.disk_records, world.disk_theta = {int(p): c for p, c in on_disk[0].items()}, on_disk[1]
     theta = dict(world.theta)
     world.crash_syncer()
     world.restart_syncer(exact=False)

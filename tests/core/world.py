@@ -36,7 +36,7 @@ from atoll.core.messages import (
     TensorSpec,
 )
 from atoll.core.policy import scales_steps
-from atoll.core.rounds import Contribution, ContributionId, HandedOver
+from atoll.core.rounds import ContributionId, ContributionRecord, HandedOver
 from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, SyncerDriverHost, VersionToStore
 from atoll.core.syncer_machine import SyncerMachine
 
@@ -150,8 +150,8 @@ class FakeHost(LearnerDriverHost, HostArrays):
         elif effect.rule == "mix":
             learner.theta[p] = effect.alpha * learner.theta[p] + (1 - effect.alpha) * new
         else:
-            minus = sum(learner.progress[p, s] for s in effect.minus)
-            learner.theta[p] = new + (learner.theta[p] - learner.base[p]) - minus
+            already_merged = sum(learner.progress[p, s] for s in effect.already_merged)
+            learner.theta[p] = new + (learner.theta[p] - learner.base[p]) - already_merged
         learner.base[p] = new
         return 0
 
@@ -170,7 +170,7 @@ class FakeHost(LearnerDriverHost, HostArrays):
 
     def contribute(self, effect: fx.Contribute, done: Callable[[OutgoingPayload | str], None]) -> None:
         learner, p = self._learner, effect.header.fragment
-        value = learner.snapshots.pop(p) - learner.base[p] - sum(learner.progress[p, s] for s in effect.minus)
+        value = learner.snapshots.pop(p) - learner.base[p] - sum(learner.progress[p, s] for s in effect.already_merged)
         learner.progress[p, effect.header.seq] = value
         done(OutgoingPayload(value, 1, 1))
 
@@ -312,11 +312,13 @@ class FakeSyncer(DisklessPlatform):
 
     def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
         if self._world.disk_works:  # a disk that does not work says nothing of it
-            self._world.disk_columns[item.fragment] = item.column
+            self._world.disk_records[item.fragment] = item.fragment_record
             self._world.disk_theta[item.fragment] = self._world.theta[item.fragment]
         done(StoreOutcome())
 
-    def keep_handed(self, items: list[tuple[Contribution, float]], processed: int, done: Callable[[], None]) -> None:
+    def keep_handed(
+        self, items: list[tuple[ContributionRecord, float]], processed: int, done: Callable[[], None]
+    ) -> None:
         if self._world.disk_works:
             self._world.handed |= {item.id: (HandedOver(item, processed), value) for item, value in items}
         done()
@@ -348,7 +350,7 @@ class World:
         self.finished = ""
         self.fenced = ""
         self.disk_rows: dict[str, Any] = {}
-        self.disk_columns: dict[int, dict[str, Any]] = {}
+        self.disk_records: dict[int, dict[str, Any]] = {}
         self.disk_theta: dict[int, float] = {}
         self.handed: dict[ContributionId, tuple[HandedOver, float]] = {}
         self.files_stay = False
@@ -426,16 +428,18 @@ class World:
         """A new process on the same disk."""
         self.crashed = False
         rows = json.loads(json.dumps(self.disk_rows))
-        columns = {int(p): c for p, c in json.loads(json.dumps(self.disk_columns)).items()}
+        fragment_records = {int(p): c for p, c in json.loads(json.dumps(self.disk_records)).items()}
         self.syncer = SyncerMachine(self.config, "another", self.syncer.epoch + 1)
         handed = [entry[0] for entry in self.handed.values()]
         self.driver = RecordingDriver(self.syncer, FakeSyncer(self), DurabilityGate("commit"))
-        self.driver.perform(self.driver.restore(Recovery(rows, columns, exact, handed=handed)))
+        self.driver.perform(self.driver.restore(Recovery(rows, fragment_records, exact, handed=handed)))
         self.handed = {identity: entry for identity, entry in self.handed.items() if self.syncer.holds(identity)}
         self.driver.held = {identity: value for identity, (_, value) in self.handed.items()}
         self.theta = dict(self.disk_theta)
         # Contributions merged into versions that were lost may be merged again.
-        kept = {(p, v) for p, c in columns.items() for _, _, _, _, _, merged in c["accounts"] for _, v in merged}
+        kept = {
+            (p, v) for p, c in fragment_records.items() for _, _, _, _, _, merged in c["accounts"] for _, v in merged
+        }
         self.merged_ids = [i for i in self.merged_ids if (i.fragment, self.merged_in[i]) in kept or exact]
         if reconnect:
             for learner in self.learners.values():
@@ -448,7 +452,7 @@ class World:
         self.crashed = False
         self.syncer = SyncerMachine(self.config, f"run-{self.sessions + 2}", begin=begin)
         self.driver = RecordingDriver(self.syncer, FakeSyncer(self), DurabilityGate("commit"))
-        self.disk_rows, self.disk_columns, self.disk_theta, self.handed = {}, {}, {}, {}
+        self.disk_rows, self.disk_records, self.disk_theta, self.handed = {}, {}, {}, {}
         self.theta, self.seeds, self.merged_ids = {}, {}, []
 
     def reconnect_refused(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from data_fakes import FakeRun
 
-from atoll.data import desk, patience
+from atoll.data import dry_wait, lease_client
 
 
 @pytest.fixture
@@ -16,8 +16,8 @@ def run() -> FakeRun:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody in here answers after two seconds what was not answered at once."""
-    monkeypatch.setattr(patience, "DRY_GRACE_S", 0.3)
-    monkeypatch.setattr(desk, "ASK_AGAIN_S", 0.02)
-    monkeypatch.setattr(patience, "LINGER_S_MAX", 0.2)
-    monkeypatch.setattr(patience, "SLICE_S", 0.01)
+    monkeypatch.setattr(dry_wait, "DRY_GRACE_S", 0.3)
+    monkeypatch.setattr(lease_client, "ASK_AGAIN_S", 0.02)
+    monkeypatch.setattr(dry_wait, "LINGER_S_MAX", 0.2)
+    monkeypatch.setattr(dry_wait, "SLICE_S", 0.01)
     yield

@@ -7,10 +7,10 @@ from data_fakes import FakeLearner, FakeRun
 
 from atoll.core.leases import HAND_MAX
 from atoll.core.messages import DataLeases, Lease
-from atoll.data import desk as desk_module
+from atoll.data import lease_client as desk_module
 from atoll.data.cutting import Part, Ticket
-from atoll.data.desk import Desk
-from atoll.data.shelf import Shelf
+from atoll.data.held_chunks import HeldChunks
+from atoll.data.lease_client import LeaseClient
 from atoll.errors import ConfigError
 
 
@@ -37,7 +37,7 @@ def learner() -> FakeLearner:
     return FakeRun().learner("a")
 
 
-def work(desk: Desk, learner: FakeLearner, clock: Clock, chunk_s: float = 1.0) -> int:
+def work(desk: LeaseClient, learner: FakeLearner, clock: Clock, chunk_s: float = 1.0) -> int:
     """Train on one whole chunk of ten samples."""
     ticket = desk.take()
     assert ticket is not None
@@ -50,11 +50,11 @@ def work(desk: Desk, learner: FakeLearner, clock: Clock, chunk_s: float = 1.0) -
 # ---------------------------------------------------------------- the shelf
 
 
-def held(shelf: Shelf) -> dict[int, int]:
+def held(shelf: HeldChunks) -> dict[int, int]:
     return {chunk: held.processed for chunk, held in shelf.held.items()}
 
 
-def key(shelf: Shelf) -> int:
+def key(shelf: HeldChunks) -> int:
     """Take the next chunk; its reading's key."""
     ticket = shelf.take()
     assert ticket is not None
@@ -67,43 +67,43 @@ def what(ticket: Ticket | None) -> tuple[int, int]:
 
 
 def test_only_a_step_makes_samples_processed() -> None:
-    shelf = Shelf()
+    shelf = HeldChunks()
     shelf.add(Lease(7, 2))
     ticket = shelf.take()
     assert ticket is not None and what(ticket) == (7, 2) and shelf.take() is None
     assert shelf.hand([Part(ticket.key, 5, 3, False)]) and held(shelf) == {7: 2}
-    assert shelf.settle() == [] and held(shelf) == {7: 5}
+    assert shelf.finish_step() == [] and held(shelf) == {7: 5}
     shelf.hand([Part(ticket.key, 8, 3, True)])
     assert held(shelf) == {7: 5}
-    assert shelf.settle() == [7] and held(shelf) == {}
+    assert shelf.finish_step() == [7] and held(shelf) == {}
 
 
 def test_batches_taken_ahead_belong_to_the_next_step() -> None:
-    shelf = Shelf(lookahead=1)
+    shelf = HeldChunks(lookahead=1)
     shelf.add(Lease(0))
     reading = key(shelf)
     shelf.hand([Part(reading, 4, 4, False)])
     shelf.hand([Part(reading, 8, 4, True)])
-    assert shelf.settle() == [] and held(shelf) == {0: 4}
+    assert shelf.finish_step() == [] and held(shelf) == {0: 4}
     shelf.lookahead = 0
     shelf.make_due()
-    assert shelf.settle() == [0]
+    assert shelf.finish_step() == [0]
 
 
 def test_a_batch_that_was_revoked_altogether_is_not_given() -> None:
-    shelf = Shelf()
+    shelf = HeldChunks()
     shelf.add(Lease(0))
     shelf.add(Lease(1))
     first, second = key(shelf), key(shelf)
     shelf.remove(0)
     assert not shelf.hand([Part(first, 4, 4, False)])
     assert shelf.hand([Part(first, 5, 1, True), Part(second, 3, 3, False)])
-    assert shelf.settle() == [] and held(shelf) == {1: 3}
+    assert shelf.finish_step() == [] and held(shelf) == {1: 3}
     assert shelf.unwanted(first) and not shelf.unwanted(second)
 
 
 def test_a_chunk_that_comes_back_is_read_once_and_anew() -> None:
-    shelf = Shelf()
+    shelf = HeldChunks()
     shelf.add(Lease(0))
     shelf.remove(0)
     shelf.add(Lease(0, 3))
@@ -116,7 +116,7 @@ def test_a_chunk_that_comes_back_is_read_once_and_anew() -> None:
 
 
 def test_starting_over_reads_again_what_was_not_handed_out() -> None:
-    shelf = Shelf()
+    shelf = HeldChunks()
     for chunk in range(3):
         shelf.add(Lease(chunk))
     first, second = key(shelf), key(shelf)
@@ -125,11 +125,11 @@ def test_starting_over_reads_again_what_was_not_handed_out() -> None:
     shelf.rewind()
     assert [what(shelf.take()) for _ in range(3)] == [(1, 2), (2, 0), (-1, -1)]
     assert not shelf.hand([Part(second, 4, 2, False)])
-    assert shelf.settle() == [0] and held(shelf) == {1: 2, 2: 0}
+    assert shelf.finish_step() == [0] and held(shelf) == {1: 2, 2: 0}
 
 
 def test_only_what_the_loop_has_nothing_of_is_handed_back_unread() -> None:
-    shelf = Shelf()
+    shelf = HeldChunks()
     for chunk in range(3):
         shelf.add(Lease(chunk, 1))
     shelf.hand([Part(key(shelf), 4, 3, False)])
@@ -138,28 +138,28 @@ def test_only_what_the_loop_has_nothing_of_is_handed_back_unread() -> None:
 
 
 def test_empty_chunks_and_given_up_samples_close() -> None:
-    shelf = Shelf()
+    shelf = HeldChunks()
     for chunk in range(3):
         shelf.add(Lease(chunk))
     empty, begun, given_up = key(shelf), key(shelf), key(shelf)
     assert shelf.close([Part(empty, 0, 0, True)]) == [0]
     shelf.hand([Part(begun, 4, 4, False)])
     assert shelf.close([Part(begun, 6, 2, True), Part(given_up, 2, 2, True)]) == [2], "1 has samples in the loop"
-    assert shelf.settle() == [1]
+    assert shelf.finish_step() == [1]
 
 
 def test_going_over_old_chunks_stops_when_something_new_is_there() -> None:
-    shelf = Shelf()
+    shelf = HeldChunks()
     assert not shelf.repeat_one()
     for chunk in (4, 5):
         shelf.add(Lease(chunk))
         shelf.hand([Part(key(shelf), 3, 3, True)])
-    shelf.settle()
+    shelf.finish_step()
     assert shelf.repeat_one() and shelf.repeat_one() and shelf.repeat_one()
     tickets = [shelf.take() for _ in range(3)]
     assert [what(ticket) for ticket in tickets] == [(4, 0), (5, 0), (4, 0)]
     again = tickets[0].key if tickets[0] is not None else 0
-    assert again < 0 and shelf.hand([Part(again, 3, 3, True)]) and shelf.settle() == []
+    assert again < 0 and shelf.hand([Part(again, 3, 3, True)]) and shelf.finish_step() == []
     assert not shelf.unwanted(again)
     shelf.repeat_one()
     shelf.add(Lease(9))
@@ -172,11 +172,11 @@ def test_going_over_old_chunks_stops_when_something_new_is_there() -> None:
 
 def test_a_name_that_cannot_be_is_refused_here_already(learner: FakeLearner) -> None:
     with pytest.raises(ConfigError, match=r"cannot be called 'a b'; use 1 to 64 letters"):
-        Desk(learner, stream="a b", chunks=0)
+        LeaseClient(learner, stream="a b", chunks=0)
 
 
 def test_leases_are_held_for_the_time_that_was_asked_for(learner: FakeLearner, clock: Clock) -> None:
-    desk = Desk(learner, stream="train", chunks=0, ahead_s=30.0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=30.0, clock=clock)
     assert learner.run.status()["in_hand"] == 2, "before anything is measured: one to read and the next"
     for _ in range(4):
         work(desk, learner, clock, chunk_s=2.0)
@@ -187,7 +187,7 @@ def test_leases_are_held_for_the_time_that_was_asked_for(learner: FakeLearner, c
 
 
 def test_a_batch_of_many_chunks_is_filled_in_few_reports(learner: FakeLearner, clock: Clock) -> None:
-    desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
     taken = 0
     while taken < 64:
         if desk.take() is None:
@@ -198,7 +198,7 @@ def test_a_batch_of_many_chunks_is_filled_in_few_reports(learner: FakeLearner, c
 
 
 def test_a_hand_is_never_fuller_than_the_syncer_allows(learner: FakeLearner, clock: Clock) -> None:
-    desk = Desk(learner, stream="train", chunks=0, ahead_s=1e9, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=1e9, clock=clock)
     for _ in range(3):
         work(desk, learner, clock)
     assert HAND_MAX - 3 <= learner.run.status()["in_hand"] <= HAND_MAX, "finished ones take room until they are told"
@@ -207,10 +207,10 @@ def test_a_hand_is_never_fuller_than_the_syncer_allows(learner: FakeLearner, clo
 def test_of_data_that_ends_a_share_is_left_to_others_and_the_rest_handed_back(clock: Clock) -> None:
     run = FakeRun()
     first, second = run.learner("a"), run.learner("b")
-    desk = Desk(first, stream="train", chunks=80, ahead_s=1e6, clock=clock)
+    desk = LeaseClient(first, stream="train", chunks=80, ahead_s=1e6, clock=clock)
     work(desk, first, clock)
     assert run.status()["in_hand"] == 9, "an eighth of the 78 that nobody had"
-    Desk(second, stream="train", chunks=80, ahead_s=1e6, hold_min=100, clock=clock)
+    LeaseClient(second, stream="train", chunks=80, ahead_s=1e6, hold_min=100, clock=clock)
     assert run.status() | {"issued": 80, "in_hand": 79, "pool": 0} == run.status(), "b takes all the rest"
     clock.now_s += 2
     work(desk, first, clock)  # the answer says that nothing is left, so a hands back what it has not begun
@@ -221,7 +221,7 @@ def test_of_data_that_ends_a_share_is_left_to_others_and_the_rest_handed_back(cl
 
 def test_one_report_is_in_flight_at_a_time_and_a_lost_one_is_sent_again(clock: Clock) -> None:
     learner = FakeRun().learner("a")
-    desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
     learner.cut_off()
     work(desk, learner, clock)
     desk.report()  # what the link does with the poke; nobody hears it
@@ -235,7 +235,7 @@ def test_one_report_is_in_flight_at_a_time_and_a_lost_one_is_sent_again(clock: C
 
 
 def test_an_answer_to_an_older_report_changes_nothing(learner: FakeLearner, clock: Clock) -> None:
-    desk = Desk(learner, stream="train", chunks=0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, clock=clock)
     old = desk.report()
     newest = desk.report()
     desk.leases(DataLeases("train", old.serial, (Lease(50), Lease(51)), (0, 1), True))
@@ -246,7 +246,7 @@ def test_an_answer_to_an_older_report_changes_nothing(learner: FakeLearner, cloc
 def test_a_grant_whose_answer_was_lost_is_granted_again(clock: Clock) -> None:
     learner = FakeRun().learner("a")
     learner.cut_off()
-    desk = Desk(learner, stream="train", chunks=10, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=10, clock=clock)
     learner.talk(desk, deaf=True)
     assert learner.run.status()["in_hand"] == 2 and desk.take() is None
     learner.reconnect()
@@ -254,7 +254,7 @@ def test_a_grant_whose_answer_was_lost_is_granted_again(clock: Clock) -> None:
 
 
 def test_reports_that_are_not_urgent_wait_for_each_other(learner: FakeLearner, clock: Clock) -> None:
-    desk = Desk(learner, stream="train", chunks=0, ahead_s=50.0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=50.0, clock=clock)
     for _ in range(20):
         work(desk, learner, clock, chunk_s=1.0)
     before = learner.reports
@@ -266,7 +266,7 @@ def test_reports_that_are_not_urgent_wait_for_each_other(learner: FakeLearner, c
 def test_a_syncer_that_grants_nothing_is_not_asked_without_pause(clock: Clock) -> None:
     learner = FakeRun().learner("a")
     learner.cut_off()
-    desk = Desk(learner, stream="train", chunks=0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, clock=clock)
     learner.up = True
     learner.talk = lambda source: source.leases(DataLeases("train", source.report().serial))  # type: ignore[method-assign]
     before = desk.answers
@@ -277,7 +277,7 @@ def test_a_syncer_that_grants_nothing_is_not_asked_without_pause(clock: Clock) -
 
 
 def test_leaving_hands_back_exactly_the_rest(learner: FakeLearner, clock: Clock) -> None:
-    desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
     ticket = desk.take()
     assert ticket is not None
     desk.hand([Part(ticket.key, 6, 6, False)])
@@ -286,7 +286,7 @@ def test_leaving_hands_back_exactly_the_rest(learner: FakeLearner, clock: Clock)
     learner.leave()
     assert desk.over and desk.take() is None
     other = learner.run.learner("b")
-    told = Desk(other, stream="train", chunks=0, clock=clock)
+    told = LeaseClient(other, stream="train", chunks=0, clock=clock)
     assert [what(told.take()), what(told.take())] == [(0, 6), (1, 0)]
     assert learner.run.status()["reissued"] == 0
 
@@ -294,7 +294,7 @@ def test_leaving_hands_back_exactly_the_rest(learner: FakeLearner, clock: Clock)
 def test_a_loop_that_has_ended_hands_back_what_is_unread_and_asks_for_nothing(
     learner: FakeLearner, clock: Clock
 ) -> None:
-    desk = Desk(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
     work(desk, learner, clock)
     desk.finish()
     assert learner.run.status() | {"done": 1, "in_hand": 0, "pool": 2} == learner.run.status()
@@ -306,7 +306,7 @@ def test_a_loop_that_has_ended_hands_back_what_is_unread_and_asks_for_nothing(
 
 
 def test_what_is_granted_to_one_who_leaves_goes_straight_back(learner: FakeLearner, clock: Clock) -> None:
-    desk = Desk(learner, stream="train", chunks=0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, clock=clock)
     desk.leaving()
     learner.up = False
     message = desk.report()
@@ -315,14 +315,14 @@ def test_what_is_granted_to_one_who_leaves_goes_straight_back(learner: FakeLearn
 
 
 def test_when_the_run_is_over_there_is_nothing_left(learner: FakeLearner, clock: Clock) -> None:
-    desk = Desk(learner, stream="train", chunks=0, clock=clock)
+    desk = LeaseClient(learner, stream="train", chunks=0, clock=clock)
     desk.dropped()
     assert desk.over and desk.take() is None and desk.report().want == 0 and not desk.repeat_one()
 
 
 def test_a_second_desk_of_the_same_stream_gets_what_the_first_one_held(learner: FakeLearner, clock: Clock) -> None:
-    first = Desk(learner, stream="train", chunks=10, clock=clock)
+    first = LeaseClient(learner, stream="train", chunks=10, clock=clock)
     first.take()
     learner.sources.clear()
-    second = Desk(learner, stream="train", chunks=10, clock=clock)
+    second = LeaseClient(learner, stream="train", chunks=10, clock=clock)
     assert what(second.take()) == (0, 0)

@@ -9,12 +9,12 @@ import pytest
 from data_fakes import FakeRun, Files, Numbers, SlowLink, train
 
 import atoll.data
-from atoll.data import patience
+from atoll.data import dry_wait
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
 def test_every_sample_once_whatever_the_links_do(run: FakeRun, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "DRY_GRACE_S", 60.0)
+    monkeypatch.setattr(dry_wait, "DRY_GRACE_S", 60.0)
     seen: dict[str, list[int]] = {}
     links: list[SlowLink] = []
 

@@ -12,7 +12,7 @@ import pytest
 from data_fakes import FakeLearner, FakeRun, Files, Numbers
 
 import atoll.data
-from atoll.data import patience
+from atoll.data import dry_wait
 
 CHUNK = 6
 LENGTHS = (7, 0, 12, 3, 1)
@@ -92,9 +92,9 @@ class Storm:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "DRY_GRACE_S", 0.005)
-    monkeypatch.setattr(patience, "SLICE_S", 0.001)
-    monkeypatch.setattr(patience, "LINGER_S_MAX", 0.002)
+    monkeypatch.setattr(dry_wait, "DRY_GRACE_S", 0.005)
+    monkeypatch.setattr(dry_wait, "SLICE_S", 0.001)
+    monkeypatch.setattr(dry_wait, "LINGER_S_MAX", 0.002)
 
 
 @pytest.mark.parametrize("kind", ["map", "stream"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from atoll.figures import Picture
+from atoll.instruments.figures import Picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 

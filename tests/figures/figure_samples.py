@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from atoll import figures
-from atoll.figures import Picture
+from atoll.instruments import figures
+from atoll.instruments.figures import Picture
 
 CHIPS = (150_000, 300_000, 600_000, 1_200_000, 2_400_000)
 GOODPUT = {

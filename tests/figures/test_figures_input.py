@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from figure_samples import ONE_CELL, bars, cells, growth, runs, spans, sweep, utilisation
 
-from atoll import figures
 from atoll.errors import ConfigError
-from atoll.figures import Markup, Section, Table, page
+from atoll.instruments import figures
+from atoll.instruments.figures import Markup, Section, TextTable, page
 
 NAN = float("nan")
 EVERY: list[Callable[[Any], Any]] = [
@@ -110,7 +110,7 @@ def test_pages_refuse_what_they_cannot_show(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot show a int"):
         page(tmp_path / "index", "t", "i", [Section("s", [5])])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="row 1 has 1 cells, not 2"):
-        Table("t", ("a", "b"), [("1", "2"), ("3",)])
+        TextTable("t", ("a", "b"), [("1", "2"), ("3",)])
     assert not (tmp_path / "index.html").exists()
 
 
@@ -125,7 +125,7 @@ def test_without_matplotlib_the_message_has_the_command_to_install_it() -> None:
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from atoll.errors import ConfigError\n"
-        "from atoll.figures import Section, Table, goodput_figure, page\n"
+        "from atoll.instruments.figures import Section, Table, goodput_figure, page\n"
         "try: goodput_figure([{'chips': 9, 'method': 'elastic', 'learners': 1, 'goodput': 5}])\n"
         "except ConfigError as error: print(error)\n"
     )
@@ -135,7 +135,7 @@ def test_without_matplotlib_the_message_has_the_command_to_install_it() -> None:
 
 def test_matplotlib_is_loaded_late_and_pyplot_never(tmp_path: Path) -> None:
     script = (
-        "import sys, atoll.figures as f; assert 'matplotlib' not in sys.modules\n"
+        "import sys, atoll.instruments.figures as f; assert 'matplotlib' not in sys.modules\n"
         "p = f.bars_figure([{'label': 'a', 'percent': 1}]); p.save(sys.argv[1])\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )

@@ -8,8 +8,8 @@ import pytest
 from figure_checks import Page, check_layout, png_size, svg_of, titles_of
 from figure_samples import HARD, NAMES, PLAIN, cells, runs, spans, sweep, utilisation
 
-from atoll import figures
-from atoll.figures import Picture
+from atoll.instruments import figures
+from atoll.instruments.figures import Picture
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from atoll.figures.labels import by_rows, spread
-from atoll.figures.style import CONTRAST_MIN, PALETTE, look, ramp, text_colour
-from atoll.figures.ticks import room_for, short, signed
+from atoll.instruments.figures.labels import by_rows, spread
+from atoll.instruments.figures.style import CONTRAST_MIN, PALETTE, look, ramp, text_colour
+from atoll.instruments.figures.ticks import room_for, short, signed
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0, on linear RGB.
 SIGHT = {

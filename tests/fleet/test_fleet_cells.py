@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.errors import ConfigError
-from atoll.fleet import (
+from atoll.instruments.fleet import (
     YEAR_S,
     Aim,
     Mechanics,
@@ -19,9 +19,9 @@ from atoll.fleet import (
     simulate_table,
     simulate_unequal,
 )
-from atoll.fleet import cell as cell_module
-from atoll.fleet.memory import Memory, warm_up_s
-from atoll.fleet.published import CHIPS, published_goodput
+from atoll.instruments.fleet import cell as cell_module
+from atoll.instruments.fleet.memory import Memory, warm_up_s
+from atoll.instruments.fleet.published import CHIPS, published_goodput
 
 MECHANICS = Mechanics()
 QUICK = Aim(precision=1.0)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from atoll import fleet
 from atoll.app import main
+from atoll.instruments import fleet
 
 CELL = {"chips", "method", "learners", "goodput", "half_width", "uptime", "published", "simulated_seconds", "events"}
 
@@ -89,7 +89,9 @@ def test_bad_input_is_one_clear_line(
 def test_what_cannot_be_written_is_said_before_anything_is_simulated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("atoll.fleet.simulate_table", lambda *_, **__: pytest.fail("it was simulated first"))
+    monkeypatch.setattr(
+        "atoll.instruments.fleet.simulate_table", lambda *_, **__: pytest.fail("it was simulated first")
+    )
     code, _, err = run(monkeypatch, capsys, "--save", str(tmp_path / "nofolder" / "x.json"))
     assert code == 2 and "folder that exists" in err
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -100,8 +102,8 @@ def test_what_cannot_be_written_is_said_before_anything_is_simulated(
 def test_a_cell_with_hardly_a_failure_says_so_and_shows_the_estimate(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("atoll.fleet.cell.EVENTS_MAX", 20_000)
-    monkeypatch.setattr("atoll.fleet.cell.WINDOW_STEPS_MAX", 400)
+    monkeypatch.setattr("atoll.instruments.fleet.cell.EVENTS_MAX", 20_000)
+    monkeypatch.setattr("atoll.instruments.fleet.cell.WINDOW_STEPS_MAX", 400)
     times = ("--slice-chips", "8", "--return", "86400", "--restart", "3600")
     _, out, _ = run(monkeypatch, capsys, "--chips", "64", "--learners", "4", *times, "--jobs", "1")
     assert "no failure seen" in out or "only 1 failure" in out

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from atoll.fleet.island import Island
-from atoll.fleet.mechanics import YEAR_S, Mechanics
+from atoll.instruments.fleet.island import Island
+from atoll.instruments.fleet.mechanics import YEAR_S, Mechanics
 
 MECHANICS = Mechanics(detect_s=10.0, shrink_s=7.0, grow_s=18.0, hold_off_s=75.0, return_s=300.0)
 NEVER = 1e9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.fleet.windows import Windows, ratio, student_95
+from atoll.instruments.fleet.windows import Windows, ratio, student_95
 
 
 def test_the_interval_covers_the_truth_and_the_control_makes_it_narrower() -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from atoll.core.membership import MemberState
 from atoll.core.messages import Discard
-from atoll.fleet.host import STEP_TOKENS
-from atoll.fleet.island import Island
-from atoll.fleet.mechanics import YEAR_S, Mechanics
-from atoll.fleet.runs import Islands, decoupled_config, synchronous_config
-from atoll.fleet.world import FleetWorld
+from atoll.instruments.fleet.host import STEP_TOKENS
+from atoll.instruments.fleet.island import Island
+from atoll.instruments.fleet.mechanics import YEAR_S, Mechanics
+from atoll.instruments.fleet.runs import Islands, decoupled_config, synchronous_config
+from atoll.instruments.fleet.world import FleetWorld
 
 MECHANICS = Mechanics()
 

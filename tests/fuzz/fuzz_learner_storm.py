@@ -65,7 +65,7 @@ class LearnerStorm:
             header = effect.header
             self.snapshots.remove(header.fragment)
             assert header.tokens > 0 and header.steps > 0
-            assert all((header.fragment, seq) in self.sent for seq in effect.minus)
+            assert all((header.fragment, seq) in self.sent for seq in effect.already_merged)
             self.sent[header.fragment, header.seq] = header.tokens
             self.pushes.append((header.fragment, header.seq))
         elif isinstance(effect, fx.PushAgain):
@@ -77,7 +77,7 @@ class LearnerStorm:
         elif isinstance(effect, fx.Fetch):
             self.fetches.append(effect)
         elif isinstance(effect, fx.Adopt):
-            assert all((effect.fragment, seq) in self.sent for seq in effect.minus)
+            assert all((effect.fragment, seq) in self.sent for seq in effect.already_merged)
             base = self.machine.fragments[effect.fragment].base
             assert (effect.fragment, effect.version) in self.prepared or effect.version == base
         elif isinstance(effect, fx.ForgetPrepared):
@@ -185,7 +185,7 @@ class LearnerStorm:
             lambda: m.Donate(rng.randrange(16), tuple(version(rng, 0, 1) for _ in range(fragments))),
             lambda: m.InnerOffer(rng.randrange(16), 0, 0, "", "none"),
             lambda: m.Stop("over") if rng.random() < 0.05 else m.Upcoming((inside,)),
-            lambda: m.Received(fragment, count(rng, max(0, seq)), m.PushReply(True)),
+            lambda: m.InlineReply(fragment, count(rng, max(0, seq)), m.PushReply(True)),
         )
         return rng.choice(makes)()
 

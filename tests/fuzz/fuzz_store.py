@@ -47,7 +47,7 @@ from atoll.core.durable import Recovery
 from atoll.core.messages import Hello
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.errors import ConfigError, PayloadError, StoreError
-from atoll.replay.recording_reader import SegmentReader
+from atoll.instruments.replay.recording_reader import SegmentReader
 from atoll.store import SnapshotTarget, export_model, open_store, read_state
 from atoll.store.documents import json_object
 from atoll.store.epoch import Tenure, _read_small
@@ -149,17 +149,21 @@ def _either(*makes: Make) -> Make:
 def _restore(data: bytes) -> Any:
     """Continue from it. The books must add up, or the record be refused."""
     document = json_object(data, "the record")
-    rows, columns = document.get("rows"), document.get("columns")
-    if not isinstance(rows, dict) or not isinstance(columns, dict):
+    rows, fragment_records = document.get("rows"), document.get("fragment_records")
+    if not isinstance(rows, dict) or not isinstance(fragment_records, dict):
         raise PayloadError("as `read_state` would have said")
-    known = {index: column for index in range(4) if isinstance(column := columns.get(str(index)), dict)}
+    known = {
+        index: fragment_record
+        for index in range(4)
+        if isinstance(fragment_record := fragment_records.get(str(index)), dict)
+    }
     machine = SyncerMachine(SyncConfig(sync_every=4), "other", 2)
     machine.restore(Recovery(rows, known, exact=True), 0)
     machine.stats()
     for fragment in range(machine.config.fragments):
         line = machine.ledger.fragment_totals(fragment)
         assert line.processed == line.merged + line.pending + sum(line.discarded.values())
-        json.dumps(machine.column(fragment))
+        json.dumps(machine.fragment_record(fragment))
     hello = Hello("l0", "new", 2, TENSORS)
     for number in range(3):
         machine.handle(fx.SessionOpened(number, hello), 10**10 * number)

@@ -158,7 +158,7 @@ def run_record() -> bytes:
     first = next(iter(world.learners.values()))
     world.close(first)
     world.to_syncer(fx.FromLearner(world.sessions, DataReport("books", 1, 10, 3, (), (), ())))
-    return json.dumps({"rows": world.disk_rows, "columns": world.disk_columns}).encode()
+    return json.dumps({"rows": world.disk_rows, "fragment_records": world.disk_records}).encode()
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from atoll.core.diskless import DisklessPlatform
 from atoll.core.durability_gate import DurabilityGate
 from atoll.core.durable import Recovery
 from atoll.core.layout import Layout
-from atoll.core.rounds import Contribution, ContributionId, HandedOver
+from atoll.core.rounds import ContributionId, ContributionRecord, HandedOver
 from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, VersionToStore
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.observe.lines import encode
@@ -50,7 +50,7 @@ class SyncerStorm(DisklessPlatform):
         """What takes a while and will be over."""
         self.merged: dict[ContributionId, int] = {}
         self.rows: dict[str, Any] = {}
-        self.columns: dict[int, dict[str, Any]] = {}
+        self.fragment_records: dict[int, dict[str, Any]] = {}
         self.handed: dict[ContributionId, tuple[HandedOver, m.PushHeader]] = {}
         self.versions: list[int] = []
         self.pushes: list[m.PushHeader] = []
@@ -149,11 +149,13 @@ class SyncerStorm(DisklessPlatform):
         done("")
 
     def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
-        json.dumps(item.column, allow_nan=False)
-        self.columns[item.fragment] = item.column
+        json.dumps(item.fragment_record, allow_nan=False)
+        self.fragment_records[item.fragment] = item.fragment_record
         done(StoreOutcome())
 
-    def keep_handed(self, items: list[tuple[Contribution, Any]], processed: int, done: Callable[[], None]) -> None:
+    def keep_handed(
+        self, items: list[tuple[ContributionRecord, Any]], processed: int, done: Callable[[], None]
+    ) -> None:
         for item, header in items:
             assert item.id == identity_of(header)
             self.handed[item.id] = (HandedOver(item, processed), header)
@@ -242,10 +244,10 @@ class SyncerStorm(DisklessPlatform):
 
     def restart(self) -> None:
         """A new process on what is on disk."""
-        rows, columns = (json.loads(json.dumps(value)) for value in (self.rows, self.columns))
+        rows, fragment_records = (json.loads(json.dumps(value)) for value in (self.rows, self.fragment_records))
         recovery = Recovery(
             rows,
-            {int(p): c for p, c in columns.items()},
+            {int(p): c for p, c in fragment_records.items()},
             exact=True,
             handed=[handed for handed, _ in self.handed.values()],
         )
@@ -256,7 +258,7 @@ class SyncerStorm(DisklessPlatform):
         self.open.clear()
         self.handed = {identity: entry for identity, entry in self.handed.items() if self.machine.holds(identity)}
         self.driver.held = {identity: header for identity, (_, header) in self.handed.items()}
-        versions = {p: column["version"] for p, column in self.columns.items()}
+        versions = {p: fragment_record["version"] for p, fragment_record in self.fragment_records.items()}
         self.versions = [versions.get(p, m.NO_VERSION) for p in range(self.machine.config.fragments)]
         self.merged = {i: v for i, v in self.merged.items() if v <= versions.get(i.fragment, -1)}
         self.driver.perform(effects)
@@ -268,7 +270,7 @@ class SyncerStorm(DisklessPlatform):
         elif self.rng.random() < 0.01:
             self.feed(fx.StopRequested("enough"))
         elif self.rng.random() < 0.3:
-            self.feed(fx.RelayTaken(self.rng.randrange(m.RELAYS_MAX), self.rng.random() < 0.5))
+            self.feed(fx.InnerTaken(self.rng.randrange(m.INNER_SLOTS_MAX), self.rng.random() < 0.5))
         else:
             self.feed(fx.Tick())
 
@@ -325,7 +327,7 @@ class SyncerStorm(DisklessPlatform):
             message = self._report()
         elif kind == 18:
             small = replace(self._header(), kind=m.PushKind.CONTRIBUTION)
-            message = m.Leave("done") if rng.random() < 0.5 else m.Contribution(small, b"x")
+            message = m.Leave("done") if rng.random() < 0.5 else m.InlinePush(small, b"x")
         else:
             message = m.Hello("a", "a1", 2, MODELS[0])
         self._say_as(message, lambda said: fx.FromLearner(session, said))
@@ -384,7 +386,7 @@ class SyncerStorm(DisklessPlatform):
         )
         if kind is m.PushKind.INNER:
             pieces = rng.choice((1, 2, 2**20))
-            header = replace(header, fragment=fragment % m.RELAYS_MAX, codec="inner", size=rng.choice((1, 2**23)))
+            header = replace(header, fragment=fragment % m.INNER_SLOTS_MAX, codec="inner", size=rng.choice((1, 2**23)))
             whole = min(pieces * 2**23, max(header.size, (pieces - 1) * 2**23 + header.size))
             header = replace(header, steps=pieces, seq=rng.randrange(pieces), tokens=whole)
         return header

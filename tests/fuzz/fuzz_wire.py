@@ -41,7 +41,7 @@ LEARNER: tuple[m.LearnerMessage, ...] = (
     m.Progress(120, 24, 98_304, 10**9, 3.25, (5, 6), (m.DiscardCount(1, m.Discard.LOST, 77),), (3, 4)),
     m.Nothing(9, 4),
     m.Leave("finished"),
-    m.Contribution(HEADER, b"\x00\x01\x02\xfe\xff"),
+    m.InlinePush(HEADER, b"\x00\x01\x02\xfe\xff"),
     m.DataReport("books", 7, 1000, 4, (1, 2), (3,), (m.Lease(4, 17),)),
 )
 SYNCER: tuple[m.SyncerMessage, ...] = (
@@ -56,8 +56,8 @@ SYNCER: tuple[m.SyncerMessage, ...] = (
     m.Fate(3, 13, -1, "stale"),
     m.Reseed("not finite"),
     m.Stop("budget spent"),
-    m.Received(3, 12, m.PushReply(True, late=True)),
-    m.Received(3, 13, REFUSED),
+    m.InlineReply(3, 12, m.PushReply(True, late=True)),
+    m.InlineReply(3, 13, REFUSED),
     m.Heal((0, 3)),
     m.Donate(3, (5, 6)),
     m.InnerOffer(3, 2, 2**23 + 5, "peer"),

@@ -75,7 +75,7 @@ REFUSED = {
         "store.export",
         b'{"run":{"format":1,"run":"r","fragments":1000000000000000000,"tensors":[["w",[300],"float32","rda"]]}}',
     ),
-    "a record without a run: KeyError": ("store.record", b'{"rows":{},"columns":{}}'),
+    "a record without a run: KeyError": ("store.record", b'{"rows":{},"fragment_records":{}}'),
     "three bytes for a fragment's parameters: ValueError": ("vault.whole", bytes.fromhex("8a7d66")),
     "a setting of 5000 hexadecimal digits: ValueError": ("launch.settings", b"eval_every = 0x" + b"f" * 5000),
     "a fraction of 400 digits: OverflowError": ("launch.settings", b"outer_lr = " + LONG),
@@ -365,7 +365,7 @@ def test_a_record_with_an_infinite_count_of_tokens_is_refused() -> None:
     from fuzz_store_samples import run_record
 
     record = json.loads(run_record())
-    record["columns"]["2"]["accounts"][0][3] = "@"
+    record["fragment_records"]["2"]["accounts"][0][3] = "@"
     data = json.dumps(record).replace('"@"', "1e999").encode()
     assert not run_one(targets()["store.record"], data, "infinite tokens")
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.lab.spec import LabResult, LabSpec
-from atoll.lab.store import Record
-from atoll.lab.study import Study, load_study
+from atoll.instruments.lab.spec import LabResult, LabSpec
+from atoll.instruments.lab.store import RunRecord
+from atoll.instruments.lab.study import Study, load_study
 
 Progress = Callable[[int, int], None]
 
@@ -86,6 +86,6 @@ def small_study(folder: Path, text: str = SMALL) -> Study:
     return load_study(file)
 
 
-def records_of(study: Study, **changes: Any) -> dict[str, Record]:
+def records_of(study: Study, **changes: Any) -> dict[str, RunRecord]:
     """All of its runs, done."""
-    return {one.spec.key: Record.of(fake_result(one.spec), label=one.label) for one in study.planned}
+    return {one.spec.key: RunRecord.of(fake_result(one.spec), label=one.label) for one in study.planned}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from atoll.lab.spec import LabSpec
-from atoll.lab.task import Batch, Feeder, Model
+from atoll.instruments.lab.spec import LabSpec
+from atoll.instruments.lab.task import Batch, Feeder, Model
 
 WEIGHTS = torch.tensor([[1.0, -2.0, 0.5]])
 

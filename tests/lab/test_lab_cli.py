@@ -11,14 +11,14 @@ from lab_fakes import SMALL, FakeRunner, records_of, small_study
 from rich.console import Console
 from said import Command, command
 
-from atoll.lab.conduct import Forecast
-from atoll.lab.store import ResultStore
-from atoll.lab.study import Planned, Study, make_spec
-from atoll.lab.tables import table_of, text_table
-from atoll.workbench import lab as lab_cli
-from atoll.workbench.amounts import count, duration
-from atoll.workbench.lab_progress import StudyProgress
-from atoll.workbench.lab_say import print_table
+from atoll.instruments.cli import lab as lab_cli
+from atoll.instruments.cli.amounts import count, duration
+from atoll.instruments.cli.lab_progress import StudyProgress
+from atoll.instruments.cli.lab_say import print_table
+from atoll.instruments.lab.conduct import Forecast
+from atoll.instruments.lab.store import ResultStore
+from atoll.instruments.lab.study import Planned, Study, make_spec
+from atoll.instruments.lab.tables import table_of, text_table
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from cluster import WAIT_S, SyncerThread
 from torch import nn
 
 from atoll.core.config import SyncConfig
-from atoll.lab.payloads import LabLearner
-from atoll.lab.replica import Replica
-from atoll.lab.run import ClusterRun, Workshop
-from atoll.lab.spec import LabSpec
+from atoll.instruments.lab.payloads import LabLearner
+from atoll.instruments.lab.replica import Replica
+from atoll.instruments.lab.run import ClusterRun, Workshop
+from atoll.instruments.lab.spec import LabSpec
 from atoll.learner import Learner
 from atoll.zoo.corpus import Batches, Corpus
 from atoll.zoo.gpt import build_model, next_byte_loss

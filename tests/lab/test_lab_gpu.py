@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.lab.payloads import AtOnce
-from atoll.lab.run import Workshop, run
-from atoll.lab.spec import LabResult, LabSpec
+from atoll.instruments.lab.payloads import AtOnce
+from atoll.instruments.lab.run import Workshop, run
+from atoll.instruments.lab.spec import LabResult, LabSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

@@ -11,7 +11,7 @@ from atoll.codec import get_codec
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout, build_layout
 from atoll.core.messages import TensorSpec
-from atoll.lab.payloads import LabSyncer
+from atoll.instruments.lab.payloads import LabSyncer
 
 
 def contribution(layout: Layout, seed: int) -> Any:

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console
 
 from atoll.errors import ConfigError
-from atoll.lab.store import ResultStore
-from atoll.workbench.lab_processes import _run, check_processes, words
+from atoll.instruments.cli.lab_processes import _run, check_processes, words
+from atoll.instruments.lab.store import ResultStore
 
 STUDY = """
 [base]

@@ -11,9 +11,9 @@ import pytest
 
 from atoll import kernels
 from atoll.errors import ConfigError, LabError
-from atoll.lab.replica import Replica
-from atoll.lab.run import Workshop, run
-from atoll.lab.spec import LabResult, LabSpec
+from atoll.instruments.lab.replica import Replica
+from atoll.instruments.lab.run import Workshop, run
+from atoll.instruments.lab.spec import LabResult, LabSpec
 
 BEGINNING = math.log(256)
 """Loss of a model that knows nothing."""

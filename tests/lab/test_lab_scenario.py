@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from atoll.chaos import learner_names
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError
-from atoll.lab.scenario import LabScenario, plain_world
-from atoll.sim.run import run_scenario
-from atoll.sim.scenario import LearnerSpec, Scenario, SimFault
+from atoll.instruments.chaos import learner_names
+from atoll.instruments.lab.scenario import LabScenario, plain_world
+from atoll.instruments.sim.run import run_scenario
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
 
 NAMES = learner_names(8)
 FILE = """

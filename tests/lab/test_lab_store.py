@@ -14,16 +14,16 @@ import pytest
 from lab_fakes import fake_result
 
 from atoll.errors import ConfigError, StoreError
-from atoll.lab import store as lab_store
-from atoll.lab.store import LINE_BYTES_MAX, Record, ResultStore
-from atoll.lab.study import make_spec
+from atoll.instruments.lab import store as lab_store
+from atoll.instruments.lab.store import LINE_BYTES_MAX, ResultStore, RunRecord
+from atoll.instruments.lab.study import make_spec
 
 APPENDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from lab_fakes import fake_result
-from atoll.lab.store import Record, ResultStore
-from atoll.lab.study import make_spec
+from atoll.instruments.lab.store import Record, ResultStore
+from atoll.instruments.lab.study import make_spec
 
 store = ResultStore(sys.argv[2])
 for seed in range(int(sys.argv[3]), int(sys.argv[3]) + 40):
@@ -31,8 +31,8 @@ for seed in range(int(sys.argv[3]), int(sys.argv[3]) + 40):
 """
 
 
-def record(seed: int = 0, loss: float | None = None) -> Record:
-    return Record.of(fake_result(make_spec({"model": "nano", "seed": seed}), loss), study="s", label="a")
+def record(seed: int = 0, loss: float | None = None) -> RunRecord:
+    return RunRecord.of(fake_result(make_spec({"model": "nano", "seed": seed}), loss), study="s", label="a")
 
 
 @pytest.fixture

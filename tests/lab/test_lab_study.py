@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from lab_fakes import SMALL, FakeRunner, Progress, fake_result, small_study
 
-from atoll.chaos import learner_names
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError
-from atoll.lab.conduct import FAILURES_IN_A_ROW_MAX, Forecast, Outcome, Watcher, conduct, pending
-from atoll.lab.scenario import LabScenario
-from atoll.lab.spec import LabResult, LabSpec
-from atoll.lab.store import CLAIMS_SUFFIX, Record, ResultStore
-from atoll.lab.study import Planned, load_study, make_spec
+from atoll.instruments.chaos import learner_names
+from atoll.instruments.lab.conduct import FAILURES_IN_A_ROW_MAX, Forecast, StudyOutcome, Watcher, conduct, pending
+from atoll.instruments.lab.scenario import LabScenario
+from atoll.instruments.lab.spec import LabResult, LabSpec
+from atoll.instruments.lab.store import CLAIMS_SUFFIX, ResultStore, RunRecord
+from atoll.instruments.lab.study import Planned, load_study, make_spec
 
 STUDIES = Path(__file__).parents[2] / "studies"
 EXAMPLES = Path(__file__).parents[2] / "examples" / "lab"
@@ -174,11 +174,11 @@ def test_a_study_runs_everything_once_and_then_nothing(tmp_path: Path) -> None:
     study, runner = small_study(tmp_path), FakeRunner()
     store = ResultStore(study.store)
     outcome = conduct(study.planned, store, runner, study=study.name)
-    assert outcome == Outcome(done=18) and runner.ran == [one.spec for one in study.planned]
+    assert outcome == StudyOutcome(done=18) and runner.ran == [one.spec for one in study.planned]
     records = store.records()
     assert set(records) == {one.spec.key for one in study.planned}
     assert {record.study for record in records.values()} == {"small"}
-    assert conduct(study.planned, store, runner) == Outcome() and len(runner.ran) == 18
+    assert conduct(study.planned, store, runner) == StudyOutcome() and len(runner.ran) == 18
 
 
 def test_an_interrupted_study_keeps_what_is_finished_and_goes_on(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_an_interrupted_study_keeps_what_is_finished_and_goes_on(tmp_path: Path)
     store, first, second = ResultStore(study.store), FakeRunner(stops_after=4), FakeRunner()
     outcome = conduct(study.planned, store, first)
     assert outcome.interrupted and (outcome.done, outcome.left) == (4, 14) and len(store.records()) == 4
-    assert conduct(study.planned, store, second) == Outcome(done=14)
+    assert conduct(study.planned, store, second) == StudyOutcome(done=14)
     assert first.ran + second.ran == [one.spec for one in study.planned]
 
 
@@ -224,7 +224,7 @@ def test_several_processes_share_a_study(tmp_path: Path) -> None:
 
     first = First()
     outcome = conduct(study.planned, ResultStore(study.store), first)
-    assert outcomes == [Outcome(done=17, left=1, elsewhere=1)] and outcome == Outcome(done=1, left=0)
+    assert outcomes == [StudyOutcome(done=17, left=1, elsewhere=1)] and outcome == StudyOutcome(done=1, left=0)
     assert len(first.ran) == 1 and len({spec.key for spec in (*first.ran, *helper.ran)}) == 18
     assert [path.name for path in study.store.parent.iterdir() if "claims" in path.name] == []
 
@@ -250,7 +250,7 @@ def test_an_interrupted_run_leaves_no_claim(tmp_path: Path) -> None:
 def test_after_the_minutes_nothing_new_is_started(tmp_path: Path) -> None:
     study, runner = small_study(tmp_path), FakeRunner()
     outcome = conduct(study.planned, ResultStore(study.store), runner, minutes=1e-12)
-    assert outcome == Outcome(left=18) and not runner.ran
+    assert outcome == StudyOutcome(left=18) and not runner.ran
     for minutes in (-1.0, float("nan"), 1e300):
         with pytest.raises(ConfigError, match="minutes must be"):
             conduct(study.planned, ResultStore(study.store), runner, minutes=minutes)
@@ -266,7 +266,7 @@ def test_a_watcher_hears_of_everything(tmp_path: Path) -> None:
         def progressed(self, done: int, total: int) -> None:
             heard.append(f"{done}/{total}")
 
-        def ended(self, planned: Planned, record: Record) -> None:
+        def ended(self, planned: Planned, record: RunRecord) -> None:
             heard.append(f"ended {record.loss}")
 
         def failed(self, planned: Planned, reason: str) -> None:
@@ -295,7 +295,7 @@ def test_a_forecast_prefers_runs_that_are_alike() -> None:
 
 def test_a_forecast_begins_with_what_the_store_knows_and_drops_it_for_what_is_measured() -> None:
     spec = make_spec({"model": "nano", "tokens": 10_000})
-    forecast = Forecast({spec.key: Record.of(fake_result(spec))})
+    forecast = Forecast({spec.key: RunRecord.of(fake_result(spec))})
     assert forecast.seconds(spec) == pytest.approx(10.0)
     forecast.learn(make_spec({"model": "nano", "tokens": 10_000, "seed": 1}), 10_000, 2.0)
     assert forecast.seconds(spec) == pytest.approx(2.0)

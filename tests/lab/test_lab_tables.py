@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from lab_fakes import SMALL, fake_result, records_of, small_study
 
-from atoll.lab.store import Record
-from atoll.lab.study import Study
-from atoll.lab.tables import Estimate, Line, markdown, table_of, text_table, to_dict
+from atoll.instruments.lab.store import RunRecord
+from atoll.instruments.lab.study import Study
+from atoll.instruments.lab.tables import Estimate, StudyLine, markdown, table_of, text_table, to_dict
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def study(tmp_path: Path) -> Study:
     return small_study(tmp_path)
 
 
-def line_of(lines: list[Line], label: str, **settings: object) -> Line:
+def line_of(lines: list[StudyLine], label: str, **settings: object) -> StudyLine:
     (found,) = [
         line for line in lines if line.label == label and all(line.settings[name] == v for name, v in settings.items())
     ]
@@ -91,7 +91,7 @@ def test_what_was_not_merged_is_shown(study: Study) -> None:
     books["tokens_overwritten"] = 0.05 * one.spec.tokens
     (line, *others) = [
         line
-        for line in table_of(study, {one.spec.key: Record.of(fake_result(one.spec, **books))})
+        for line in table_of(study, {one.spec.key: RunRecord.of(fake_result(one.spec, **books))})
         if line.label == "decoupled"
     ]
     assert line.lost_share == pytest.approx(0.3) and all(other.lost_share is None for other in others)
@@ -114,7 +114,7 @@ def test_a_seed_that_diverged_is_counted_and_left_out(study: Study) -> None:
     records = records_of(study)
     for one in study.planned:
         if one.label == "decoupled" and one.spec.learners == 4 and (one.spec.seed == 1 or one.spec.optimizer == "muon"):
-            records[one.spec.key] = Record.of(fake_result(one.spec, math.inf))
+            records[one.spec.key] = RunRecord.of(fake_result(one.spec, math.inf))
     lines = table_of(study, records)
     some, all_ = (line_of(lines, "decoupled", optimizer=name, learners=4) for name in ("adamw", "muon"))
     assert some.diverged == 1 and some.percent is not None and some.percent.count == 2

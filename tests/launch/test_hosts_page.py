@@ -23,7 +23,7 @@ from cluster import WAIT_S, small_model
 
 import atoll
 from atoll.app import app
-from atoll.chaos import HostNet, namespaces_available
+from atoll.instruments.chaos import HostNet, namespaces_available
 from atoll.observe import events as ev
 from atoll.observe import read_events
 

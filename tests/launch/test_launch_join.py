@@ -22,7 +22,7 @@ from atoll.launch import local
 from atoll.launch.config import resolved, run_config, train_config
 from atoll.launch.folder import RunFolder
 from atoll.launch.join import join_run, leave_run, not_handed_over, run_is_over
-from atoll.launch.plan import LEFT, LaunchPlan, Outcome, RestartPolicy
+from atoll.launch.plan import LEFT, LaunchPlan, RestartPolicy, RunOutcome
 from atoll.launch.process import Command
 from atoll.launch.running import Listed, joined_processes, listed, main_processes, started_mark, training_pid
 from atoll.launch.watch import RunWatch
@@ -69,7 +69,7 @@ def test_a_learner_that_leaves_is_not_restarted_and_the_others_go_on(tmp_path: P
         assert leave_run(folder.path, "learner-1").pid == pid
     wait_for(lambda: any("learner-1 left" in line for line in said))
     (folder.path / "end").touch()
-    outcome: Outcome = run.result()
+    outcome: RunOutcome = run.result()
     assert (outcome.reason, outcome.left, outcome.given_up, outcome.restarts) == ("finished", ("learner-1",), (), 0)
 
 
@@ -89,7 +89,7 @@ def test_a_learner_that_dies_of_being_asked_has_left_all_the_same(tmp_path: Path
     leave_run(folder.path, "learner-1")
     wait_for(lambda: not folder.leave_file("learner-1").exists())
     (folder.path / "end").touch()
-    outcome: Outcome = run.result()
+    outcome: RunOutcome = run.result()
     assert (outcome.left, outcome.restarts) == (("learner-1",), 0)
 
 
@@ -130,7 +130,7 @@ def test_when_all_have_left_the_run_stops_and_is_not_done(tmp_path: Path) -> Non
     run, _ = start(folder, UNTIL_THE_END, UNTIL_THE_END)
     for rank in range(2):
         leave_run(folder.path, f"learner-{rank}")
-    outcome: Outcome = run.result()
+    outcome: RunOutcome = run.result()
     assert (outcome.reason, outcome.interrupted) == (LEFT, True)
     assert outcome.left == ("learner-0", "learner-1")
 
@@ -208,7 +208,7 @@ def test_a_learner_is_replaced_by_a_newer_build_while_the_rest_goes_on(tmp_path:
     wait_for(lambda: "new" in (folder.path / "builds").read_text())
     (folder.path / "end").touch()
     joined, ids = join.result()
-    outcome: Outcome = run.result()
+    outcome: RunOutcome = run.result()
     assert sorted((folder.path / "builds").read_text().split("\n")) == ["", "0 old", "1 new", "1 old"]
     assert (ids, joined.reason, joined.restarts) == (["learner-1"], "finished", 0)
     assert (outcome.reason, outcome.left, outcome.restarts) == ("finished", ("learner-1",), 0)

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from launch_fakes import alive, command, folder_in, supervisor
 
-from atoll.chaos import Fault
 from atoll.errors import LaunchError
+from atoll.instruments.chaos import Fault
+from atoll.instruments.storms.injection import PlannedFaults
 from atoll.launch.folder import RunFolder
 from atoll.launch.keeper import listening_at
 from atoll.launch.plan import LaunchPlan, SyncerPolicy
 from atoll.launch.process import Command
 from atoll.observe import read_events
 from atoll.observe.events import FaultInjected, ProcessExited, ProcessStarted
-from atoll.storms.injection import PlannedFaults
 
 QUICK = SyncerPolicy(delay_s=0.05, delay_s_max=0.1, early_deaths_max=3)
 KILLS = "joined(); stepped(10)\nfor _ in range(int(sys.argv[1])): kill_syncer()\nstepped(10)\n"

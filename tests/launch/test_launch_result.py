@@ -11,7 +11,7 @@ import pytest
 from atoll.errors import LaunchError
 from atoll.launch.config import run_config, train_config
 from atoll.launch.folder import RunFolder, create_run_folder, is_finished
-from atoll.launch.plan import Outcome
+from atoll.launch.plan import RunOutcome
 from atoll.launch.result import build_result, measure, report_numbers, script_result
 from atoll.launch.stored import Attempt
 from atoll.observe import EventWriter
@@ -41,7 +41,7 @@ PROMISED = [
     "syncer_restarts",
     "resumed",
 ]
-OUTCOME = Outcome("finished", 1, (), (), (InjectedFault("kill", "learner-0", 1.5),), 0)
+OUTCOME = RunOutcome("finished", 1, (), (), (InjectedFault("kill", "learner-0", 1.5),), 0)
 
 
 def steps(learner: str, tokens: int) -> LearnerSteps:

@@ -16,6 +16,8 @@ from launch_fakes import InThread, command, wait_for
 
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError, LaunchError
+from atoll.instruments.storms.files import FaultFiles
+from atoll.instruments.storms.injection import PlannedFaults, StormFaults
 from atoll.launch import run as run_module
 from atoll.launch import train as train_module
 from atoll.launch.config import resolved, run_config, train_config
@@ -27,8 +29,6 @@ from atoll.launch.running import Listed, listed
 from atoll.launch.stored import read_run
 from atoll.observe import EventWriter, read_events
 from atoll.observe.events import FaultInjected, ProcessExited, ProcessStarted, RunFinished, RunStarted
-from atoll.storms.files import FaultFiles
-from atoll.storms.injection import PlannedFaults, StormFaults
 
 SCRIPT = """
 import json, os, pathlib

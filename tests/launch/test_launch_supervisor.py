@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 from launch_fakes import WAIT_S_MAX, alive, command, folder_in, supervisor, wait_for
 
-from atoll.chaos import Fault
 from atoll.errors import LaunchError
+from atoll.instruments.chaos import Fault
+from atoll.instruments.storms.injection import PlannedFaults
 from atoll.launch import local
 from atoll.launch.folder import RunFolder
 from atoll.launch.plan import LaunchPlan, RestartPolicy
 from atoll.launch.running import main_processes
 from atoll.observe import read_events
 from atoll.observe.events import FaultEnded, FaultInjected, ProcessExited, ProcessStarted
-from atoll.storms.injection import PlannedFaults
 
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=3)
 

@@ -220,7 +220,9 @@ def test_a_learner_without_inner_state_has_no_place_for_extras(syncers: list[Syn
         learner.keep("schedule", torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
 
 
-@pytest.mark.parametrize("asked", ["atoll.learner.ParametersLearner", "atoll.sim.world", "atoll.sim.arrays"])
+@pytest.mark.parametrize(
+    "asked", ["atoll.learner.ParametersLearner", "atoll.instruments.sim.world", "atoll.instruments.sim.arrays"]
+)
 def test_a_learner_of_another_framework_and_the_simulator_need_no_torch(asked: str) -> None:
     script = f"import pkgutil, sys; pkgutil.resolve_name({asked!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

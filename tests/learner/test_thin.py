@@ -11,7 +11,7 @@ from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.learner_fetches import Arrival
 from atoll.core.messages import TensorSpec
-from atoll.learner.patience import RATE_GUESSED, SAY_S, Patience
+from atoll.learner.join_deadline import RATE_GUESSED, SAY_S, JoinDeadline
 from atoll.learner.thin import TRANSFERS_MIN, LinkMeter
 from atoll.observe import events
 
@@ -60,7 +60,7 @@ def test_transfers_that_are_quick_say_nothing() -> None:
 
 def test_joining_waits_for_a_thin_link_and_not_for_a_silent_one(capsys: pytest.CaptureFixture[str]) -> None:
     arriving = Arrival()
-    patience = Patience(10.0, "paris", arriving, 0.0)
+    patience = JoinDeadline(10.0, "paris", arriving, 0.0)
     size = 200_000
     wait = {"linked": True, "started": True}
     assert not patience.is_over(10.0 + size / RATE_GUESSED - 1, **wait, fragments=[size, size])
@@ -72,7 +72,7 @@ def test_joining_waits_for_a_thin_link_and_not_for_a_silent_one(capsys: pytest.C
 
 
 def test_joining_a_syncer_that_is_not_there_ends_after_the_timeout(capsys: pytest.CaptureFixture[str]) -> None:
-    patience = Patience(2 * SAY_S, "paris", Arrival(), 0.0)
+    patience = JoinDeadline(2 * SAY_S, "paris", Arrival(), 0.0)
     assert not patience.is_over(2 * SAY_S - 1, linked=False, started=False, fragments=[])
     assert patience.is_over(2 * SAY_S + 1, linked=False, started=False, fragments=[])
     assert not capsys.readouterr().err, "why nobody is there is said elsewhere"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from atoll.core.config import SyncConfig
-from atoll.plan import Job
-from atoll.plan.limits import effective_sync_every, limits_of
-from atoll.plan.rounds import round_times
-from atoll.plan.settings import settings_from
-from atoll.sim.references import CONTRIBUTION_BYTES
-from atoll.sim.scenario import LearnerSpec, Scenario
-from atoll.sim.world import World
+from atoll.instruments.plan import Job
+from atoll.instruments.plan.limits import effective_sync_every, limits_of
+from atoll.instruments.plan.rounds import round_times
+from atoll.instruments.plan.settings import settings_from
+from atoll.instruments.sim.references import CONTRIBUTION_BYTES
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario
+from atoll.instruments.sim.world import World
 
 LEARNERS, STEP_S = 3, 0.2
 FROM_S, TO_S = 40, 140

@@ -13,13 +13,19 @@ from hypothesis import strategies as st
 from atoll.core.config import TIMEOUT_NS_MAX, SyncConfig
 from atoll.core.policy import grace_ns
 from atoll.errors import ConfigError
-from atoll.fleet import YEAR_S, Mechanics, expected_goodput
-from atoll.plan import Job, Region, job_from, make_plan
-from atoll.plan.limits import ABSENT, WAITING, binding, effective_sync_every, fits, limits_of
-from atoll.plan.recommend import chance_at_least, quorum_chance, recommend_interval, recommend_quorum, recommend_timeout
-from atoll.plan.rounds import round_times
-from atoll.plan.settings import Settings, settings_from
-from atoll.plan.show import verdict
+from atoll.instruments.fleet import YEAR_S, Mechanics, expected_goodput
+from atoll.instruments.plan import Job, Region, job_from, make_plan
+from atoll.instruments.plan.limits import ABSENT, WAITING, binding, effective_sync_every, fits, limits_of
+from atoll.instruments.plan.recommend import (
+    chance_at_least,
+    quorum_chance,
+    recommend_interval,
+    recommend_quorum,
+    recommend_timeout,
+)
+from atoll.instruments.plan.rounds import round_times
+from atoll.instruments.plan.settings import Settings, settings_from
+from atoll.instruments.plan.show import verdict
 
 PLACES = (Region("near", 3, 10.0, 10.0, 10.0), Region("far", 1, 1.0, 2.0, 200.0, 2.0))
 

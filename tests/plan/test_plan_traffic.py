@@ -10,8 +10,15 @@ import pytest
 from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import TensorSpec
-from atoll.plan import Job
-from atoll.plan.traffic import all_reduce_total_bytes, disk_of, first_bytes, fragment_of, memory_of, total_bytes
+from atoll.instruments.plan import Job
+from atoll.instruments.plan.traffic import (
+    all_reduce_total_bytes,
+    disk_of,
+    first_bytes,
+    fragment_of,
+    memory_of,
+    total_bytes,
+)
 from atoll.store import open_store
 from atoll.syncer.state import ModelState
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.plan import agreement, compare, published
-from atoll.plan.claims import bandwidth_ratios, claims, link_ratio
-from atoll.plan.utilisation import bandwidth_for, compute_utilisation, data_parallel, diloco, streaming
+from atoll.instruments.plan import agreement, compare, published
+from atoll.instruments.plan.claims import bandwidth_ratios, claims, link_ratio
+from atoll.instruments.plan.utilisation import bandwidth_for, compute_utilisation, data_parallel, diloco, streaming
 
 positive = st.floats(0.01, 100.0)
 

@@ -21,11 +21,11 @@ from atoll.core.layout import build_layout
 from atoll.core.messages import (
     NO_VERSION,
     PROTOCOL_VERSION,
-    Contribution,
     FetchKind,
     FetchRequest,
     Heal,
     Hello,
+    InlinePush,
     Progress,
     Published,
     PushHeader,
@@ -39,9 +39,9 @@ from atoll.core.messages import (
 from atoll.observe import EventWriter
 from atoll.store import open_store
 from atoll.store.tape import TAPE_FILES_ALL
-from atoll.syncer.keeper import Keeper
 from atoll.syncer.recover import recover
 from atoll.syncer.shell import SyncerShell
+from atoll.syncer.state_writer import StateWriter
 
 TENSORS = (TensorSpec("w", (24, 64), "float32", "rda"), TensorSpec("e", (700,), "float32", "mean"))
 WAIT_S = 120.0
@@ -143,7 +143,7 @@ class Puppet:
             tokens=TOKENS,
         )
         self.seqs[fragment] += 1
-        shell.receive(self.session, Contribution(header, payload))
+        shell.receive(self.session, InlinePush(header, payload))
 
     def take_step(self, shell: SyncerShell) -> None:
         self.step += 1
@@ -170,7 +170,7 @@ class RecordedRun:
         store = open_store(self.folder / "state", tape_files_kept=TAPE_FILES_ALL)
         writer = EventWriter(self.folder / "events" / f"syncer-{store.epoch}.jsonl")
         found = recover(store, None, "commit")
-        keeper = Keeper(store, "commit", 30.0, writer, record=record)
+        keeper = StateWriter(store, "commit", 30.0, writer, record=record)
         run = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
         shell = SyncerShell(settings(**self.changes), run, writer, epoch=store.epoch, keeper=keeper)
         shell.platform.close_link = lambda session, reason: None

@@ -27,13 +27,13 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from atoll.app import app
-from atoll.chaos import failpoints
 from atoll.errors import AtollError, ConfigError, LaunchError, StoreError
+from atoll.instruments.chaos import failpoints
+from atoll.instruments.replay.recording_reader import SegmentReader
+from atoll.instruments.replay.replay import ReplayReport, replay
+from atoll.instruments.replay.tape_diff import diff_tapes
 from atoll.launch import train_config
 from atoll.launch.options import to_toml
-from atoll.replay.recording_reader import SegmentReader
-from atoll.replay.replay import ReplayReport, replay
-from atoll.replay.tape_diff import diff_tapes
 from atoll.store import read_state, segment_files
 from atoll.store.recording import FRAME, MARKER, head_checksum
 from atoll.syncer import recording

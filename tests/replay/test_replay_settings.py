@@ -10,8 +10,8 @@ from recorded_run import RecordedRun
 from safetensors.numpy import load_file
 from toys import OWN, register
 
-from atoll.replay.recording_reader import SegmentReader
-from atoll.replay.replay import replay
+from atoll.instruments.replay.recording_reader import SegmentReader
+from atoll.instruments.replay.replay import replay
 from atoll.store import segment_files
 
 

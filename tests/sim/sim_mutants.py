@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from pytest import MonkeyPatch
 
-from atoll.check import Violation
 from atoll.core import (
     contribution_intake,
     durable,
@@ -33,10 +32,11 @@ from atoll.core.events import ContributionRefused
 from atoll.core.messages import FetchKind, PushReply, Refusal
 from atoll.core.syncer_recovery import SyncerRecovery
 from atoll.core.version_follower import VersionFollower
-from atoll.sim import arrays, references, syncer_host
-from atoll.sim.drawing import draw
-from atoll.sim.run import run_scenario
-from atoll.sim.tape import SimTape
+from atoll.instruments.check import Violation
+from atoll.instruments.sim import arrays, references, syncer_host
+from atoll.instruments.sim.drawing import draw
+from atoll.instruments.sim.run import run_scenario
+from atoll.instruments.sim.tape import SimTape
 
 Apply = Callable[[MonkeyPatch], None]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.sim.drawing import draw
-from atoll.sim.run import run_scenario
+from atoll.instruments.sim.drawing import draw
+from atoll.instruments.sim.run import run_scenario
 
 WITH_ARRAYS = (12, 34, 42)
 WITH_REFERENCES = {9: "593083dd66efb6c9", 26: "9c54b2eea003cf7d", 46: "e9fd2b67ff484f71"}
@@ -22,8 +22,8 @@ is compared between processes here and between machines by the tests of the kern
 PROGRAM = """
 import sys
 from pathlib import Path
-from atoll.sim.run import run_scenario
-from atoll.sim.drawing import draw
+from atoll.instruments.sim.run import run_scenario
+from atoll.instruments.sim.drawing import draw
 
 for seed in sys.argv[2:]:
     report = run_scenario(draw(int(seed)), tracing=True)

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import atoll.core
-from atoll.chaos import DIRECTIONS, KINDS
 from atoll.core.config import SyncConfig, parse_adopt, parse_quorum
 from atoll.core.policy import fragments_for
 from atoll.core.registry import Registry
 from atoll.errors import ConfigError
-from atoll.sim.drawing import AMOUNTS_DRAWN, DIRECTED, DRAW_VERSION, LARGE, SETTINGS, draw, is_default
-from atoll.sim.scenario import AMOUNTS, DURABILITIES, SIM_KINDS, LearnerSpec, Scenario, to_json
+from atoll.instruments.chaos import DIRECTIONS, KINDS
+from atoll.instruments.sim.drawing import AMOUNTS_DRAWN, DIRECTED, DRAW_VERSION, LARGE, SETTINGS, draw, is_default
+from atoll.instruments.sim.scenario import AMOUNTS, DURABILITIES, SIM_KINDS, LearnerSpec, Scenario, to_json
 
 SEEDS = 1000
 DEFAULTS = SyncConfig(fragments=fragments_for(LARGE, SyncConfig().sync_every))
@@ -121,7 +121,9 @@ def never_drawn(configs: Sequence[SyncConfig]) -> list[str]:
 def test_the_first_thousand_seeds_draw_every_setting_and_every_value(scenarios: list[Scenario]) -> None:
     """Ten thousand seeds once never drew the default merge."""
     configs = [scenario.config for scenario in scenarios]
-    assert never_drawn(configs) == [], "put these into SETTINGS of atoll.sim.drawing, and raise DRAW_VERSION"
+    assert never_drawn(configs) == [], (
+        "put these into SETTINGS of atoll.instruments.sim.drawing, and raise DRAW_VERSION"
+    )
     for name, values in SETTINGS.items():
         assert set(values) <= {getattr(config, name) for config in configs}, name
 

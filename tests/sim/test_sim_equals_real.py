@@ -11,14 +11,14 @@ import torch
 from cluster import WAIT_S, SyncerThread
 from torch import nn
 
-from atoll.check import Checker, Checkers
-from atoll.check.facts import Committed
 from atoll.core.config import SyncConfig
 from atoll.core.layout import Layout, build_layout
+from atoll.instruments.check import Checker, Checkers
+from atoll.instruments.check.facts import Committed
+from atoll.instruments.sim.arrays import ArrayLearner, inner_step, target_of
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario
+from atoll.instruments.sim.world import World, tensors_for
 from atoll.learner import Learner
-from atoll.sim.arrays import ArrayLearner, inner_step, target_of
-from atoll.sim.scenario import LearnerSpec, Scenario
-from atoll.sim.world import World, tensors_for
 
 STEPS = 12
 STEP_NS = 5_000_000_000
@@ -206,7 +206,7 @@ def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Simulated(settings(2, codec_up="int4", codec_down="int8"), 2).recorder.versions != versions
     assert Simulated(settings(2, codec_up="int4", codec_down="int4", outer_lr=0.71), 2).recorder.versions != versions
     assert Simulated(config, 2, steps=STEPS + 4).final != Simulated(config, 2).final
-    monkeypatch.setattr("atoll.sim.arrays.LEARNING_RATE", np.float32(0.0501))
+    monkeypatch.setattr("atoll.instruments.sim.arrays.LEARNING_RATE", np.float32(0.0501))
     changed = Simulated(config, 2).recorder.versions
     assert changed.keys() == versions.keys()
     for (fragment, version), checksum in changed.items():

@@ -15,10 +15,10 @@ import pytest
 from sim_mutants import KEPT, MUTANTS, Mutant, hunt
 
 from atoll.codec import get_codec
+from atoll.instruments.sim.drawing import draw
+from atoll.instruments.sim.run import run_scenario
+from atoll.instruments.sim.scenario import load
 from atoll.learner.vault import Vault
-from atoll.sim.drawing import draw
-from atoll.sim.run import run_scenario
-from atoll.sim.scenario import load
 
 DRAWN = [mutant for mutant in MUTANTS if mutant.name not in KEPT]
 EACH = pytest.mark.parametrize("mutant", DRAWN, ids=[mutant.name for mutant in DRAWN])

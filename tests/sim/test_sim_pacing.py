@@ -9,8 +9,8 @@ import pytest
 import atoll
 from atoll.core.config import SyncConfig
 from atoll.core.pacing import PACING, Pace
-from atoll.sim.run import run_scenario
-from atoll.sim.scenario import LearnerSpec, Scenario, SimFault
+from atoll.instruments.sim.run import run_scenario
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
 
 
 class Slower:

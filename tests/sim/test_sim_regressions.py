@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.sim.run import run_scenario
-from atoll.sim.scenario import load
+from atoll.instruments.sim.run import run_scenario
+from atoll.instruments.sim.scenario import load
 
 SCENARIOS = Path(__file__).parent / "scenarios"
 STORIES = {

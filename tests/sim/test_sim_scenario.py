@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from atoll.chaos import Fault
-from atoll.check import Bounded
-from atoll.check.facts import Restored
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError
-from atoll.sim.drawing import draw
-from atoll.sim.fuzz import fuzz
-from atoll.sim.run import run_scenario
-from atoll.sim.scenario import (
+from atoll.instruments.chaos import Fault
+from atoll.instruments.check import Bounded
+from atoll.instruments.check.facts import Restored
+from atoll.instruments.sim.drawing import draw
+from atoll.instruments.sim.fuzz import fuzz
+from atoll.instruments.sim.run import run_scenario
+from atoll.instruments.sim.scenario import (
     FAULTS_MAX,
     SCENARIO_BYTES_MAX,
     LearnerSpec,
@@ -26,7 +26,7 @@ from atoll.sim.scenario import (
     load,
     to_json,
 )
-from atoll.sim.shrink import shrink
+from atoll.instruments.sim.shrink import shrink
 
 
 @pytest.mark.parametrize(("seeds", "first", "jobs"), [(0, 0, 1), (10**9, 0, 1), (1, -1, 1), (1, 0, -1), (1, 0, 10**6)])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.sim.drawing import draw
-from atoll.sim.run import run_scenario
+from atoll.instruments.sim.drawing import draw
+from atoll.instruments.sim.run import run_scenario
 
 SEEDS = 200
 CHUNK = 10

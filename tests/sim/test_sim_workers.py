@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from atoll.sim.workers import workers
+from atoll.instruments.sim.workers import workers
 
 WAIT_S = 60.0
 

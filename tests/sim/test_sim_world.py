@@ -9,14 +9,14 @@ from random import Random
 
 import pytest
 
-from atoll.chaos import chaos_plan, draw_faults, learner_names, load_plan, storm_plan
 from atoll.core.config import SyncConfig
-from atoll.sim.clock import Clock
-from atoll.sim.disk import Disk
-from atoll.sim.link import DOWN, RETRANSMIT_NS, UP, Link, Stream, Weather, combined
-from atoll.sim.run import run_scenario
-from atoll.sim.scenario import LearnerSpec, Scenario, SimFault
-from atoll.sim.world import World
+from atoll.instruments.chaos import chaos_plan, draw_faults, learner_names, load_plan, storm_plan
+from atoll.instruments.sim.clock import Clock
+from atoll.instruments.sim.disk import VirtualDisk
+from atoll.instruments.sim.link import DOWN, RETRANSMIT_NS, UP, LinkWeather, Stream, VirtualLink, combined
+from atoll.instruments.sim.run import run_scenario
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
+from atoll.instruments.sim.world import World
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -55,9 +55,9 @@ def test_a_clock_that_is_stopped_goes_on_from_there() -> None:
 class Ends:
     """A link, and what arrived when at its far end."""
 
-    def __init__(self, weather: Weather, seed: int = 0) -> None:
+    def __init__(self, weather: LinkWeather, seed: int = 0) -> None:
         self.clock = Clock()
-        self.link = Link(self.clock, Random(seed), weather)
+        self.link = VirtualLink(self.clock, Random(seed), weather)
         self.arrived: list[tuple[int, object]] = []
 
     def send(self, what: object, stream: Stream, *, size: int = 100, way: int = UP) -> None:
@@ -68,15 +68,17 @@ class Ends:
 
 
 def test_messages_take_the_latency_of_their_direction() -> None:
-    ends = Ends(Weather(latency_ns=(3, 7)))
+    ends = Ends(LinkWeather(latency_ns=(3, 7)))
     ends.send("up", Stream())
     ends.send("down", Stream(), way=DOWN)
     ends.clock.run(100)
     assert ends.arrived == [(3, "up"), (7, "down")]
 
 
-@pytest.mark.parametrize("weather", [Weather(jitter_ns=50 * MS), Weather(loss=0.3), Weather(bits_per_s=(1e6, 1e6))])
-def test_within_a_stream_nothing_is_lost_or_overtaken(weather: Weather) -> None:
+@pytest.mark.parametrize(
+    "weather", [LinkWeather(jitter_ns=50 * MS), LinkWeather(loss=0.3), LinkWeather(bits_per_s=(1e6, 1e6))]
+)
+def test_within_a_stream_nothing_is_lost_or_overtaken(weather: LinkWeather) -> None:
     ends, stream = Ends(weather, seed=5), Stream()
     for number in range(200):
         ends.clock.at(number * MS, ends.send, number, stream)
@@ -87,7 +89,7 @@ def test_within_a_stream_nothing_is_lost_or_overtaken(weather: Weather) -> None:
 
 
 def test_streams_overtake_each_other() -> None:
-    ends = Ends(Weather(jitter_ns=50 * MS), seed=5)
+    ends = Ends(LinkWeather(jitter_ns=50 * MS), seed=5)
     for number in range(200):
         ends.clock.at(number * MS, ends.send, number, Stream())
     ends.clock.run(3600 * SECOND)
@@ -98,7 +100,7 @@ def test_streams_overtake_each_other() -> None:
 
 
 def test_a_lost_packet_comes_later() -> None:
-    never, always = Ends(Weather(loss=0.0)), Ends(Weather(loss=1.0))
+    never, always = Ends(LinkWeather(loss=0.0)), Ends(LinkWeather(loss=1.0))
     for ends in (never, always):
         ends.send("x", Stream())
         ends.clock.run(3600 * SECOND)
@@ -109,7 +111,7 @@ def test_a_lost_packet_comes_later() -> None:
 def test_more_packets_are_more_likely_to_lose_one() -> None:
     late = []
     for size in (100, 100_000):
-        ends = Ends(Weather(loss=0.02), seed=1)
+        ends = Ends(LinkWeather(loss=0.02), seed=1)
         for _ in range(300):
             ends.send("x", Stream(), size=size)
         ends.clock.run(3600 * SECOND)
@@ -118,7 +120,7 @@ def test_more_packets_are_more_likely_to_lose_one() -> None:
 
 
 def test_a_rate_is_shared_by_all_streams_of_a_direction() -> None:
-    ends = Ends(Weather(latency_ns=(0, 0), bits_per_s=(8e6, 0.0)))  # a byte takes a microsecond
+    ends = Ends(LinkWeather(latency_ns=(0, 0), bits_per_s=(8e6, 0.0)))  # a byte takes a microsecond
     for what in ("a", "b"):
         ends.send(what, Stream(), size=1000)
     ends.send("down", Stream(), size=10**9, way=DOWN)
@@ -128,34 +130,34 @@ def test_a_rate_is_shared_by_all_streams_of_a_direction() -> None:
 
 
 def test_a_blocked_direction_keeps_everything_and_lets_it_flow_afterwards() -> None:
-    ends, stream = Ends(Weather()), Stream()
+    ends, stream = Ends(LinkWeather()), Stream()
     ends.send("before", stream)
-    ends.link.set(Weather(blocked=(True, False)))
+    ends.link.set(LinkWeather(blocked=(True, False)))
     assert ends.link.blocked and ends.link.blocked_since == [0, -1]
     for what in ("a", "b"):
         ends.send(what, stream)
     ends.send("down", Stream(), way=DOWN)
     ends.clock.run(SECOND)
     assert [what for _, what in ends.arrived] == ["before", "down"], "what was under way arrives, and the other way"
-    ends.link.set(Weather(blocked=(True, True)))
+    ends.link.set(LinkWeather(blocked=(True, True)))
     assert ends.link.blocked_since == [0, SECOND]
-    ends.link.set(Weather())
+    ends.link.set(LinkWeather())
     assert not ends.link.blocked and ends.link.blocked_since == [-1, -1]
     ends.clock.run(2 * SECOND)
     assert ends.arrived[2:] == [(SECOND + MS, "a"), (SECOND + MS, "b")]
 
 
 def test_damage_and_broken_calls_by_chance() -> None:
-    link = Link(Clock(), Random(1), Weather(corrupt=(0.5, 0.0), breaks=0.5))
+    link = VirtualLink(Clock(), Random(1), LinkWeather(corrupt=(0.5, 0.0), breaks=0.5))
     damaged = [link.damaged(UP) for _ in range(200)]
     assert 60 < sum(damaged) < 140 and not any(link.damaged(DOWN) for _ in range(200))
     assert 60 < sum(link.breaks() for _ in range(200)) < 140
-    fair = Link(Clock(), Random(1), Weather())
+    fair = VirtualLink(Clock(), Random(1), LinkWeather())
     assert not any(fair.damaged(UP) or fair.breaks() for _ in range(200))
 
 
 def test_faults_on_a_link_add_up() -> None:
-    fair = Weather(latency_ns=(1, 1), bits_per_s=(0.0, 1e6), loss=0.05)
+    fair = LinkWeather(latency_ns=(1, 1), bits_per_s=(0.0, 1e6), loss=0.05)
     assert combined(fair, []) == fair
     hit = combined(
         fair,
@@ -170,7 +172,7 @@ def test_faults_on_a_link_add_up() -> None:
             ("break", "both", 0.9),
         ],
     )
-    assert hit == Weather(
+    assert hit == LinkWeather(
         latency_ns=(1 + 3 * MS, 1 + MS),
         bits_per_s=(5e6, 1e4),
         loss=0.05,
@@ -186,7 +188,7 @@ def test_faults_on_a_link_add_up() -> None:
 
 def test_what_was_synced_survives_everything() -> None:
     for seed in range(20):
-        disk = Disk()
+        disk = VirtualDisk()
         disk.append(0, {"a": 1, "b": [2]})
         disk.append(0, {"a": 3, "c": None})
         disk.sync()
@@ -197,8 +199,8 @@ def test_what_was_synced_survives_everything() -> None:
 def test_of_what_was_not_synced_a_prefix_survives() -> None:
     kept_by_power, kept_by_death = set(), set()
     for seed in range(200):
-        for kept, cut in ((kept_by_power, Disk.power_cut), (kept_by_death, Disk.process_died)):
-            disk = Disk()
+        for kept, cut in ((kept_by_power, VirtualDisk.power_cut), (kept_by_death, VirtualDisk.process_died)):
+            disk = VirtualDisk()
             disk.append(0, {"first": 0})
             disk.sync()
             for number in range(3):
@@ -210,7 +212,7 @@ def test_of_what_was_not_synced_a_prefix_survives() -> None:
 
 
 def test_a_row_that_was_taken_away_stays_away() -> None:
-    disk = Disk()
+    disk = VirtualDisk()
     disk.append(0, {"a": 1})
     disk.append(0, {"a": None})
     disk.sync()
@@ -218,7 +220,7 @@ def test_a_row_that_was_taken_away_stays_away() -> None:
 
 
 def test_two_slots_per_fragment_and_rot_takes_the_newer() -> None:
-    disk = Disk()
+    disk = VirtualDisk()
     for version in range(4):
         disk.commit(0, version, 10 + version, {"round": version}, f"arrays {version}")
     assert disk.read_slots() == {0: (3, 13, {"round": 3}, "arrays 3")} and len(disk.slots[0]) == 2
@@ -228,14 +230,14 @@ def test_two_slots_per_fragment_and_rot_takes_the_newer() -> None:
 
 
 def test_every_opening_has_an_epoch_of_its_own() -> None:
-    disk = Disk()
+    disk = VirtualDisk()
     assert [disk.open(Random(0)) for _ in range(3)] == [1, 2, 3]
 
 
 def test_what_a_syncer_writes_after_a_newer_one_has_opened_is_read_by_nobody() -> None:
     found = set()
     for seed in range(50):
-        disk = Disk()
+        disk = VirtualDisk()
         first = disk.open(Random(seed))
         disk.append(first, {"synced": 1})
         disk.sync()
@@ -374,7 +376,7 @@ def test_many_learners_without_arrays() -> None:
     assert min(track.version for track in world.syncer.machine.book.tracks) >= 1
 
 
-# ---------------------------------------------------------------- plans of atoll.chaos
+# ---------------------------------------------------------------- plans of atoll.instruments.chaos
 
 
 def run_plan(faults: Sequence[SimFault], learners: int, seconds: float) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from store_helpers import arrays_of, meta_of, rows_batch
 
-from atoll.chaos.failpoints import arm
+from atoll.instruments.chaos.failpoints import arm
 from atoll.store import Loaded, RunStore, SnapshotTarget, export_model, failpoints, open_store
 from atoll.store.handover import Handover
 

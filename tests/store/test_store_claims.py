@@ -17,7 +17,7 @@ from store_helpers import arrays_of, meta_of, rows_at
 from atoll.errors import FencedSyncerError, StoreError
 from atoll.store import Hold, SnapshotTarget, claim
 from atoll.store.claim import later_claim
-from atoll.store.place import Place
+from atoll.store.remote_folder import RemoteFolder
 from atoll.store.snapshots import LABELS_PER_EPOCH
 
 WATCH_S = 0.5
@@ -135,22 +135,22 @@ def test_a_number_that_was_taken_is_not_free_again(url: str, monkeypatch: pytest
     """A listing misses what came while it was read, when what it would have shown instead went in that time."""
     for _ in range(3):
         newest = take(url, take_over=True)
-    listed = Place.sizes
+    listed = RemoteFolder.sizes
 
-    def misses_the_newest(place: Place, folder: str) -> dict[str, int]:
+    def misses_the_newest(place: RemoteFolder, folder: str) -> dict[str, int]:
         return {name: size for name, size in listed(place, folder).items() if name <= "claim-000000000001.json"}
 
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "sizes", misses_the_newest)
+        patch.setattr(RemoteFolder, "sizes", misses_the_newest)
         with pytest.raises(FencedSyncerError):
-            later_claim(Place(url), 1).renew("r1", 1, begun=False)
+            later_claim(RemoteFolder(url), 1).renew("r1", 1, begun=False)
     newest.check()
 
 
 def test_old_claims_are_tidied_away(url: str) -> None:
     for _ in range(claim.CLAIMS_KEPT + 3):
         newest = take(url, take_over=True)
-    names = sorted(Place(url).sizes(""))
+    names = sorted(RemoteFolder(url).sizes(""))
     assert len(names) == claim.CLAIMS_KEPT and names[-1] == f"claim-{newest.claim.number:012}.json"
 
 

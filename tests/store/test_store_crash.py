@@ -19,7 +19,7 @@ from crash_child import handed
 from safetensors.numpy import load_file
 from store_helpers import arrays_of, assert_fragment, rows_at, versions_of
 
-from atoll.chaos import failpoints
+from atoll.instruments.chaos import failpoints
 from atoll.store import SnapshotTarget, read_state
 from atoll.store.handover import Handover
 

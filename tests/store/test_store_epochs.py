@@ -17,8 +17,8 @@ import pytest
 from store_child import FENCED
 from store_helpers import arrays_of, meta_of, rows_at, rows_batch, slot_files, versions_of
 
-from atoll.chaos.failpoints import arm
 from atoll.errors import FencedSyncerError, StoreError
+from atoll.instruments.chaos.failpoints import arm
 from atoll.store import RunStore, failpoints, open_store, read_state, recover
 from atoll.store.slots import CommitStats
 

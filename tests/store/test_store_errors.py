@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from store_helpers import arrays_of, meta_of, rows_at, rows_batch, slot_files, versions_of
 
-from atoll.chaos import failpoints
 from atoll.errors import ConfigError
+from atoll.instruments.chaos import failpoints
 from atoll.store import RunStore, files, open_store, read_state
 
 COMMIT_POINTS = [name for name in failpoints.FAILPOINTS if name.startswith("slot.") and name != "slot.older.delete"]

@@ -12,10 +12,10 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from atoll.chaos import failpoints
 from atoll.errors import PayloadError, StoreError
-from atoll.replay.recording_reader import SegmentReader
-from atoll.store import Place, Recording, open_store, segment_files
+from atoll.instruments.chaos import failpoints
+from atoll.instruments.replay.recording_reader import SegmentReader
+from atoll.store import Recording, RecordPosition, open_store, segment_files
 from atoll.store.recording import FRAME, HEAD_BYTES_MAX, MARKER, head_checksum
 from atoll.store.tape import TAPE_FILES_ALL
 
@@ -27,7 +27,7 @@ def body_of(number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return np.random.default_rng(number).integers(0, 256, BODY_BYTES, np.uint8)
 
 
-def append(recording: Recording, number: int) -> Place:
+def append(recording: Recording, number: int) -> RecordPosition:
     body = body_of(number)
     return recording.append({"kind": "payload", "n": number, "checksum": xxhash.xxh3_64_intdigest(body)}, [body.data])
 

@@ -19,7 +19,7 @@ from ports import quiet_port
 from store_helpers import arrays_of, meta_of, rows_at, versions_of
 
 from atoll.errors import FencedSyncerError, StoreError
-from atoll.store import Hold, SnapshotTarget, claim, load_snapshot, place, snapshots
+from atoll.store import Hold, SnapshotTarget, claim, load_snapshot, remote_folder, snapshots
 
 pytest.importorskip("s3fs", reason="pip install 'atoll[s3]'")
 pytest.importorskip("moto.server", reason="pip install 'atoll[dev]'")
@@ -87,7 +87,7 @@ def test_snapshots_in_a_bucket(bucket: str) -> None:
 
 
 def test_large_files_go_up_in_parts_and_come_back(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(place, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr(remote_folder, "PART_BYTES", 5 << 20)  # the least that S3 takes
     array = np.random.default_rng(0).standard_normal(3 << 20, dtype=np.float32)  # 12 MiB
     draft = SnapshotTarget(f"s3://{bucket}").begin(1)
     draft.put_fragment(0, 1, {"theta": array, "momentum": array[::-1].copy()}, {})

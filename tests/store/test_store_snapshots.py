@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from store_helpers import arrays_of, meta_of, rows_at, versions_of
 
-from atoll.chaos import failpoints
 from atoll.errors import ConfigError, StoreError
+from atoll.instruments.chaos import failpoints
 from atoll.store import LoadedSnapshot, SnapshotStats, SnapshotTarget, load_snapshot, snapshots
 
 damage = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

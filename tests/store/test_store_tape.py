@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_helpers import rows_at, rows_batch
 
-from atoll.chaos import failpoints
 from atoll.errors import LocalProtocolError, StoreError
+from atoll.instruments.chaos import failpoints
 from atoll.store import open_store, read_history, read_state
 from atoll.store.run_store import RunStore
 from atoll.store.tape import PENDING_BYTES_MAX

@@ -13,24 +13,24 @@ import pytest
 from launch_fakes import command, folder_in, supervisor
 from safetensors.numpy import save_file
 
-from atoll.chaos import Fault, dump_plan
 from atoll.errors import ConfigError, LaunchError
+from atoll.instruments.chaos import Fault, dump_plan
+from atoll.instruments.storms.checks import RunFacts, check_run
+from atoll.instruments.storms.files import FaultFiles
+from atoll.instruments.storms.injection import ChaosOptions, PlannedFaults, StormFaults
+from atoll.instruments.storms.plans import faults_by_share, faults_in_time, planned_faults
+from atoll.instruments.storms.recovery_times import recovery_times
+from atoll.instruments.storms.scorecard import measure_pace
+from atoll.instruments.storms.storm import StormConfig, run_storm
 from atoll.launch.config import run_config, train_config
 from atoll.launch.faults import NoFaults
 from atoll.launch.plan import LaunchPlan, RestartPolicy
-from atoll.launch.slot import Slot
+from atoll.launch.slot import LearnerSlot
 from atoll.launch.train import run_train
 from atoll.observe import events as ev
 from atoll.observe import read_events
 from atoll.observe.lines import encode
 from atoll.store import open_store
-from atoll.storms.checks import RunFacts, check_run
-from atoll.storms.files import FaultFiles
-from atoll.storms.injection import ChaosOptions, PlannedFaults, StormFaults
-from atoll.storms.plans import faults_by_share, faults_in_time, planned_faults
-from atoll.storms.recovery_times import recovery_times
-from atoll.storms.scorecard import measure_pace
-from atoll.storms.storm import StormConfig, run_storm
 
 SECOND_NS = 1_000_000_000
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=1)
@@ -40,7 +40,7 @@ QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=1)
 
 
 def test_a_learner_that_trained_well_for_a_while_begins_anew(tmp_path: Path) -> None:
-    slot = Slot(command(folder_in(tmp_path), "learner-0", ""))
+    slot = LearnerSlot(command(folder_in(tmp_path), "learner-0", ""))
     policy = RestartPolicy(delay_s=1.0, restarts_max=3, calm_s=60.0)
     for expected_s in (1.0, 2.0, 4.0):
         slot.died(policy, joined=True, lived_s=10.0)

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from launch_fakes import command, folder_in, supervisor
 
-from atoll.chaos import Fault, Way, Weather, dump_plan, namespaces_available
-from atoll.chaos.namespaces import ADDRESSES
 from atoll.errors import ConfigError, LaunchError
+from atoll.instruments.chaos import Fault, Way, Weather, dump_plan, namespaces_available
+from atoll.instruments.chaos.namespaces import ADDRESSES
+from atoll.instruments.storms.injection import ChaosOptions, PlannedFaults, StormFaults
+from atoll.instruments.storms.namespace_links import NamespaceLinks
+from atoll.instruments.storms.storm import StormConfig, run_storm
 from atoll.launch.config import train_config
 from atoll.launch.plan import LaunchPlan
 from atoll.observe import events as ev
 from atoll.observe import read_events
-from atoll.storms.injection import ChaosOptions, PlannedFaults, StormFaults
-from atoll.storms.namespace_links import NamespaceLinks
-from atoll.storms.storm import StormConfig, run_storm
 from atoll.wire import ClientOptions
 from atoll.wire.address import TEST_NETWORK
 

@@ -16,7 +16,7 @@ from cluster import WAIT_S, SyncerProcess, TrainingThread, check_books, spawn
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from atoll.chaos import failpoints
+from atoll.instruments.chaos import failpoints
 from atoll.store import read_state
 
 OPTIONS = ("--learners", "2", "--sync-every", "6", "--fragments", "3")

@@ -11,7 +11,7 @@ import xxhash
 from cluster import WAIT_S, SyncerThread, TrainingThread
 
 from atoll.core.config import SyncConfig
-from atoll.core.messages import Contribution, PushHeader, PushKind, PushReply, Refusal
+from atoll.core.messages import InlinePush, PushHeader, PushKind, PushReply, Refusal
 from atoll.errors import RefusedError
 from atoll.syncer.shell import SyncerShell
 
@@ -41,7 +41,7 @@ def test_a_contribution_of_another_size_is_refused_on_both_ways() -> None:
     for wrong in (0, size - 132, size - 1, size + 1):
         reply = asyncio.run_coroutine_threadsafe(push(shell, wrong), syncer.loop).result(WAIT_S)
         inline = syncer.ask(
-            lambda shell, wrong=wrong: shell._take_inline(Contribution(header_of(shell, wrong), bytes(wrong)))
+            lambda shell, wrong=wrong: shell._take_inline(InlinePush(header_of(shell, wrong), bytes(wrong)))
         )
         assert (reply.code, inline.code) == (Refusal.SIZE, Refusal.SIZE)
     assert "only" in shell.machine.membership.members, "whoever sends nonsense may send again"

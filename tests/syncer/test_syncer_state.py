@@ -11,7 +11,7 @@ from atoll.codec import get_codec
 from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import TensorSpec
-from atoll.syncer.state import Held, ModelState
+from atoll.syncer.state import InspectedPayload, ModelState
 
 TENSORS = (TensorSpec("w", (10, 100), "float32", "rda"), TensorSpec("e", (700,), "float32", "mean"))
 
@@ -27,7 +27,7 @@ def started(**changes: Any) -> ModelState:
     return state
 
 
-def contributions(state: ModelState, seed: int, count: int = 2) -> list[Held]:
+def contributions(state: ModelState, seed: int, count: int = 2) -> list[InspectedPayload]:
     rng, size = np.random.default_rng(seed), state.layout.fragments[0].size
     codec = get_codec(state.config.codec_up)
     common = rng.standard_normal(size)

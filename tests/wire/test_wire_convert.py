@@ -40,7 +40,7 @@ printable = st.characters(exclude_categories=("C", "Z"))
 ids = st.text(printable, min_size=1, max_size=20)
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
 bases = st.lists(versions, max_size=5).map(tuple)
-slots = st.integers(0, m.RELAYS_MAX - 1)
+slots = st.integers(0, m.INNER_SLOTS_MAX - 1)
 leases = st.builds(m.Lease, chunk=counts, start=counts)
 
 
@@ -149,7 +149,7 @@ learner_messages = st.one_of(
     ),
     st.builds(m.Nothing, round=counts, fragment=fragments),
     st.builds(m.Leave, reason=texts),
-    st.builds(m.Contribution, header=contribution_headers, payload=payloads),
+    st.builds(m.InlinePush, header=contribution_headers, payload=payloads),
     st.builds(
         m.DataReport,
         stream=ids,
@@ -196,7 +196,7 @@ syncer_messages = st.one_of(
     st.builds(m.Fate, fragment=fragments, seq=counts, version=versions, reason=texts),
     st.builds(m.Reseed, reason=texts),
     st.builds(m.Stop, reason=texts),
-    st.builds(m.Received, fragment=fragments, seq=counts, reply=push_replies),
+    st.builds(m.InlineReply, fragment=fragments, seq=counts, reply=push_replies),
     st.builds(m.Heal, fragments=tuples(fragments)),
     st.builds(m.Donate, slot=slots, bases=bases),
     inner_offers(),
@@ -385,7 +385,7 @@ BAD = {
 }
 
 BAD_FROM_SYNCER = {
-    "slot out of bounds": (pb.SyncerMessage(donate=pb.Donate(slot=m.RELAYS_MAX)), "Donate.slot"),
+    "slot out of bounds": (pb.SyncerMessage(donate=pb.Donate(slot=m.INNER_SLOTS_MAX)), "Donate.slot"),
     "negative slot": (pb.SyncerMessage(inner_offer=pb.InnerOffer(slot=-1)), "InnerOffer.slot"),
     "too many pieces": (pb.SyncerMessage(inner_offer=pb.InnerOffer(pieces=INNER_PIECES_MAX + 1)), "InnerOffer.pieces"),
     "pieces too large": (
@@ -428,14 +428,14 @@ INNER = {
     "kind": pb.PUSH_INNER,
     "learner": "a",
     "codec": "inner",
-    "fragment": m.RELAYS_MAX - 1,
+    "fragment": m.INNER_SLOTS_MAX - 1,
     "steps": 3,
     "seq": 2,
     "size": m.INNER_PIECE_BYTES,
     "tokens": 3 * m.INNER_PIECE_BYTES,
 }
 BAD_HEADERS = {
-    "slot": ({**INNER, "fragment": m.RELAYS_MAX}, "relay slot"),
+    "slot": ({**INNER, "fragment": m.INNER_SLOTS_MAX}, "inner slot"),
     "empty piece": ({**INNER, "size": 0}, "size of a piece"),
     "large piece": ({**INNER, "size": m.INNER_PIECE_BYTES + 1}, "size of a piece"),
     "piece after the last": ({**INNER, "seq": 3}, r"seq \(piece\)"),
@@ -463,12 +463,12 @@ def test_headers_out_of_bounds_are_named(bad: str) -> None:
         parse(fields)
 
 
-@pytest.mark.parametrize("fields", [{"fragment": m.RELAYS_MAX}, {"version": -1}, {"version": INNER_PIECES_MAX}])
+@pytest.mark.parametrize("fields", [{"fragment": m.INNER_SLOTS_MAX}, {"version": -1}, {"version": INNER_PIECES_MAX}])
 def test_fetches_of_inner_state_are_bounded(fields: dict[str, int]) -> None:
     request = pb.FetchRequest(kind=pb.FETCH_INNER, learner="a")
     assert parts.parse_fetch_request(request.SerializeToString()).kind is m.FetchKind.INNER
     request = pb.FetchRequest(kind=pb.FETCH_INNER, learner="a", **fields)
-    with pytest.raises(RemoteProtocolError, match=r"relay slot|piece"):
+    with pytest.raises(RemoteProtocolError, match=r"inner slot|piece"):
         parts.parse_fetch_request(request.SerializeToString())
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import ConfigError
 from atoll.observe.events import LearnerSteps
-from atoll.zoo import SlowDown, StepMeter, build_model, load_corpus, lr_at, make_optimizer, pacing, set_lr
+from atoll.zoo import SlowDown, StepReporter, build_model, load_corpus, lr_at, make_optimizer, pacing, set_lr
 from atoll.zoo.corpus import Batches
 from atoll.zoo.gpt import next_byte_loss
 from atoll.zoo.optim import CombinedOptimizer
@@ -108,7 +108,7 @@ def test_meter_adds_up_and_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0]
     monkeypatch.setattr(pacing.time, "monotonic_ns", lambda: clock[0])
     events: list[LearnerSteps] = []
-    meter = StepMeter("l0", events.append)
+    meter = StepReporter("l0", events.append)
     for step in range(100):
         clock[0] += 50_000_000  # 20 steps a second
         meter.step(tokens=10, loss=torch.tensor(float(step)), stall_ns=20_000_000)

@@ -22,9 +22,9 @@ from atoll.core.leases import LeaseBook
 from atoll.data import DataSource
 from atoll.errors import ConfigError
 from atoll.observe.events import LearnerEvaluated
-from atoll.zoo import Batches, Seat, WorkerConfig, build_model, eval_loss, load_corpus, load_saved, lr_at
+from atoll.zoo import Batches, WorkerConfig, WorkerSeat, build_model, eval_loss, load_corpus, load_saved, lr_at
 from atoll.zoo.gpt import next_byte_loss
-from atoll.zoo.stop import Stop
+from atoll.zoo.stop import StopSignal
 from atoll.zoo.train import Workbench, train_with_atoll
 
 SMALL: dict[str, Any] = {
@@ -189,11 +189,11 @@ def test_config_travels_as_json() -> None:
 
 def test_seat_from_environment() -> None:
     usual = {"ATOLL_RANK": "2", "ATOLL_LEARNER": "x", "ATOLL_RUN_FOLDER": "/r"}
-    assert Seat.from_environment(usual) == Seat(2, "x", Path("/r"))
-    assert Seat.from_environment({**usual, "ATOLL_SLOW_FILE": "/s"}).slow_file == Path("/s")
+    assert WorkerSeat.from_environment(usual) == WorkerSeat(2, "x", Path("/r"))
+    assert WorkerSeat.from_environment({**usual, "ATOLL_SLOW_FILE": "/s"}).slow_file == Path("/s")
     for broken in ({}, {**usual, "ATOLL_RANK": "two"}):
         with pytest.raises(ConfigError, match="atoll train"):
-            Seat.from_environment(broken)
+            WorkerSeat.from_environment(broken)
 
 
 class StandInLearner:
@@ -245,7 +245,7 @@ def test_decoupled_loop_runs_until_done(tmp_path: Path, text: Path, monkeypatch:
     monkeypatch.setattr("atoll.zoo.train.Learner", StandInLearner)
     monkeypatch.setattr(StandInLearner, "said", [])
     config = WorkerConfig(method="decoupled", corpus=str(text), **{**SMALL, "steps": 40})
-    bench = Workbench.build(config, Seat(0, "l0", tmp_path))
+    bench = Workbench.build(config, WorkerSeat(0, "l0", tmp_path))
     before = bench.model.embed.weight.detach().clone()
     stop = types.SimpleNamespace(arm=lambda: None, requested=lambda: False)
     train_with_atoll(bench, stop)  # type: ignore[arg-type]
@@ -265,8 +265,8 @@ def test_a_worker_that_is_told_to_leave_says_why_and_evaluates_no_more(
     monkeypatch.setattr(StandInLearner, "said", [])
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        stop = Stop()
-        bench = Workbench.build(WorkerConfig(corpus=str(text), **{**SMALL, "steps": 40}), Seat(0, "l0", tmp_path))
+        stop = StopSignal()
+        bench = Workbench.build(WorkerConfig(corpus=str(text), **{**SMALL, "steps": 40}), WorkerSeat(0, "l0", tmp_path))
         monkeypatch.setattr(bench.slow, "after_step", lambda _: os.kill(os.getpid(), signal.SIGTERM))
         train_with_atoll(bench, stop)
         assert [e for e in StandInLearner.said if not isinstance(e, LearnerEvaluated)] == ["SIGTERM"]

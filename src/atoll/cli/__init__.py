@@ -1,1 +1,5 @@
 """The commands of the product. `atoll.app` puts them together with those of the instruments."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,8 +18,7 @@ def resume(run_folder: RunFolderArgument, *, json: o.Json = False, context: type
     """Go on with a run that was interrupted (Ctrl-C, a reboot, a crash), in its folder and from its last commit."""
     from atoll.cli.run_script import finish_script
     from atoll.cli.train import finish_train
-    from atoll.launch import TrainConfig, describe, resume_run
-    from atoll.launch.stored import StoredRun
+    from atoll.launch import StoredRun, TrainConfig, describe, resume_run
 
     console = human(json_wanted=json)
 
@@ -85,10 +84,7 @@ def leave(
     Its process ends with status 0, as after SIGTERM; a script that handles SIGTERM itself finds `learner.done` true.
     Exit status 4, here and there, if it could not hand over everything in time.
     """
-    from atoll.launch import leave_run, not_handed_over
-    from atoll.launch.join import learners_here
-    from atoll.launch.leave import leave_from_afar
-    from atoll.launch.reach import reach, run_folder_of
+    from atoll.launch import learners_here, leave_from_afar, leave_run, not_handed_over, reach, run_folder_of
     from atoll.learner import EXIT_NOT_HANDED_OVER
 
     console = human(json_wanted=False)
@@ -133,8 +129,7 @@ def export(
     """
     from dataclasses import asdict
 
-    from atoll.launch import export_run
-    from atoll.launch.durability import parse_options
+    from atoll.launch import export_run, parse_options
 
     console = human(json_wanted=json)
     options = parse_options(named["snapshot_options"] or "")

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
-from atoll.core.config import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, OUTERS, PARTIALS, WEIGHTS
-from atoll.core.presets import SYNC_PRESETS
+from atoll.core import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, OUTERS, PARTIALS, SYNC_PRESETS, WEIGHTS
 
 if TYPE_CHECKING:
-    from atoll.launch.faults import FaultPlanner
+    from atoll.launch import FaultPlanner
 
 OptionPanel = Mapping[str, Any]
 """What a parameter is annotated with, by its name."""
@@ -129,7 +128,7 @@ KEEPING = panel(
 
 def faults_of(context: typer.Context) -> FaultPlanner:
     """Who carries out faults on purpose. `atoll.app` hands that in, because it stands above the product."""
-    from atoll.launch.faults import WITHOUT_FAULTS
+    from atoll.launch import WITHOUT_FAULTS
 
     return cast("FaultPlanner", context.obj()) if context.obj is not None else WITHOUT_FAULTS
 
@@ -139,7 +138,7 @@ def given(arguments: Mapping[str, Any], *apart: str) -> tuple[dict[str, Any], st
 
     `arguments` are all arguments of a command, `config` and `named` among them; those in `apart` are no settings.
     """
-    from atoll.launch.options import read_config_file, take_preset
+    from atoll.launch import read_config_file, take_preset
 
     arguments = {**arguments, **arguments["named"]}
     config_file: Path | None = arguments["config"]

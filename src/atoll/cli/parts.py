@@ -13,7 +13,7 @@ import typer
 
 from atoll.cli import options as o
 from atoll.cli.terminal import human, print_json
-from atoll.core.config import SyncConfig
+from atoll.core import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 
 OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain")
@@ -72,8 +72,7 @@ def syncer(
         raise ConfigError("--new-run begins a run and --must-continue forbids it; give one of them")
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
-    from atoll.launch.durability import durability_config, durability_names
-    from atoll.launch.options import split_values, sync_values, take_preset
+    from atoll.launch import durability_config, durability_names, split_values, sync_values, take_preset
 
     rest, beneath = take_preset(values)
     own, sync = split_values(rest, ("learners", "tokens_budget", *durability_names()), where=where)

@@ -13,7 +13,7 @@ from atoll.cli.terminal import human, print_json, write_raw, write_raw_aside
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.launch import Finished, Outcome
+    from atoll.launch import FinishedRun, RunOutcome
 
 EXIT_LEARNERS_FAILED = 1
 
@@ -76,7 +76,7 @@ def run_script(
     finish_script(finished, console=console, json_wanted=json)
 
 
-def finish_script(finished: Finished, *, console: Console, json_wanted: bool) -> None:
+def finish_script(finished: FinishedRun, *, console: Console, json_wanted: bool) -> None:
     """Say how a run of the user's own script ended, and leave with the status that goes with it."""
     from atoll.cli.train import exit_interrupted, print_skipped, print_unhanded
 
@@ -106,7 +106,7 @@ def finish_script(finished: Finished, *, console: Console, json_wanted: bool) ->
         raise typer.Exit(EXIT_LEARNERS_FAILED)
 
 
-def _print_faults(outcome: Outcome, *, console: Console) -> None:
+def _print_faults(outcome: RunOutcome, *, console: Console) -> None:
     if not outcome.faults:
         return
     counts = Counter(fault.fault for fault in outcome.faults)

@@ -13,7 +13,7 @@ from atoll.cli.terminal import human, print_json
 from atoll.errors import LaunchError, UnreachableError
 
 if TYPE_CHECKING:
-    from atoll.launch.ended import Ended
+    from atoll.launch import RunEnd
 
 WATCH_S = 2.0
 """Between two looks of --watch: as often as a learner's heartbeat has something new to say."""
@@ -31,7 +31,7 @@ def status(
 ) -> None:
     """Show how a run is doing: who trains, who is silent or behind, what went wrong, what is safe where."""
 
-    def look() -> dict[str, Any] | Ended:
+    def look() -> dict[str, Any] | RunEnd:
         return _look(address, token=token, tls_ca=tls_ca, tls_name=tls_name)
 
     if json:
@@ -45,10 +45,9 @@ def status(
         _show(look(), title=address, everything=all)
 
 
-def _look(target: str, *, token: str, tls_ca: str, tls_name: str) -> dict[str, Any] | Ended:
+def _look(target: str, *, token: str, tls_ca: str, tls_name: str) -> dict[str, Any] | RunEnd:
     """What the syncer says or, if it has ended in order, how."""
-    from atoll.launch.ended import how_it_ended
-    from atoll.launch.reach import reach, run_folder_of
+    from atoll.launch import how_it_ended, reach, run_folder_of
     from atoll.wire import fetch_status
 
     folder = run_folder_of(target)
@@ -69,7 +68,7 @@ def _look(target: str, *, token: str, tls_ca: str, tls_name: str) -> dict[str, A
         raise LaunchError(f"{text}; if it died, {again}") from None
 
 
-def _show(answer: dict[str, Any] | Ended, *, title: str, everything: bool) -> None:
+def _show(answer: dict[str, Any] | RunEnd, *, title: str, everything: bool) -> None:
     from atoll.cli.status_view import ended_lines, status_view
     from atoll.cli.tables import print_tables
 

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from atoll.dash.text import bytes_text, count_text, duration_text, loss_text
+from atoll.dash import bytes_text, count_text, duration_text, loss_text
 
 if TYPE_CHECKING:
-    from atoll.launch.ended import Ended
+    from atoll.launch import RunEnd
 
 SILENT_S = 5.0
 """A learner says something every 2 s; one that was not heard for longer is called silent."""
@@ -37,7 +37,7 @@ def status_view(answer: Mapping[str, Any], now_s: float, width: int = 80) -> Ren
     return Group(*parts)
 
 
-def ended_lines(ended: Ended, title: str, now_s: float) -> Iterator[str]:
+def ended_lines(ended: RunEnd, title: str, now_s: float) -> Iterator[str]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.time_s))
     commits = f" after {ended.commits:,} commits" if ended.commits else ""
     yield f"the run in {title} ended {when} ({_ago(now_s - ended.time_s)}){commits}: {ended.reason}"

@@ -30,7 +30,7 @@ def human(*, json_wanted: bool) -> Console:
 
 def print_json(value: Any) -> None:
     """One object on one line, as the last thing on standard output. JSON has no NaN: it becomes null."""
-    from atoll.launch.folder import without_nan
+    from atoll.launch import without_nan
 
     sys.stdout.write(json.dumps(without_nan(value), allow_nan=False) + "\n")
     sys.stdout.flush()
@@ -63,7 +63,7 @@ def save_text(option: str, path: Path, text: str) -> None:
     from errno import ENOENT, ENOSPC
 
     from atoll.errors import ConfigError
-    from atoll.launch.folder import write_text
+    from atoll.launch import write_text
 
     try:
         if path.is_relative_to("/dev"):  # /dev/stdout, /dev/null: nothing to put in their place

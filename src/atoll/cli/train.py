@@ -15,8 +15,7 @@ from atoll.cli.terminal import human, print_json
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.launch import Finished, Outcome
-    from atoll.launch.faults import FaultPlanner
+    from atoll.launch import FaultPlanner, FinishedRun, RunOutcome
 
 
 EXIT_UNFINISHED = 1
@@ -81,7 +80,7 @@ def train_with(
     finish_train(finished, console=console, json_wanted=json_wanted)
 
 
-def finish_train(finished: Finished, *, console: Console, json_wanted: bool) -> None:
+def finish_train(finished: FinishedRun, *, console: Console, json_wanted: bool) -> None:
     """The report and the summary of a run that came to its end, or how to go on with one that did not."""
     from atoll.dash import print_summary, write_report
 
@@ -100,21 +99,21 @@ def finish_train(finished: Finished, *, console: Console, json_wanted: bool) -> 
         print_json(finished.result)
 
 
-def print_skipped(outcome: Outcome, *, console: Console) -> None:
+def print_skipped(outcome: RunOutcome, *, console: Console) -> None:
     """Faults of a chaos plan that could not be put in: a run that was spared some has not survived them."""
     for fault in outcome.skipped:
         text = f"left out of the plan: {fault.fault} on {fault.target} ({fault.reason})"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
-def print_unhanded(outcome: Outcome, *, console: Console) -> None:
+def print_unhanded(outcome: RunOutcome, *, console: Console) -> None:
     """Learners that left without their last progress being safe."""
     for learner, tokens in outcome.unhanded.items():
         text = f"{learner} left without handing over {tokens:,} tokens; its log says why"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
-def exit_interrupted(outcome: Outcome, *, folder: Path, console: Console) -> NoReturn:
+def exit_interrupted(outcome: RunOutcome, *, folder: Path, console: Console) -> NoReturn:
     """Say what is left of a run that did not come to its end, and leave with the shell's status for the signal."""
     from atoll.launch import can_resume
 

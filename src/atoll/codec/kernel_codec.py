@@ -14,7 +14,7 @@ import numpy as np
 from atoll import kernels
 from atoll.codec.protocol import BLOCK, F32, F64, I64, U8, Payload, flat_bytes, not_finite
 from atoll.errors import PayloadError
-from atoll.kernels.run import check_floats, cut_segments
+from atoll.kernels import check_floats, cut_segments
 
 
 @dataclass(frozen=True, slots=True)

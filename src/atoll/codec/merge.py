@@ -30,9 +30,9 @@ from atoll.codec.outer import OuterRates, get_outer
 from atoll.codec.outer.nesterov import Nesterov
 from atoll.codec.partial import MergedGradient, Partial, corrected, finish
 from atoll.codec.protocol import BLOCK, F32, F64, U8, Codec, get_codec
-from atoll.core.config import CORRECTIONS, one_of
+from atoll.core import CORRECTIONS, one_of
 from atoll.errors import PayloadError
-from atoll.kernels.run import check_floats, cut_segments
+from atoll.kernels import check_floats, cut_segments
 
 SAMPLE_ALL_MAX = 1 << 20
 """Fragments up to this many elements keep the whole last gradient for rho."""

@@ -36,7 +36,7 @@ from atoll.codec.kernel_codec import KernelCodec
 from atoll.codec.merges import SliceSums, get_merge
 from atoll.codec.protocol import BLOCK, F32, F64, I64, NORM_ZERO, U8, Codec, Payload, flat_bytes, get_codec, quotient
 from atoll.errors import PayloadError
-from atoll.kernels.run import Segments, cut_segments
+from atoll.kernels import Segments, cut_segments
 
 DIRECTION_MIN = 1e-6
 """A mean direction shorter than this is degenerate (the contributions cancel): fp32 rounding of the sum of unit vectors

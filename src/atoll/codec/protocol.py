@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll import kernels
-from atoll.core.config import CODECS
+from atoll.core import CODECS
 from atoll.errors import PayloadError
 
 BLOCK = kernels.BLOCK

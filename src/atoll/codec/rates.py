@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from atoll.codec.protocol import get_codec
-from atoll.core.config import SyncConfig
-from atoll.core.layout import Layout
+from atoll.core import Layout, SyncConfig
 
 
 def needed_bytes_s(config: SyncConfig, layout: Layout, direction: str, step_ns: float) -> float:

@@ -12,7 +12,7 @@ from atoll.core.membership import Member
 from atoll.core.messages import Fate, Nothing, PushHeader, PushKind, PushReply, Refusal, Reseed
 from atoll.core.policy import NORMS_KEPT, norm_limit
 from atoll.core.round_scheduler import refused
-from atoll.core.rounds import Contribution, ContributionId, FragmentTrack
+from atoll.core.rounds import ContributionId, ContributionRecord, FragmentTrack
 from atoll.core.syncer_state import SyncerState, warned
 
 OUTLIERS_IN_A_ROW = 4
@@ -60,7 +60,7 @@ class ContributionIntake:
         member.seq_seen[header.fragment] = header.seq
         track = book.tracks[header.fragment]
         late = header.round > 0 and (track.round is None or track.round.number != header.round)
-        contribution = Contribution(
+        contribution = ContributionRecord(
             _identity(header),
             header.round,
             header.base_version,

@@ -127,8 +127,8 @@ class ContributionMaker:
         progress.snapshot = None
         progress.passed = False
         progress.contributed_step = self._state.step
-        progress.local = progress.local.minus(counters)
-        minus = tuple(s.seq for s in progress.outstanding if not s.overwritten)
+        progress.local = progress.local.already_merged(counters)
+        already_merged = tuple(s.seq for s in progress.outstanding if not s.overwritten)
         feedback = not progress.outstanding
         sent = Sent(progress.next_seq, round_number, counters)
         progress.next_seq += 1
@@ -148,7 +148,7 @@ class ContributionMaker:
             size=0,
             checksum=0,
         )
-        out.append(Contribute(header, minus, feedback))
+        out.append(Contribute(header, already_merged, feedback))
 
     def flush(self, out: list[LearnerEffect]) -> None:
         """Hand over all progress that is in no contribution yet, for whichever round comes next. A fragment whose base

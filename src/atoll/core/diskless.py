@@ -9,7 +9,7 @@ from typing import Any
 from atoll.core import effects as fx
 from atoll.core.layout import Layout
 from atoll.core.learner_host import Payload
-from atoll.core.rounds import Contribution, ContributionId
+from atoll.core.rounds import ContributionId, ContributionRecord
 from atoll.core.syncer_driver import StoreOutcome, VersionToStore
 
 
@@ -53,7 +53,9 @@ class DisklessPlatform:
     def durability_back(self, reason: str) -> None:
         return
 
-    def keep_handed(self, items: list[tuple[Contribution, Payload]], processed: int, done: Callable[[], None]) -> None:
+    def keep_handed(
+        self, items: list[tuple[ContributionRecord, Payload]], processed: int, done: Callable[[], None]
+    ) -> None:
         done()
 
     def drop_handed(self, identity: ContributionId) -> None:

@@ -2,9 +2,9 @@
 
 Two kinds of record, so that a commit writes one fragment's worth and nothing else:
 
-    column   one per fragment, written together with its parameters: version, rhythm, norms, and the fragment's share
+    record   one per fragment, written together with its parameters: version, rhythm, norms, and the fragment's share
              of the token ledger, with the last contributions of each learner that are inside. Whatever the age of the
-             other columns, each is exact for its own version, so no commit has to agree with another one on disk.
+             other records, each is exact for its own version, so no commit has to agree with another one on disk.
     rows     small facts with a key each, appended to the tape before anything that follows from them is said: the run
              itself and its settings, who is a member under which generation, tokens of generations that are over, data
              leases.
@@ -39,7 +39,7 @@ SETTINGS_KEY = "settings"
 EPOCH_KEY = "epoch"
 """Of the row that holds an epoch which was counted on from what learners had seen: later ones are above it."""
 
-Column = dict[str, Any]
+FragmentRecord = dict[str, Any]
 Rows = dict[str, Any]
 
 
@@ -48,7 +48,7 @@ class Recovery:
     """What the disk (or a snapshot) gave back."""
 
     rows: Mapping[str, Any]
-    columns: Mapping[int, Column]
+    fragment_records: Mapping[int, FragmentRecord]
     """By fragment; a fragment that is missing was damaged beyond use and must come from a learner."""
     exact: bool
     """True if nothing newer can have been published: every commit was on disk before its publication."""
@@ -84,25 +84,25 @@ def version_key(fragment: int) -> str:
     return f"version/{fragment}"
 
 
-def column_of(book: RoundScheduler, membership: Membership, ledger: Ledger, fragment: int) -> Column:
-    """The fragment's column as things stand, with no merge of it under way."""
+def column_of(book: RoundScheduler, membership: Membership, ledger: Ledger, fragment: int) -> FragmentRecord:
+    """The fragment's record as things stand, with no merge of it under way."""
     return _column(book, membership, ledger, fragment, (), book.tracks[fragment].checksum)
 
 
-def column_after_merge(
+def record_after_merge(
     book: RoundScheduler, membership: Membership, ledger: Ledger, fragment: int, checksum: int
-) -> Column:
-    """The column as it will be once the merge that is under way is committed: it is written before the machine hears
+) -> FragmentRecord:
+    """The record as it will be once the merge that is under way is committed: it is written before the machine hears
     that the merge is done."""
     return _column(book, membership, ledger, fragment, book.merging(fragment), checksum)
 
 
 def _column(
     book: RoundScheduler, membership: Membership, ledger: Ledger, fragment: int, items: Sequence[Any], checksum: int
-) -> Column:
+) -> FragmentRecord:
     track = book.tracks[fragment]
     version = track.version + (1 if items else 0)
-    folded, lines = ledger.column(fragment)
+    folded, lines = ledger.fragment_record(fragment)
     tokens: dict[tuple[str, int], int] = {}
     fresh: dict[tuple[str, int], list[list[int]]] = {}
     for item in items:
@@ -159,13 +159,15 @@ def settings_of(rows: Mapping[str, Any]) -> SyncConfig | None:
         ) from error
 
 
-def restore_members(rows: Mapping[str, Any], columns: Mapping[int, Column], fragments: int, now_ns: int) -> Membership:
+def restore_members(
+    rows: Mapping[str, Any], fragment_records: Mapping[int, FragmentRecord], fragments: int, now_ns: int
+) -> Membership:
     """Everybody who was in the run, away until heard of again."""
     membership = Membership()
     known: dict[str, dict[str, Any]] = {}
-    for column in columns.values():
-        # Only if the tape was lost does a column know of a member that no row knows.
-        for learner, generation, *_ in column["accounts"]:
+    for fragment_record in fragment_records.values():
+        # Only if the tape was lost does a record know of a member that no row knows.
+        for learner, generation, *_ in fragment_record["accounts"]:
             if generation > known.get(learner, {"generation": 0})["generation"]:
                 known[learner] = {"generation": generation, "instance": "", "state": str(MemberState.LOST)}
     for key, row in rows.items():
@@ -182,7 +184,9 @@ def restore_members(rows: Mapping[str, Any], columns: Mapping[int, Column], frag
         member.merged = [[] for _ in range(fragments)]
         membership.members[learner] = member
     membership.stamp += 1
-    membership.joined_max = max((int(column["joined_max"]) for column in columns.values()), default=0)
+    membership.joined_max = max(
+        (int(fragment_record["joined_max"]) for fragment_record in fragment_records.values()), default=0
+    )
     return membership
 
 
@@ -191,24 +195,24 @@ def restore_column(
     membership: Membership,
     ledger: Ledger,
     fragment: int,
-    column: Column,
+    fragment_record: FragmentRecord,
     live: Set[tuple[str, int]],
 ) -> None:
-    """Put one fragment's column back into the books."""
+    """Put one fragment's record back into the books."""
     track = book.tracks[fragment]
-    track.version, track.checksum = int(column["version"]), int(column["checksum"])
-    track.due_step = int(column["due_step"])
-    track.norms = [float(norm) for norm in column["norms"]]
-    track.contributions_merged = int(column["contributions"])
-    track.handed = [(str(name), int(g), int(seq), int(v)) for name, g, seq, v in column.get("handed", [])]
-    ledger.restore_column(fragment, column["folded"], [line[:5] for line in column["accounts"]], live)
-    for learner, generation, _, _, _, merged in column["accounts"]:
+    track.version, track.checksum = int(fragment_record["version"]), int(fragment_record["checksum"])
+    track.due_step = int(fragment_record["due_step"])
+    track.norms = [float(norm) for norm in fragment_record["norms"]]
+    track.contributions_merged = int(fragment_record["contributions"])
+    track.handed = [(str(name), int(g), int(seq), int(v)) for name, g, seq, v in fragment_record.get("handed", [])]
+    ledger.restore_column(fragment, fragment_record["folded"], [line[:5] for line in fragment_record["accounts"]], live)
+    for learner, generation, _, _, _, merged in fragment_record["accounts"]:
         member = membership.members.get(learner)
         if member is not None and member.generation == generation:
             member.merged[fragment] = [(int(seq), int(version)) for seq, version in merged]
             member.seq_seen[fragment] = max((seq for seq, _ in member.merged[fragment]), default=-1)
-    book.rounds_started = max(book.rounds_started, int(column["rounds_started"]) + ROUNDS_SKIPPED)
-    book.clock_last = max(book.clock_last, int(column["clock_step"]))
+    book.rounds_started = max(book.rounds_started, int(fragment_record["rounds_started"]) + ROUNDS_SKIPPED)
+    book.clock_last = max(book.clock_last, int(fragment_record["clock_step"]))
     book.contributions_merged += track.contributions_merged
     book.commits += track.version
 
@@ -218,9 +222,11 @@ def live_generations(membership: Membership) -> set[tuple[str, int]]:
     return {(m.learner, m.generation) for m in membership.members.values() if m.state is not MemberState.LEFT}
 
 
-def is_merged(item: ContributionId, column: Column) -> bool:
+def is_merged(item: ContributionId, fragment_record: FragmentRecord) -> bool:
     """True if a contribution that was found on disk is inside the fragment's committed version already."""
     name = [item.learner, item.generation]
-    if any(list(entry[:3]) == [*name, item.seq] for entry in column.get("handed", [])):
+    if any(list(entry[:3]) == [*name, item.seq] for entry in fragment_record.get("handed", [])):
         return True
-    return any(item.seq in [seq for seq, _ in line[5]] for line in column["accounts"] if list(line[:2]) == name)
+    return any(
+        item.seq in [seq for seq, _ in line[5]] for line in fragment_record["accounts"] if list(line[:2]) == name
+    )

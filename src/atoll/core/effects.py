@@ -21,7 +21,7 @@ from atoll.core.messages import (
     Refusal,
     SyncerMessage,
 )
-from atoll.core.rounds import Contribution, ContributionId
+from atoll.core.rounds import ContributionId, ContributionRecord
 
 # ---------------------------------------------------------------- shared
 
@@ -105,7 +105,7 @@ class HealCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayTaken:
+class InnerTaken:
     """The joiner has asked for a piece of the inner state in this slot; `done`: it has them all."""
 
     slot: int
@@ -146,7 +146,7 @@ SyncerInput = (
     | SeedCommitted
     | MergeFinished
     | HealCommitted
-    | RelayTaken
+    | InnerTaken
     | FetchOpened
     | StopRequested
     | LeaveAsked
@@ -226,13 +226,13 @@ class KeepHeld:
     its token count."""
 
     session: int
-    contributions: tuple[Contribution, ...]
+    contributions: tuple[ContributionRecord, ...]
     processed: int
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetRelay:
-    """The pieces in this relay slot are no longer needed."""
+class ForgetInner:
+    """The pieces in this inner slot are no longer needed."""
 
     slot: int
 
@@ -262,7 +262,7 @@ SyncerEffect = (
     | Remember
     | KeepHeld
     | CommitHealed
-    | ForgetRelay
+    | ForgetInner
     | Fenced
     | Finished
 )
@@ -390,10 +390,10 @@ class DropSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """Background: encode snapshot - base - (progress of `minus`) (+ residual if `feedback`) and push it."""
+    """Background: encode snapshot - base - (progress of `already_merged`) (+ residual if `feedback`) and push it."""
 
     header: PushHeader
-    minus: tuple[int, ...]
+    already_merged: tuple[int, ...]
     feedback: bool
 
 
@@ -429,13 +429,13 @@ class Adopt:
     """Training thread: bring the fragment's parameters to the prepared `version`.
 
     rule "overwrite": theta = Theta_new; "mix": alpha*theta + (1-alpha)*Theta_new; "rebase": theta + (Theta_new -
-    Theta_base) - progress of the contributions in `minus`, which are the ones that are inside Theta_new."""
+    Theta_base) - progress of the contributions in `already_merged`, which are the ones that are inside Theta_new."""
 
     fragment: int
     version: int
     rule: str
     alpha: float
-    minus: tuple[int, ...]
+    already_merged: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +461,7 @@ class GiveHeal:
 
 @dataclass(frozen=True, slots=True)
 class GiveInner:
-    """Training thread: copy the inner state now; background: push it in pieces into this relay slot."""
+    """Training thread: copy the inner state now; background: push it in pieces into this inner slot."""
 
     slot: int
 

@@ -23,7 +23,7 @@ HEAL_PUSH_NS = 600 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class VersionClaim:
     """Somebody holds this version."""
 
     version: int
@@ -34,15 +34,15 @@ class Healing:
     """What is missing, who claims to hold it, and who was asked."""
 
     def __init__(
-        self, versions: Sequence[int], known: Mapping[int, Claim], expected: set[str], *, strangers: bool = False
+        self, versions: Sequence[int], known: Mapping[int, VersionClaim], expected: set[str], *, strangers: bool = False
     ) -> None:
         self.versions = list(versions)
         self._strangers = strangers
         """Nobody knows who was in the run: the others always have the whole time."""
         self._known = dict(known)
         self._expected = set(expected)
-        self._claims: dict[int, dict[Claim, set[str]]] = {}
-        self._asked: dict[int, tuple[str, Claim, int]] = {}
+        self._claims: dict[int, dict[VersionClaim, set[str]]] = {}
+        self._asked: dict[int, tuple[str, VersionClaim, int]] = {}
         self._taken: dict[int, str] = {}
         """Fragments whose parameters have come and are being put in place, and who gave them. Nothing is over before
         that is done, even if their giver goes away meanwhile."""
@@ -67,7 +67,7 @@ class Healing:
                     "the one on the tape; it is not used, and that learner takes the run's state"
                 )
                 continue
-            self._claims.setdefault(fragment, {}).setdefault(Claim(version, checksum), set()).add(learner)
+            self._claims.setdefault(fragment, {}).setdefault(VersionClaim(version, checksum), set()).add(learner)
 
     def forget(self, learner: str) -> None:
         """Its session is over: whatever it was asked for must come from another."""
@@ -76,7 +76,7 @@ class Healing:
                 names.discard(learner)
         self._asked = {p: asked for p, asked in self._asked.items() if asked[0] != learner}
 
-    def best(self, fragment: int) -> tuple[Claim, str] | None:
+    def best(self, fragment: int) -> tuple[VersionClaim, str] | None:
         """The newest version that is still claimed, and the learner to ask for it."""
         claims = {c: names for c, names in self._claims.get(fragment, {}).items() if names}
         claims = {c: names for c, names in claims.items() if c.version > self.versions[fragment]}
@@ -91,7 +91,7 @@ class Healing:
             )
         return rivals[0], min(claims[rivals[0]])
 
-    def ask(self, now_ns: int) -> dict[str, list[tuple[int, Claim]]]:
+    def ask(self, now_ns: int) -> dict[str, list[tuple[int, VersionClaim]]]:
         """Who is to be asked for what now; empty before the wait is over and when everything was asked for."""
         self._looked_ns = now_ns
         if not self._waited(now_ns):
@@ -100,7 +100,7 @@ class Healing:
         for fragment in late:
             learner, claim, _ = self._asked.pop(fragment)
             self._claims[fragment][claim].discard(learner)
-        wanted: dict[str, list[tuple[int, Claim]]] = {}
+        wanted: dict[str, list[tuple[int, VersionClaim]]] = {}
         for fragment in range(len(self.versions)):
             found = None if fragment in self._asked or fragment in self._taken else self.best(fragment)
             if found is not None:
@@ -109,7 +109,7 @@ class Healing:
                 wanted.setdefault(learner, []).append((fragment, claim))
         return wanted
 
-    def asked(self, fragment: int, learner: str) -> Claim | None:
+    def asked(self, fragment: int, learner: str) -> VersionClaim | None:
         """What this learner was asked for."""
         entry = self._asked.get(fragment)
         return entry[1] if entry is not None and entry[0] == learner else None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from atoll.core.admission import check_hello, check_settings
 from atoll.core.effects import SyncerEffect
+from atoll.core.inner_slots import INNER_PROTOCOL
 from atoll.core.layout import build_layout, elements_of
 from atoll.core.membership import CLAIMED_MAX, Member
 from atoll.core.messages import PROTOCOL_VERSION, Hello, Refusal, Refused
 from atoll.core.policy import fragments_for
 from atoll.core.ranks import rank_of
-from atoll.core.relays import INNER_PROTOCOL
 from atoll.core.run_selection import RunSelection
 from atoll.core.syncer_state import SyncerState, warned
 from atoll.errors import LayoutError

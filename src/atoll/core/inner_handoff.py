@@ -1,18 +1,18 @@
 """A joiner without inner optimizer state gets that of a healthy peer: who gives, what comes, and when it is given up.
 
-Which peer and which slot are chosen in `relays`; the bytes pass through the shell, a few pieces at a time.
+Which peer and which slot are chosen in `inner_slots`; the bytes pass through the shell, a few pieces at a time.
 """
 
 from __future__ import annotations
 
-from atoll.core.effects import Answer, ForgetRelay, RelayTaken, SyncerEffect, ToLearner
+from atoll.core.effects import Answer, ForgetInner, InnerTaken, SyncerEffect, ToLearner
+from atoll.core.inner_slots import InnerSlot, InnerSlots
 from atoll.core.membership import Member
 from atoll.core.messages import INNER_PIECE_BYTES, Donate, InnerOffer, PushHeader, PushReply, Refusal
-from atoll.core.relays import Relay, Relays
 from atoll.core.syncer_state import SyncerState
 
 INNER_BYTES_PER_PARAMETER = 64
-"""Inner state that is relayed: AdamW keeps 8 bytes per parameter, the hungriest optimizers in use a few times that."""
+"""Inner state that is handed on: AdamW keeps 8 bytes per parameter, the hungriest optimizers a few times that."""
 INNER_BYTES_FIXED = 64 * 1024 * 1024
 """And step counters, names and the state of tiny models."""
 
@@ -20,28 +20,33 @@ INNER_BYTES_FIXED = 64 * 1024 * 1024
 class InnerHandoff:
     def __init__(self, state: SyncerState) -> None:
         self._state = state
-        self.relays = Relays()
+        self.inner_slots = InnerSlots()
 
     def offer(self, joiner: Member, now_ns: int, out: list[SyncerEffect]) -> None:
         """Ask a peer for its state, or tell the joiner that there is none."""
         joiner.wants_inner = False
-        relay = self.relays.start(joiner, self._state.membership.active(), now_ns)
-        if isinstance(relay, str):
-            out.append(ToLearner(joiner.session, InnerOffer(0, 0, 0, "", relay)))
+        inner_slot = self.inner_slots.start(joiner, self._state.membership.active(), now_ns)
+        if isinstance(inner_slot, str):
+            out.append(ToLearner(joiner.session, InnerOffer(0, 0, 0, "", inner_slot)))
             return
-        peer = self._state.membership.members[relay.peer]
-        out.append(ToLearner(peer.session, Donate(relay.slot, joiner.bases)))
+        peer = self._state.membership.members[inner_slot.peer]
+        out.append(ToLearner(peer.session, Donate(inner_slot.slot, joiner.bases)))
 
     def check(self, header: PushHeader) -> PushReply | None:
         """A piece must be of the size that its place says: nobody can fill the syncer with what a joiner never asked
         for."""
-        relay = self.relays.from_peer(header.fragment, header.learner, header.generation)
-        if relay is None:
+        inner_slot = self.inner_slots.from_peer(header.fragment, header.learner, header.generation)
+        if inner_slot is None:
             detail = f"learner {header.learner!r}: nobody waits for its inner state any more; it may be forgotten"
             return PushReply(False, Refusal.NOT_READY, detail)
         size = min(INNER_PIECE_BYTES, header.tokens - header.seq * INNER_PIECE_BYTES)
         whole = -(-header.tokens // INNER_PIECE_BYTES)
-        sound = header.steps == whole and 0 <= header.seq < whole and header.size == size and relay.pieces in (0, whole)
+        sound = (
+            header.steps == whole
+            and 0 <= header.seq < whole
+            and header.size == size
+            and inner_slot.pieces in (0, whole)
+        )
         if not sound or header.tokens > self._bytes_max():
             detail = f"learner {header.learner!r}: piece {header.seq} of {header.steps} does not fit its inner state"
             return PushReply(False, Refusal.SIZE, detail)
@@ -53,37 +58,39 @@ class InnerHandoff:
 
     def take(self, header: PushHeader, now_ns: int, out: list[SyncerEffect]) -> None:
         """A piece is here; with the first one the joiner hears how many there are."""
-        relay = self.relays.open[header.fragment]
-        relay.moved_ns = now_ns
+        inner_slot = self.inner_slots.open[header.fragment]
+        inner_slot.moved_ns = now_ns
         out.append(Answer(PushReply(accepted=True)))
-        if relay.pieces == 0:
-            relay.pieces = header.steps
-            joiner = self._state.membership.members[relay.joiner]
-            out.append(ToLearner(joiner.session, InnerOffer(relay.slot, header.steps, header.tokens, relay.peer)))
+        if inner_slot.pieces == 0:
+            inner_slot.pieces = header.steps
+            joiner = self._state.membership.members[inner_slot.joiner]
+            out.append(
+                ToLearner(joiner.session, InnerOffer(inner_slot.slot, header.steps, header.tokens, inner_slot.peer))
+            )
 
-    def taken(self, event: RelayTaken, now_ns: int, out: list[SyncerEffect]) -> None:
-        relay = self.relays.open.get(event.slot)
-        if relay is not None and event.done:
-            self._end(relay, "", out)
-        elif relay is not None:
-            relay.moved_ns = now_ns
+    def taken(self, event: InnerTaken, now_ns: int, out: list[SyncerEffect]) -> None:
+        inner_slot = self.inner_slots.open.get(event.slot)
+        if inner_slot is not None and event.done:
+            self._end(inner_slot, "", out)
+        elif inner_slot is not None:
+            inner_slot.moved_ns = now_ns
 
     def gone(self, learner: str, out: list[SyncerEffect]) -> None:
-        for relay in self.relays.of(learner):
-            self._end(relay, f"learner {learner!r} is gone", out)
+        for inner_slot in self.inner_slots.of(learner):
+            self._end(inner_slot, f"learner {learner!r} is gone", out)
 
     def expire(self, now_ns: int, out: list[SyncerEffect]) -> None:
-        for relay in self.relays.silent(now_ns):
-            self._end(relay, "the inner state did not come in time", out)
+        for inner_slot in self.inner_slots.silent(now_ns):
+            self._end(inner_slot, "the inner state did not come in time", out)
 
     def clear(self, out: list[SyncerEffect]) -> None:
         """The run is given up, and everybody says hello again."""
-        out += [ForgetRelay(slot) for slot in sorted(self.relays.open)]
-        self.relays = Relays()
+        out += [ForgetInner(slot) for slot in sorted(self.inner_slots.open)]
+        self.inner_slots = InnerSlots()
 
-    def _end(self, relay: Relay, reason: str, out: list[SyncerEffect]) -> None:
-        del self.relays.open[relay.slot]
-        out.append(ForgetRelay(relay.slot))
-        joiner = self._state.membership.members.get(relay.joiner)
-        if reason and joiner is not None and joiner.connected and joiner.generation == relay.joiner_generation:
-            out.append(ToLearner(joiner.session, InnerOffer(relay.slot, 0, 0, relay.peer, reason)))
+    def _end(self, inner_slot: InnerSlot, reason: str, out: list[SyncerEffect]) -> None:
+        del self.inner_slots.open[inner_slot.slot]
+        out.append(ForgetInner(inner_slot.slot))
+        joiner = self._state.membership.members.get(inner_slot.joiner)
+        if reason and joiner is not None and joiner.connected and joiner.generation == inner_slot.joiner_generation:
+            out.append(ToLearner(joiner.session, InnerOffer(inner_slot.slot, 0, 0, inner_slot.peer, reason)))

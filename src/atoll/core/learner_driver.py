@@ -20,7 +20,7 @@ from atoll.core.learner_inner import InnerTransfer
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_pushes import ContributionPushes
 from atoll.core.learner_waits import HEARTBEAT_NS
-from atoll.core.messages import Published, Received, SyncerMessage, Welcome
+from atoll.core.messages import InlineReply, Published, SyncerMessage, Welcome
 
 
 class LearnerDriver:
@@ -57,7 +57,7 @@ class LearnerDriver:
         self._host.news()
 
     def heard(self, message: SyncerMessage) -> None:
-        if isinstance(message, Received):
+        if isinstance(message, InlineReply):
             self.pushes.received(message)
             return
         if isinstance(message, Welcome):

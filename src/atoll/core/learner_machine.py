@@ -54,13 +54,13 @@ from atoll.core.messages import (
     Fate,
     Heal,
     Hello,
+    InlineReply,
     InnerOffer,
     Leave,
     Outstanding,
     Progress,
     Published,
     Ready,
-    Received,
     Refused,
     Request,
     Reseed,
@@ -327,7 +327,7 @@ class LearnerMachine:
             case Refused():
                 self.stopped, self._refused = message.detail, True
                 out.append(Stopped(message.detail, message.code))
-            case Received() | DataLeases():
+            case InlineReply() | DataLeases():
                 pass  # the shell makes a PushDone of the one, and gives the other to the reader of the data
             case _:
                 assert_never(message)

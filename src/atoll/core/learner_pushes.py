@@ -14,7 +14,7 @@ from functools import partial
 from atoll.core.effects import Contribute, LearnerInput, NotFinite, PushBroken, PushDone
 from atoll.core.learner_host import LearnerDriverHost, LinkState, OutgoingPayload, Payload
 from atoll.core.learner_waits import INLINE_NS_MAX, RETRY_NS
-from atoll.core.messages import Contribution, PushHeader, PushReply, Received, Refusal
+from atoll.core.messages import InlinePush, InlineReply, PushHeader, PushReply, Refusal
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class ContributionPushes:
     def _send_inline(self, key: tuple[int, int], outgoing: OutgoingContribution) -> None:
         if self._link.up and key not in self._sent_ns:
             self._sent_ns[key] = self._host.now_ns()
-            self._host.send(Contribution(outgoing.header, outgoing.payload))
+            self._host.send(InlinePush(outgoing.header, outgoing.payload))
 
     def _pushed(
         self, key: tuple[int, int], outgoing: OutgoingContribution, began_ns: int, reply: PushReply | None
@@ -97,7 +97,7 @@ class ContributionPushes:
         self._pushing.discard(key)
         self._feed(PushBroken(*key))
 
-    def received(self, message: Received) -> None:
+    def received(self, message: InlineReply) -> None:
         """The syncer's answer to an inline contribution."""
         key = (message.fragment, message.seq)
         began_ns = self._sent_ns.pop(key, None)

@@ -5,7 +5,7 @@ the fragments into one line, apportioned by parameters with the largest-remainde
 
 What the syncer knows of a learner's processed tokens is the newest progress report or, when a contribution overtakes
 it, the least count that the contribution implies. Steps that a killed process took after its last report are unknown to
-everybody and so are in no column.
+everybody and so are in no record.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Account:
         """Take a progress report; counts are cumulative and never go back."""
         self.processed = max(self.processed, processed)
         for count in discarded:
-            column = self.discarded[count.fragment]
-            if count.tokens > column.get(count.cause, 0):
-                column[count.cause] = count.tokens
+            fragment_record = self.discarded[count.fragment]
+            if count.tokens > fragment_record.get(count.cause, 0):
+                fragment_record[count.cause] = count.tokens
                 self._imply(count.fragment)
 
     def hold(self, fragment: int, tokens: int) -> None:
@@ -71,8 +71,8 @@ class Account:
         if gap > 0 and merged:
             self.merged[fragment] += gap
         elif gap > 0:
-            column = self.discarded[fragment]
-            column[Discard.ROLLED_BACK] = column.get(Discard.ROLLED_BACK, 0) + gap
+            fragment_record = self.discarded[fragment]
+            fragment_record[Discard.ROLLED_BACK] = fragment_record.get(Discard.ROLLED_BACK, 0) + gap
 
     def restore(self, fragment: int, processed: int, merged: int, discarded: Mapping[str, int]) -> None:
         """Take one fragment's line from a durable record. What the syncer held died with it: the tokens are with the
@@ -146,9 +146,9 @@ class Ledger:
         self._folded.processed += account.processed
         for fragment in range(len(self._parameters)):
             self._folded.merged[fragment] += account.merged[fragment]
-            columns = self._folded.discarded[fragment]
+            fragment_records = self._folded.discarded[fragment]
             for cause, tokens in account.discarded[fragment].items():
-                columns[cause] = columns.get(cause, 0) + tokens
+                fragment_records[cause] = fragment_records.get(cause, 0) + tokens
         del self._accounts[key]
         self._gone.discard(key)
         self._retired.discard(key)
@@ -160,11 +160,11 @@ class Ledger:
         """Tokens processed by all generations that can never come back."""
         return self._folded.processed + sum(self._accounts[key].processed for key in self._retired)
 
-    def column(self, fragment: int) -> tuple[dict[str, Any], list[list[Any]]]:
+    def fragment_record(self, fragment: int) -> tuple[dict[str, Any], list[list[Any]]]:
         """One fragment's share of the books: the folded sums, and a line for every account.
 
-        It is written together with the fragment's parameters, so each column is exact for its own version however old
-        the other columns are. What is lost is never written: it is what remains of the processed tokens."""
+        It is written together with the fragment's parameters, so each record is exact for its own version however old
+        the other records are. What is lost is never written: it is what remains of the processed tokens."""
         folded = {"merged": self._folded.merged[fragment], "discarded": dict(self._folded.discarded[fragment])}
         lines = [
             [learner, generation, account.processed, account.merged[fragment], dict(account.discarded[fragment])]
@@ -175,7 +175,7 @@ class Ledger:
     def restore_column(
         self, fragment: int, folded: Mapping[str, Any], lines: Iterable[Sequence[Any]], live: Set[tuple[str, int]]
     ) -> None:
-        """Put a column back. `live` says which (learner, generation) may still come back or has something waiting to be
+        """Put a record back. `live` says which (learner, generation) may still come back or has something waiting to be
         merged; lines of any other are folded into the sums."""
         self._folded.restore(fragment, 0, int(folded["merged"]), folded["discarded"])
         for learner, generation, processed, merged, discarded in lines:
@@ -185,7 +185,7 @@ class Ledger:
                 self._folded.restore(fragment, 0, merged, discarded)
 
     def restore_gone(self, processed: int) -> None:
-        """After all columns: the tokens of the generations that are over (at least what the columns imply)."""
+        """After all records: the tokens of the generations that are over (at least what the records imply)."""
         waiting = sum(self._accounts[key].processed for key in self._retired)
         self._folded.processed = max(self._folded.processed, processed - waiting)
 
@@ -214,13 +214,13 @@ class Ledger:
     def totals(self) -> Totals:
         """All fragments in one line that adds up to the token."""
         lines = [self.fragment_totals(fragment) for fragment in range(len(self._parameters))]
-        columns: dict[str, int] = {"merged": 0, "pending": 0}
+        sums: dict[str, int] = {"merged": 0, "pending": 0}
         for line, parameters in zip(lines, self._parameters, strict=True):
-            columns["merged"] += line.merged * parameters
-            columns["pending"] += line.pending * parameters
+            sums["merged"] += line.merged * parameters
+            sums["pending"] += line.pending * parameters
             for cause, tokens in line.discarded.items():
-                columns[f"discarded {cause}"] = columns.get(f"discarded {cause}", 0) + tokens * parameters
-        shares = apportion(columns, self.processed, sum(self._parameters))
+                sums[f"discarded {cause}"] = sums.get(f"discarded {cause}", 0) + tokens * parameters
+        shares = apportion(sums, self.processed, sum(self._parameters))
         discarded = {name[10:]: tokens for name, tokens in shares.items() if name.startswith("discarded ") and tokens}
         return Totals(self.processed, shares["merged"], shares["pending"], discarded)
 

@@ -195,7 +195,7 @@ class Membership:
         `claimed` is the generation that this process was given earlier in this run: a syncer whose record is older
         than that believes it."""
         old = self.members.get(learner)
-        # A record that knows the generation only from a column does not know the process: it says so itself.
+        # A record that knows the generation only from a record does not know the process: it says so itself.
         same = old is not None and (old.instance == instance or (not old.instance and claimed == old.generation))
         if old is not None and same and old.state is not MemberState.LEFT:
             old.instance = instance

@@ -18,7 +18,7 @@ from atoll.core.policy import (
     step_share,
     with_norm,
 )
-from atoll.core.rounds import Contribution, FragmentTrack, Round
+from atoll.core.rounds import ContributionRecord, FragmentTrack, Round
 
 HANDED_KEPT = 256
 """Merged contributions of learners that have left, remembered per fragment: their files are deleted at once, so this
@@ -41,7 +41,9 @@ class MergeScales:
         self._membership = membership
         self._ledger = ledger
 
-    def weigh(self, track: FragmentTrack, opened: Round, items: Sequence[Contribution], ending: int) -> MergeWeights:
+    def weigh(
+        self, track: FragmentTrack, opened: Round, items: Sequence[ContributionRecord], ending: int
+    ) -> MergeWeights:
         """Weights in the order of `items`. `ending` is how many learners there were when the run was told to stop."""
         ages = [track.age(item) for item in items]
         weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
@@ -77,7 +79,7 @@ def _share_at_the_end(track: FragmentTrack, opened: Round, ending: int) -> float
     return min(1.0, len(opened.contributors()) / crowd) if crowd else 1.0
 
 
-def norms_after(config: SyncConfig, track: FragmentTrack, items: Iterable[Contribution]) -> list[float]:
+def norms_after(config: SyncConfig, track: FragmentTrack, items: Iterable[ContributionRecord]) -> list[float]:
     """What the guard knows of usual norms once these are merged."""
     norms = track.norms
     for item in items:
@@ -86,7 +88,7 @@ def norms_after(config: SyncConfig, track: FragmentTrack, items: Iterable[Contri
 
 
 def handed_after(
-    track: FragmentTrack, items: Iterable[Contribution], version: int, membership: Membership
+    track: FragmentTrack, items: Iterable[ContributionRecord], version: int, membership: Membership
 ) -> list[tuple[str, int, int, int]]:
     """What the fragment's record says, once these are merged, of contributions whose learners have left."""
     gone = [

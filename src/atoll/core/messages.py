@@ -36,8 +36,8 @@ PROTOCOL_OLDEST = 1
 """The oldest protocol that is still spoken, both ways. Nothing that a version does not know is ever sent to it."""
 INNER_PIECE_BYTES = 8 * 1024 * 1024
 """Inner state travels in pieces of this size, a few at a time, so that the syncer never holds much of it."""
-RELAYS_MAX = 16
-"""Relays of inner state at a time."""
+INNER_SLOTS_MAX = 16
+"""InnerSlots of inner state at a time."""
 CHUNKS_MAX = 10_000
 """Chunks that one DataReport or DataLeases may name."""
 INLINE_BYTES_MAX = 64 * 1024
@@ -341,7 +341,7 @@ class Heal:
 @dataclass(frozen=True, slots=True)
 class Donate:
     """A joiner needs inner optimizer state. Once your own bases have reached `bases` (the joiner's), copy yours at a
-    step boundary and push it in pieces, as PushKind.INNER, into relay `slot`. Training does not stop for it."""
+    step boundary and push it in pieces, as PushKind.INNER, into inner slot `slot`. Training does not stop for it."""
 
     slot: int
     bases: tuple[int, ...]
@@ -381,7 +381,7 @@ class PushKind(StrEnum):
     HEAL = "heal"
     """fp32 parameters of a committed version (`base_version`) that a recovering syncer has lost."""
     INNER = "inner"
-    """One piece of a peer's inner state: `fragment` is the relay slot, `seq` the piece, `steps` the number of pieces,
+    """One piece of a peer's inner state: `fragment` is the inner slot, `seq` the piece, `steps` the number of pieces,
     `tokens` the size of the whole; codec "inner"."""
 
 
@@ -391,7 +391,7 @@ class FetchKind(StrEnum):
     THETA = "theta"
     """The fp32 parameters of a fragment at `version`."""
     INNER = "inner"
-    """Piece `version` of the inner state in relay slot `fragment`."""
+    """Piece `version` of the inner state in inner slot `fragment`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +450,7 @@ class FetchHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class InlinePush:
     """Learner to syncer: a push whose payload is at most INLINE_BYTES_MAX."""
 
     header: PushHeader
@@ -458,7 +458,7 @@ class Contribution:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class InlineReply:
     """Syncer to learner: what a bulk push would have been answered."""
 
     fragment: int
@@ -466,7 +466,7 @@ class Received:
     reply: PushReply
 
 
-LearnerMessage = Hello | Ready | Progress | Nothing | Leave | Contribution | DataReport
+LearnerMessage = Hello | Ready | Progress | Nothing | Leave | InlinePush | DataReport
 SyncerMessage = (
     Welcome
     | Refused
@@ -477,7 +477,7 @@ SyncerMessage = (
     | Fate
     | Reseed
     | Stop
-    | Received
+    | InlineReply
     | Heal
     | Donate
     | InnerOffer

@@ -29,7 +29,7 @@ from atoll.core.policy import (
     moving_average,
     quorum_count,
 )
-from atoll.core.rounds import Contribution, ContributionId, FragmentTrack, Round
+from atoll.core.rounds import ContributionId, ContributionRecord, FragmentTrack, Round
 
 STANDSTILL_NS = 15 * SECOND_NS
 STANDSTILL_STEPS = 4
@@ -63,7 +63,7 @@ class RoundScheduler:
         """Nobody waits for learners that were expected and did not come."""
         self._quorum_ns = 0.0
         self._sync_ns = 0.0
-        self._closed: dict[int, tuple[Round, list[Contribution], int]] = {}
+        self._closed: dict[int, tuple[Round, list[ContributionRecord], int]] = {}
         """fragment -> the round being merged, what is in it, and when it closed."""
         self._moved = 0
         """Grows whenever a round begins or ends: what follows from the clock is worked out anew only then."""
@@ -220,7 +220,7 @@ class RoundScheduler:
             if member.learner not in given:
                 request = Request(opened.number, opened.attempt, track.index)
                 out.append(ToLearner(member.session, request))
-        self.settle(track, now_ns, out)
+        self.try_close(track, now_ns, out)
 
     def _pace(self, track: FragmentTrack, clock: int) -> Pace:
         learners, step_ns = self._membership.counted(), self.step_ns()
@@ -229,7 +229,7 @@ class RoundScheduler:
 
     # ------------------------------------------------------------ collect
 
-    def offer(self, contribution: Contribution, now_ns: int, out: list[SyncerEffect]) -> None:
+    def offer(self, contribution: ContributionRecord, now_ns: int, out: list[SyncerEffect]) -> None:
         """A complete contribution: into the open round, or held for the next one."""
         track = self.tracks[contribution.id.fragment]
         if contribution.late:
@@ -238,7 +238,7 @@ class RoundScheduler:
             track.held[contribution.id] = contribution
             return
         self._enter(track, contribution, now_ns, out)
-        self.settle(track, now_ns, out)
+        self.try_close(track, now_ns, out)
 
     def answer_nothing(
         self, learner: str, answer: Nothing, now_ns: int, out: list[SyncerEffect], *, usable: bool = True
@@ -256,7 +256,7 @@ class RoundScheduler:
         if learner in opened.waiting:
             opened.waiting.discard(learner)
             opened.nothing.add(learner)
-            self.settle(track, now_ns, out)
+            self.try_close(track, now_ns, out)
 
     def learner_gone(self, learner: str, now_ns: int, out: list[SyncerEffect]) -> None:
         """Open rounds no longer wait for this learner; what it gave stays."""
@@ -268,9 +268,9 @@ class RoundScheduler:
             if track.round is not None:
                 track.round.waiting.discard(learner)
                 track.round.nothing.discard(learner)
-                self.settle(track, now_ns, out)
+                self.try_close(track, now_ns, out)
 
-    def _enter(self, track: FragmentTrack, item: Contribution, now_ns: int, out: list[SyncerEffect]) -> None:
+    def _enter(self, track: FragmentTrack, item: ContributionRecord, now_ns: int, out: list[SyncerEffect]) -> None:
         opened = track.round
         assert opened is not None
         if track.version - item.base_version > age_limit(self.config, aside=True):
@@ -287,7 +287,7 @@ class RoundScheduler:
 
     # ------------------------------------------------------------ close or abort
 
-    def settle(self, track: FragmentTrack, now_ns: int, out: list[SyncerEffect]) -> None:
+    def try_close(self, track: FragmentTrack, now_ns: int, out: list[SyncerEffect]) -> None:
         """Close the open round if it may close, abort it if it is out of time, else leave it."""
         opened = track.round
         if opened is None:
@@ -374,7 +374,7 @@ class RoundScheduler:
             )
         )
 
-    def drop(self, item: Contribution, reason: str, out: list[SyncerEffect]) -> None:
+    def drop(self, item: ContributionRecord, reason: str, out: list[SyncerEffect]) -> None:
         """A contribution that was accepted will not be merged: say so to its learner, loudly."""
         self._ledger.release(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
         out.append(Forget(item.id))
@@ -467,16 +467,16 @@ class RoundScheduler:
             )
             out.append(ToLearner(member.session, message))
 
-    def held_of(self, learner: str, generation: int) -> list[Contribution]:
+    def held_of(self, learner: str, generation: int) -> list[ContributionRecord]:
         """Everything of this learner that was received and is not merged yet."""
-        items: list[Contribution] = []
+        items: list[ContributionRecord] = []
         for track in self.tracks:
             items += track.held.values()
             items += track.round.contributions.values() if track.round is not None else ()
             items += self._closed[track.index][1] if track.merging else ()
         return [item for item in items if (item.id.learner, item.id.generation) == (learner, generation)]
 
-    def merging(self, fragment: int) -> list[Contribution]:
+    def merging(self, fragment: int) -> list[ContributionRecord]:
         """What is in the merge of this fragment that is under way."""
         return self._closed[fragment][1]
 
@@ -491,7 +491,7 @@ class RoundScheduler:
 
     def tick(self, now_ns: int, out: list[SyncerEffect]) -> None:
         for track in self.tracks:
-            self.settle(track, now_ns, out)
+            self.try_close(track, now_ns, out)
 
     def next_wake_ns(self) -> int | None:
         wakes = [

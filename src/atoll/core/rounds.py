@@ -27,7 +27,7 @@ class ContributionId:
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class ContributionRecord:
     """What the syncer knows of one contribution; the shell keeps its bytes. `late`: its round had closed when it
     came."""
 
@@ -45,7 +45,7 @@ class Contribution:
 class HandedOver:
     """A contribution of a learner that left, as it came back from disk: the learner cannot give it again."""
 
-    contribution: Contribution
+    contribution: ContributionRecord
     processed: int
     """Tokens that its learner had processed in all when it left."""
 
@@ -66,7 +66,7 @@ class Round:
     asked: list[str]
     waiting: set[str]
     """Learners asked that have neither answered nor gone."""
-    contributions: dict[ContributionId, Contribution] = field(default_factory=dict)
+    contributions: dict[ContributionId, ContributionRecord] = field(default_factory=dict)
     nothing: set[str] = field(default_factory=set)
     unusable: set[str] = field(default_factory=set)
     """Of those, who sent something that was too old to be merged: an answer, but not one to count on."""
@@ -108,7 +108,7 @@ class FragmentTrack:
     merging: bool = False
     aborted: tuple[int, int] = (0, 0)
     """(round, next attempt) while the last round was aborted and waits to be launched again."""
-    held: dict[ContributionId, Contribution] = field(default_factory=dict)
+    held: dict[ContributionId, ContributionRecord] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
     missed: dict[str, int] = field(default_factory=dict)
     """Rounds of this fragment in a row that others have closed without a usable answer, by learner."""
@@ -129,6 +129,6 @@ class FragmentTrack:
     def busy(self) -> bool:
         return self.round is not None or self.merging
 
-    def age(self, item: Contribution) -> int:
+    def age(self, item: ContributionRecord) -> int:
         """How many versions were published since the one that this contribution started from."""
         return max(0, self.version - item.base_version)

@@ -20,23 +20,23 @@ from typing import Any, Protocol, assert_never
 
 from atoll.core import effects as fx
 from atoll.core.durability_gate import Chore, DurabilityGate
-from atoll.core.durable import Column, Recovery
+from atoll.core.durable import FragmentRecord, Recovery
 from atoll.core.fragment_turns import FragmentTurns
 from atoll.core.layout import Layout
 from atoll.core.learner_host import Payload
 from atoll.core.messages import (
     NO_VERSION,
     Hello,
+    InlineReply,
     Published,
     PushHeader,
     PushKind,
     PushReply,
-    Received,
     Refusal,
     Refused,
     SyncerMessage,
 )
-from atoll.core.rounds import Contribution, ContributionId
+from atoll.core.rounds import ContributionId, ContributionRecord
 from atoll.core.syncer_machine import SyncerMachine
 
 LEFT = "left"
@@ -52,7 +52,7 @@ class VersionToStore:
     fragment: int
     version: int
     checksum: int
-    column: Column
+    fragment_record: FragmentRecord
     seed: bool = False
 
 
@@ -119,7 +119,9 @@ class SyncerDriverHost(Protocol):
     def durability_back(self, reason: str) -> None:
         """Everything is on disk again; it was not for this reason."""
 
-    def keep_handed(self, items: list[tuple[Contribution, Payload]], processed: int, done: Callable[[], None]) -> None:
+    def keep_handed(
+        self, items: list[tuple[ContributionRecord, Payload]], processed: int, done: Callable[[], None]
+    ) -> None:
         """Put what a leaving learner handed over on disk. If that fails it waits in memory only."""
 
     def drop_handed(self, identity: ContributionId) -> None: ...
@@ -191,7 +193,7 @@ class SyncerDriver:
                 self._host.commit_seed(self._store_seed)
             case fx.CommitHealed():
                 self.turns.take(effect.fragment, lambda: self._heal(effect))
-            case fx.ForgetRelay():
+            case fx.ForgetInner():
                 self._host.forget_inner(effect.slot)
             case fx.Fenced():
                 self.fence(effect.reason)
@@ -263,7 +265,7 @@ class SyncerDriver:
 
     def answer_inline(self, session: int, header: PushHeader, reply: PushReply) -> None:
         """What became of a contribution that came inside a control message."""
-        self._host.send(session, Received(header.fragment, header.seq, reply))
+        self._host.send(session, InlineReply(header.fragment, header.seq, reply))
 
     def _take(self, event: fx.PushCompleted, payload: Payload) -> PushReply:
         header = event.header
@@ -299,8 +301,8 @@ class SyncerDriver:
         if fragment == len(checksums):
             self.apply(fx.SeedCommitted(checksums))
             return
-        column = {**self.machine.column(fragment), "version": 0, "checksum": checksums[fragment]}
-        item = VersionToStore(fragment, 0, checksums[fragment], column, seed=True)
+        fragment_record = {**self.machine.fragment_record(fragment), "version": 0, "checksum": checksums[fragment]}
+        item = VersionToStore(fragment, 0, checksums[fragment], fragment_record, seed=True)
         self._store(item, lambda _: self._store_seed(checksums, fragment + 1))
 
     def _merge(self, effect: fx.Merge) -> None:
@@ -311,8 +313,8 @@ class SyncerDriver:
         if not result.finite:
             self._finish(effect.fragment, result)
             return
-        column = self.machine.column_after_merge(effect.fragment, result.checksum)
-        item = VersionToStore(effect.fragment, effect.version, result.checksum, column)
+        fragment_record = self.machine.record_after_merge(effect.fragment, result.checksum)
+        item = VersionToStore(effect.fragment, effect.version, result.checksum, fragment_record)
         self._store(item, lambda stored: self._publish(effect, result, stored))
 
     def _publish(self, effect: fx.Merge, result: fx.MergeFinished, stored: StoreOutcome) -> None:
@@ -327,8 +329,8 @@ class SyncerDriver:
             self._host.heal(effect, payload, lambda: self._healed(effect))
 
     def _healed(self, effect: fx.CommitHealed) -> None:
-        column = self.machine.column_after_heal(effect.fragment, effect.version, effect.checksum)
-        item = VersionToStore(effect.fragment, effect.version, effect.checksum, column)
+        fragment_record = self.machine.record_after_heal(effect.fragment, effect.version, effect.checksum)
+        item = VersionToStore(effect.fragment, effect.version, effect.checksum, fragment_record)
         done = fx.HealCommitted(effect.fragment, effect.version, effect.checksum)
         self._store(item, lambda _: self._finish(effect.fragment, done))
 
@@ -365,7 +367,7 @@ class SyncerDriver:
             self.gate.put_off({item.fragment})
             self._host.check_epoch(lambda: then(StoreOutcome()))
         else:
-            # Facts first: a column must not know that somebody has left, say, before the tape does.
+            # Facts first: a record must not know that somebody has left, say, before the tape does.
             self.gate.after_tape(lambda: self._host.store(item, lambda outcome: self._stored(item, outcome, then)))
 
     def _stored(self, item: VersionToStore, outcome: StoreOutcome, then: Callable[[StoreOutcome], None]) -> None:
@@ -411,7 +413,7 @@ class SyncerDriver:
         self.look_after_disk()
 
     def catch_up(self, then: Callable[[], None]) -> None:
-        """Write everything that is not on disk, facts first: a column must not know of a member that no row knows."""
+        """Write everything that is not on disk, facts first: a record must not know of a member that no row knows."""
         if self.gate.dirty:
             self._host.sync(lambda error: self._give_up(error, then) if error else self._store_dirty([], PASSES, then))
         else:
@@ -442,8 +444,8 @@ class SyncerDriver:
             self.turns.give_back(fragment)
             self._store_dirty(fragments[1:], passes, then)
         else:
-            column = self.machine.column(fragment)
-            item = VersionToStore(fragment, version, int(column["checksum"]), column)
+            fragment_record = self.machine.fragment_record(fragment)
+            item = VersionToStore(fragment, version, int(fragment_record["checksum"]), fragment_record)
             self.gate.after_tape(lambda: self._host.store(item, stored))
 
     def _give_up(self, error: str, then: Callable[[], None], fragment: int | None = None) -> None:

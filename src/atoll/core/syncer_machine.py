@@ -28,7 +28,7 @@ from typing import Any, assert_never
 from atoll.core.beginning import Begin, Beginning
 from atoll.core.config import SyncConfig
 from atoll.core.contribution_intake import ContributionIntake
-from atoll.core.durable import Column, Recovery
+from atoll.core.durable import FragmentRecord, Recovery
 from atoll.core.effects import (
     Answer,
     EndSession,
@@ -37,12 +37,12 @@ from atoll.core.effects import (
     Finished,
     FromLearner,
     HealCommitted,
+    InnerTaken,
     KeepHeld,
     LeaveAsked,
     MergeFinished,
     PushCompleted,
     PushOpened,
-    RelayTaken,
     SeedCommitted,
     SessionClosed,
     SessionOpened,
@@ -56,6 +56,7 @@ from atoll.core.expected_learners import ExpectedLearners
 from atoll.core.healing import Healing
 from atoll.core.hello_intake import HelloIntake
 from atoll.core.inner_handoff import InnerHandoff
+from atoll.core.inner_slots import InnerSlot, InnerSlots
 from atoll.core.layout import Layout
 from atoll.core.leases import LeaseBook
 from atoll.core.ledger import Ledger
@@ -77,7 +78,6 @@ from atoll.core.messages import (
     Stop,
 )
 from atoll.core.progress_intake import ProgressIntake
-from atoll.core.relays import Relay, Relays
 from atoll.core.round_scheduler import RoundScheduler
 from atoll.core.rounds import ContributionId
 from atoll.core.run_selection import RunSelection
@@ -139,7 +139,7 @@ class SyncerMachine:
                 self._begin_with(self._seeding.committed(event.checksums), out)
             case HealCommitted():
                 self._recovery.put_in_place(event, out)
-            case RelayTaken():
+            case InnerTaken():
                 self._handoff.taken(event, now_ns, out)
             case StopRequested():
                 self._stop(event.reason, out)
@@ -162,7 +162,7 @@ class SyncerMachine:
         healing = self._recovery.healing
         known = (
             self.book.next_wake_ns(),
-            self.relays.next_wake_ns(),
+            self.inner_slots.next_wake_ns(),
             self._seeding.next_wake_ns(),
             healing.next_wake_ns() if healing is not None else None,
             self._silence.next_wake_ns(),
@@ -483,8 +483,8 @@ class SyncerMachine:
         return self._state.committed
 
     @property
-    def relays(self) -> Relays:
-        return self._handoff.relays
+    def inner_slots(self) -> InnerSlots:
+        return self._handoff.inner_slots
 
     @property
     def healing(self) -> Healing | None:
@@ -504,17 +504,17 @@ class SyncerMachine:
         """All facts as they stand, for a snapshot."""
         return self._state.rows()
 
-    def column(self, fragment: int) -> Column:
-        """The fragment's durable column as things stand; no merge of it may be under way."""
-        return self._state.column(fragment)
+    def fragment_record(self, fragment: int) -> FragmentRecord:
+        """The fragment's durable record as things stand; no merge of it may be under way."""
+        return self._state.fragment_record(fragment)
 
-    def column_after_merge(self, fragment: int, checksum: int) -> Column:
-        """The column that goes to disk with the merge that is under way."""
-        return self._state.column_after_merge(fragment, checksum)
+    def record_after_merge(self, fragment: int, checksum: int) -> FragmentRecord:
+        """The record that goes to disk with the merge that is under way."""
+        return self._state.record_after_merge(fragment, checksum)
 
-    def column_after_heal(self, fragment: int, version: int, checksum: int) -> Column:
-        """The column that goes to disk with a version that a learner brought back."""
-        return {**self._state.column(fragment), "version": version, "checksum": checksum}
+    def record_after_heal(self, fragment: int, version: int, checksum: int) -> FragmentRecord:
+        """The record that goes to disk with a version that a learner brought back."""
+        return {**self._state.fragment_record(fragment), "version": version, "checksum": checksum}
 
     def holds(self, identity: ContributionId) -> bool:
         """True while this contribution waits for a round, is in one, or is being merged."""
@@ -543,9 +543,9 @@ class SyncerMachine:
         member = self.membership.members.get(learner)
         return member is not None and bool(member.aside) and not member.quiet
 
-    def inner_relay(self, slot: int, learner: str, generation: int) -> Relay | None:
+    def inner_slot(self, slot: int, learner: str, generation: int) -> InnerSlot | None:
         """The hand-over of inner state from which this joiner may fetch."""
-        return self.relays.to_joiner(slot, learner, generation)
+        return self.inner_slots.to_joiner(slot, learner, generation)
 
     def step_ns(self) -> float:
         """What a step of this run takes."""

@@ -12,7 +12,7 @@ from typing import Any
 from atoll.core import durable
 from atoll.core.effects import Answer, CommitHealed, HealCommitted, Note, SyncerEffect, ToLearner
 from atoll.core.events import FragmentHealed, SyncerRecovered
-from atoll.core.healing import Claim, Healing
+from atoll.core.healing import Healing, VersionClaim
 from atoll.core.membership import Member, MemberState
 from atoll.core.messages import (
     NO_VERSION,
@@ -87,7 +87,7 @@ class SyncerRecovery:
         for fragment in range(self._state.config.fragments):
             row = rows.get(durable.version_key(fragment))
             if row is not None:
-                known[fragment] = Claim(int(row["version"]), int(row["checksum"]))
+                known[fragment] = VersionClaim(int(row["version"]), int(row["checksum"]))
                 self._tape_version[fragment] = int(row["version"])
             for name, generation, seq, version in (row or {}).get("merged", []):
                 identity = ContributionId(str(name), int(generation), fragment, int(seq))
@@ -237,7 +237,7 @@ class SyncerRecovery:
         return Fate(item.fragment, item.seq, -1, Refusal.UNKNOWN_ROUND)
 
     def _merged_on_tape(self, identity: ContributionId) -> int | None:
-        """The version that holds this contribution, by the tape: a learner may have brought back a version whose column
+        """The version that holds this contribution, by the tape: a learner may have brought back a version whose record
         was never written."""
         version = self._tape_merged.get(identity)
         return (

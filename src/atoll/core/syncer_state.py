@@ -27,7 +27,7 @@ from atoll.errors import ConfigError
 RANK_PROTOCOL = 2
 """The protocol whose Welcome knows ranks."""
 VERSIONS_TOLD = 3
-"""Versions of a fragment whose contributions are on the tape: what was published while its column was not written."""
+"""Versions of a fragment whose contributions are on the tape: what was published while its record was not written."""
 
 
 class SyncerState:
@@ -99,7 +99,7 @@ class SyncerState:
         self.remember(durable.SETTINGS_KEY, self.config.to_dict())
 
     def remember_version(self, fragment: int) -> None:
-        """What was merged into the last versions. It follows the publication: the column on disk goes before it."""
+        """What was merged into the last versions. It follows the publication: the record on disk goes before it."""
         track = self.book.tracks[fragment]
         merged = [
             [member.learner, member.generation, seq, version]
@@ -144,13 +144,13 @@ class SyncerState:
         assert self.layout is not None
         return durable.run_row(self.run, self.layout.tensors, self.config.fragments, seeded)
 
-    def column(self, fragment: int) -> durable.Column:
-        """The fragment's durable column as things stand; no merge of it may be under way."""
+    def fragment_record(self, fragment: int) -> durable.FragmentRecord:
+        """The fragment's durable record as things stand; no merge of it may be under way."""
         return durable.column_of(self.book, self.membership, self.ledger, fragment)
 
-    def column_after_merge(self, fragment: int, checksum: int) -> durable.Column:
-        """The column that goes to disk with the merge that is under way."""
-        return durable.column_after_merge(self.book, self.membership, self.ledger, fragment, checksum)
+    def record_after_merge(self, fragment: int, checksum: int) -> durable.FragmentRecord:
+        """The record that goes to disk with the merge that is under way."""
+        return durable.record_after_merge(self.book, self.membership, self.ledger, fragment, checksum)
 
     # ------------------------------------------------------------ coming back
 
@@ -164,14 +164,14 @@ class SyncerState:
             )
         self.run = str(recovery.rows["run"]["run"])
         self.lay_out(build_layout(durable.tensors_of(recovery.rows), fragments))
-        self.membership = durable.restore_members(recovery.rows, recovery.columns, fragments, now_ns)
+        self.membership = durable.restore_members(recovery.rows, recovery.fragment_records, fragments, now_ns)
         self.membership.generations_skipped = durable.GENERATIONS_SKIPPED * max(1, self.epoch - 1)
         self.book = RoundScheduler(self.config, self.membership, self.ledger)
         live = durable.live_generations(self.membership)
-        waiting = [h for h in recovery.handed if _waits(h, recovery.columns)]
+        waiting = [h for h in recovery.handed if _waits(h, recovery.fragment_records)]
         live |= {(h.contribution.id.learner, h.contribution.id.generation) for h in waiting}
-        for fragment, column in sorted(recovery.columns.items()):
-            durable.restore_column(self.book, self.membership, self.ledger, fragment, column, live)
+        for fragment, fragment_record in sorted(recovery.fragment_records.items()):
+            durable.restore_column(self.book, self.membership, self.ledger, fragment, fragment_record, live)
         self._hold_again(waiting)
         self.ledger.restore_gone(int(recovery.rows.get("ledger", {}).get("gone_processed", 0)))
         for member in self.membership.members.values():
@@ -200,10 +200,10 @@ class SyncerState:
                 self.ledger.retire(learner, generation)
 
 
-def _waits(handed: HandedOver, columns: Mapping[int, durable.Column]) -> bool:
+def _waits(handed: HandedOver, fragment_records: Mapping[int, durable.FragmentRecord]) -> bool:
     """True if this contribution of a learner that left was not merged before the crash."""
-    column = columns.get(handed.contribution.id.fragment)
-    return column is not None and not durable.is_merged(handed.contribution.id, column)
+    fragment_record = fragment_records.get(handed.contribution.id.fragment)
+    return fragment_record is not None and not durable.is_merged(handed.contribution.id, fragment_record)
 
 
 def warned(text: str) -> Note:

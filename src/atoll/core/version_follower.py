@@ -116,8 +116,8 @@ class VersionFollower:
             and (not ahead or self._state.config.synchronous)
         ):
             rule = "overwrite"  # no progress of its own to keep: the same values, and exactly Theta
-        minus = tuple(s.seq for s in merged if not s.overwritten) if rule == "rebase" else ()
-        return Adopt(fragment, version, rule, alpha, minus)
+        already_merged = tuple(s.seq for s in merged if not s.overwritten) if rule == "rebase" else ()
+        return Adopt(fragment, version, rule, alpha, already_merged)
 
     # ------------------------------------------------------------ what is published
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from atoll.dash.curves import BOTTOM, drawn
 from atoll.dash.svg import Canvas, Scale, ticks
 from atoll.dash.text import bytes_text, duration_text, percent_text
-from atoll.observe.account import CATEGORIES
-from atoll.observe.summary import RunState
+from atoll.observe import CATEGORIES, RunState
 
 MEANING = {
     "compute": "training",

@@ -14,7 +14,7 @@ from rich.text import Text
 from atoll.dash import recovery, words
 from atoll.dash.report import read_text
 from atoll.dash.text import count_text, duration_text, loss_text
-from atoll.observe.summary import RunState, summarize
+from atoll.observe import RunState, summarize
 
 FAULTS_PRINTED_MAX = 10
 ROWS_PRINTED_MAX = 8

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.dash.svg import CHAR_PX, Canvas, Points, Scale, clock_ticks, thin, ticks
 from atoll.dash.text import clock_text, count_text, duration_text, loss_text
-from atoll.observe.account import TRACKED
-from atoll.observe.summary import RunState
+from atoll.observe import TRACKED, RunState
 
 HUES = 8
 """Learners beyond this share colours with earlier ones; they are told apart by their labels."""

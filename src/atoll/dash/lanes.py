@@ -5,14 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from statistics import median
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.dash.bars import MEANING
 from atoll.dash.curves import BOTTOM, RIGHT, drawn, hue, lane_left, pause_marks, shown_seconds, time_axis, to_s
 from atoll.dash.svg import Canvas, Scale
 from atoll.dash.text import clock_text, duration_text
-from atoll.observe.account import CATEGORIES, TRACKED, Account
-from atoll.observe.faults import Fault
-from atoll.observe.summary import SLOW_SHARE, RunState
+from atoll.observe import CATEGORIES, SLOW_SHARE, TRACKED, ObservedFault, RunState, TimeAccount
 
 LANE_PX, LANE_GAP_PX = 34.0, 20.0
 SYNCER_LANE_PX = 12.0
@@ -86,7 +84,7 @@ def _lane(canvas: Canvas, state: RunState, x: Scale, place: tuple[str, float]) -
             canvas.rect(x(start_s), base, (x(end_s) - x(start_s), share * LANE_PX), f"lane {name}", tip)
 
 
-def _stretches(state: RunState, account: Account) -> list[tuple[float, float, tuple[tuple[str, float], ...]]]:
+def _stretches(state: RunState, account: TimeAccount) -> list[tuple[float, float, tuple[tuple[str, float], ...]]]:
     """(start, end, shares): bins of equal time, neighbours that look the same made one. Where the slot was given back
     there is none."""
     if account.track.start_ns is None:
@@ -122,7 +120,7 @@ def _stretches(state: RunState, account: Account) -> list[tuple[float, float, tu
     return stretches
 
 
-def _gaps_s(state: RunState, account: Account) -> list[tuple[float, float]]:
+def _gaps_s(state: RunState, account: TimeAccount) -> list[tuple[float, float]]:
     """When the learner had given its slot back, on the clock of the report."""
     gaps_ns = list(account.gaps)
     if account.absent_ns is not None:
@@ -141,7 +139,9 @@ def _speed(totals: tuple[float, ...]) -> float:
     return totals[_TOKENS] / training_ns if training_ns > 0 else 0.0
 
 
-def _shares(totals: tuple[float, ...], account: Account, size_ns: float, slow: bool) -> tuple[tuple[str, float], ...]:
+def _shares(
+    totals: tuple[float, ...], account: TimeAccount, size_ns: float, slow: bool
+) -> tuple[tuple[str, float], ...]:
     """What a bin shows: down, recovery and the like if that was most of it; else training with its stalls on top, in
     steps of a tenth so that neighbours can be equal."""
     spent = dict(zip(CATEGORIES, totals[_FIRST_CATEGORY:], strict=True))
@@ -188,7 +188,7 @@ def _flags(canvas: Canvas, state: RunState, x: Scale, place: tuple[str, float]) 
             free_px = _flag(canvas, x, (at, y), (_flag_words(state, fault, canvas.width > 600), fault.text), free_px)
 
 
-def _flag_words(state: RunState, fault: Fault, roomy: bool) -> str:
+def _flag_words(state: RunState, fault: ObservedFault, roomy: bool) -> str:
     word = "killed" if fault.ended_process else fault.name
     if fault.ended_process and fault.end_ns is not None:
         away_s = to_s(state, fault.end_ns) - to_s(state, fault.start_ns)

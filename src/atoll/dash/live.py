@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from atoll.dash.frame import frame, status_line
-from atoll.observe.reader import Tail
-from atoll.observe.summary import RunState
+from atoll.observe import RunState, Tail
 
 REDRAW_S = 0.4
 """A picture costs some 15 ms of CPU: on two cores the learners would feel it if it were drawn much more often."""

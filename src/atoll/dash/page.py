@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from atoll.dash.bars import MEANING
 from atoll.dash.curves import HUES
-from atoll.observe.account import CATEGORIES
+from atoll.observe import CATEGORIES
 
 
 def page(title: str, body: Iterable[str]) -> str:

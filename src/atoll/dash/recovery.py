@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import re
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.dash.text import bytes_text, clock_text, count_text, duration_text, percent_text
-from atoll.observe.account import TRACKED
-from atoll.observe.comebacks import LearnerRecovery, Return
-from atoll.observe.durability import Lapse
-from atoll.observe.events import DataLedger
-from atoll.observe.faults import exit_text
-from atoll.observe.log import rung_text, source_text, thin_text
-from atoll.observe.summary import RunState
-from atoll.observe.syncers import SyncerRestart
+from atoll.observe import (
+    TRACKED,
+    DataLedger,
+    Lapse,
+    LearnerRecovery,
+    Return,
+    RunState,
+    SyncerRestart,
+    exit_text,
+    rung_text,
+    source_text,
+    thin_text,
+)
 
 HEALED_NAMED_MAX = 6
 LEVELS = {

@@ -13,8 +13,7 @@ from typing import Any
 from atoll.dash import bars, curves, lanes, page, recovery, words
 from atoll.dash.text import count_text, duration_text, loss_text, percent_text, ratio_text
 from atoll.errors import LaunchError
-from atoll.observe.account import CATEGORIES
-from atoll.observe.summary import RunState, summarize
+from atoll.observe import CATEGORIES, RunState, summarize
 
 WIDE_PX, HALF_PX, NARROW_PX = 1000.0, 484.0, 400.0
 HALF_HEIGHT_PX = 300.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.dash.text import duration_text
-from atoll.observe.log import source_text
-from atoll.observe.summary import RunState
+from atoll.observe import RunState, source_text
 
 LOUD = "bold white on red"
 SIGN = {"up": ("●", "green"), "down": ("✗", "bold red"), "silent": ("◌", "bold yellow"), "stopped": ("○", "dim")}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-from atoll.core.messages import Discard
+from atoll.core import Discard
 from atoll.dash.text import bytes_text, clock_text, count_text, duration_text, percent_text, ratio_text
-from atoll.observe.faults import FaultCost
-from atoll.observe.log import RUNGS, source_text
-from atoll.observe.summary import RunState
+from atoll.observe import RUNGS, FaultCost, RunState, source_text
 
 CAUSES: dict[str, str] = {
     Discard.LOST: "lost with a learner that died",

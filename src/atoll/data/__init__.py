@@ -39,50 +39,6 @@ Batches go across chunk borders and have `batch_size` samples, but for the very 
 its workers where those read whole chunks (drop_last gives that one up). The last chunk of an epoch may be short.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from atoll.data.loaders import Loader, iterable, loader, stream
-    from atoll.data.order import place
-    from atoll.data.raw import Chunk, Chunks, chunks
-    from atoll.data.seam import DataSource, LearnerLike
-
-_HOMES = {
-    "Chunk": "raw",
-    "Chunks": "raw",
-    "DataSource": "seam",
-    "LearnerLike": "seam",
-    "Loader": "loaders",
-    "chunks": "raw",
-    "iterable": "loaders",
-    "loader": "loaders",
-    "place": "order",
-    "stream": "loaders",
-}
-
-__all__ = [
-    "Chunk",
-    "Chunks",
-    "DataSource",
-    "LearnerLike",
-    "Loader",
-    "chunks",
-    "iterable",
-    "loader",
-    "place",
-    "stream",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ImportError(f"atoll.data.{name} needs PyTorch: pip install 'atoll[torch]'") from error
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -18,7 +18,7 @@ import torch.utils.data as torch_data
 from torch.utils.data._utils import worker as torch_worker
 
 from atoll.data.cutting import END, End, OpenChunk, Part, Piece, Ticket, cut
-from atoll.data.desk import Desk
+from atoll.data.lease_client import LeaseClient
 from atoll.data.mail import Mailbox
 
 PREFETCH = 2
@@ -51,7 +51,7 @@ class MapFeed:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: LeaseClient,
         dataset: Any,
         chunk_indices: OpenChunk,
         *,
@@ -91,7 +91,7 @@ class _Batches(torch_data.Sampler[list[int]]):
     """The batch sampler: lists of indices, empty ones where there is nothing to read just now. The DataLoader holds it,
     so it must not lead back there: workers that are left to the cycle collector take long to end."""
 
-    def __init__(self, desk: Desk, cutting: tuple[OpenChunk, int, bool]) -> None:
+    def __init__(self, desk: LeaseClient, cutting: tuple[OpenChunk, int, bool]) -> None:
         self.dealt = 0
         self.ended = False
         self.under_way: deque[Piece] = deque()
@@ -143,7 +143,7 @@ class StreamFeed:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: LeaseClient,
         open_chunk: OpenChunk,
         *,
         batch_size: int,

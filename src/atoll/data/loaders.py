@@ -8,10 +8,10 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from atoll.data.cutting import OpenChunk
-from atoll.data.desk import AHEAD_S, HOLD_MIN, Counts, Desk
+from atoll.data.dry_wait import FIRST_LEASE_S, WHEN_DRY, DryWait
 from atoll.data.feeds import CHUNKS_PER_WORKER, Collate, Feed, MapFeed, StreamFeed
+from atoll.data.lease_client import AHEAD_S, HOLD_MIN, LeaseClient, SampleCounts
 from atoll.data.order import place, shuffled
-from atoll.data.patience import FIRST_LEASE_S, WHEN_DRY, Patience
 from atoll.data.seam import LearnerLike
 from atoll.data.skim import Skim
 from atoll.errors import ConfigError, LocalProtocolError
@@ -39,7 +39,7 @@ class Loader:
     """Iterate over it once: it goes through all chunks of all epochs that fall to this learner, and ends when nothing
     is left or the run is over. Leaving the loop and starting another goes on where the first one was."""
 
-    def __init__(self, desk: Desk, feed: Feed, patience: Patience, cut: Mapping[str, Any]) -> None:
+    def __init__(self, desk: LeaseClient, feed: Feed, patience: DryWait, cut: Mapping[str, Any]) -> None:
         self._desk = desk
         self._feed = feed
         self._patience = patience
@@ -117,7 +117,7 @@ class Loader:
         now = {"stream": self._desk.stream, "chunks": self._desk.chunks, **self._cut}
         try:
             before = {"stream": state["stream"], "chunks": state["chunks"], **state["cut"]}
-            counts = Counts(*(int(state["counts"][name]) for name in ("chunks", "samples", "repeated")))
+            counts = SampleCounts(*(int(state["counts"][name]) for name in ("chunks", "samples", "repeated")))
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"a damaged data state ({error!r}); start without the checkpoint") from error
         for name in sorted({*now, *before}):
@@ -163,7 +163,7 @@ def loader(
         order = shuffled(count, (seed, epoch, index)) if shuffle else range(count)
         return [first + position for position in order]
 
-    def make(desk: Desk, **common: Any) -> Feed:
+    def make(desk: LeaseClient, **common: Any) -> Feed:
         return MapFeed(desk, dataset, chunk_indices, **common)
 
     cut = {"chunk_size": size, "samples": samples, "seed": seed, "shuffle": shuffle}
@@ -198,7 +198,7 @@ def stream(
       first_lease_s    how long the first lease may take"""
     _at_least("chunks", chunks, 0)
 
-    def make(desk: Desk, **common: Any) -> Feed:
+    def make(desk: LeaseClient, **common: Any) -> Feed:
         return StreamFeed(desk, open_chunk, **common)
 
     return _build(learner, make, batch_size=batch_size, chunks=chunks, cut={}, whole_chunks=True, **settings)
@@ -230,7 +230,7 @@ def iterable(
         raise ConfigError("more than one epoch of an iterable data set needs its length; give samples=...")
     chunks = -(-samples // chunk_size) * epochs
 
-    def make(desk: Desk, **common: Any) -> Feed:
+    def make(desk: LeaseClient, **common: Any) -> Feed:
         return StreamFeed(desk, Skim(dataset, chunk_size, samples), **common)
 
     cut = {"chunk_size": chunk_size, "samples": samples}
@@ -277,7 +277,7 @@ def _build(
         raise ConfigError(f"atoll.data has no setting {unknown[0]!r}; beside its own it takes {', '.join(OPTIONS)}")
     collate = collate_fn if collate_fn is not None else (default_collate if batch_size is not None else _only_one)
     hold_min = max(HOLD_MIN, CHUNKS_PER_WORKER * num_workers if whole_chunks else 0)
-    desk = Desk(
+    desk = LeaseClient(
         learner,
         stream=stream,
         chunks=chunks,
@@ -294,7 +294,7 @@ def _build(
         workers=num_workers,
         options=options,
     )
-    return Loader(desk, feed, Patience(learner, desk, when_dry, first_lease_s), cut)
+    return Loader(desk, feed, DryWait(learner, desk, when_dry, first_lease_s), cut)
 
 
 def _default_size(samples: int) -> int:

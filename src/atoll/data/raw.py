@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from atoll.data.cutting import Part
-from atoll.data.desk import AHEAD_S, Desk
-from atoll.data.patience import FIRST_LEASE_S, WHEN_DRY, Patience
+from atoll.data.dry_wait import FIRST_LEASE_S, WHEN_DRY, DryWait
+from atoll.data.lease_client import AHEAD_S, LeaseClient
 from atoll.data.seam import LearnerLike
 from atoll.errors import ConfigError
 
@@ -14,7 +14,7 @@ from atoll.errors import ConfigError
 class Chunk:
     """One chunk to train on, from its sample `start` on."""
 
-    def __init__(self, desk: Desk, key: int, number: int, start: int) -> None:
+    def __init__(self, desk: LeaseClient, key: int, number: int, start: int) -> None:
         self.number = number
         self.start = start
         self._desk = desk
@@ -49,7 +49,7 @@ class Chunks:
     """Iterator over chunks. Asking for the next one says that the one before was read to its end: it is done with the
     next `learner.step`, or when the loop or the learner ends."""
 
-    def __init__(self, desk: Desk, patience: Patience) -> None:
+    def __init__(self, desk: LeaseClient, patience: DryWait) -> None:
         self._desk = desk
         self._patience = patience
         self._current: Chunk | None = None
@@ -95,5 +95,5 @@ def chunks(
         raise ConfigError(f"chunks must be a whole number, 0 for no end; not {chunks!r}")
     if when_dry not in WHEN_DRY:
         raise ConfigError(f"when_dry must be one of {', '.join(WHEN_DRY)}; not {when_dry!r}")
-    desk = Desk(learner, stream=stream, chunks=chunks, ahead_s=ahead_s, trust=True)
-    return Chunks(desk, Patience(learner, desk, when_dry, first_lease_s))
+    desk = LeaseClient(learner, stream=stream, chunks=chunks, ahead_s=ahead_s, trust=True)
+    return Chunks(desk, DryWait(learner, desk, when_dry, first_lease_s))

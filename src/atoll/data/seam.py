@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from atoll.core.messages import DataLeases, DataReport
+from atoll.core import DataLeases, DataReport
 from atoll.observe import Writer
 
 

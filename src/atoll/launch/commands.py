@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from atoll.core.config import SyncConfig
+from atoll.core import SyncConfig
 from atoll.launch.durability import DurabilityConfig
 from atoll.launch.folder import RunFolder, write_json
 from atoll.launch.options import sync_options

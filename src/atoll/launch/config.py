@@ -12,15 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from atoll.core.config import SyncConfig, one_of
-from atoll.core.policy import fragments_for, quorum_count
+from atoll.core import SyncConfig, fragments_for, one_of, quorum_count
 from atoll.errors import ConfigError
 from atoll.launch.durability import DurabilityConfig, describe_durability, durability_config, durability_names
 from atoll.launch.faults import plan_path
 from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options, take_preset
-from atoll.zoo import count_parameters, model_config
-from atoll.zoo.presets import OPTIMIZERS
-from atoll.zoo.settings import STEP_MS_MAX
+from atoll.zoo import OPTIMIZERS, STEP_MS_MAX, count_parameters, model_config
 
 METHODS = ("decoupled", "diloco", "dp", "single")
 SCRIPT_METHODS = {

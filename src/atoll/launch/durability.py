@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from atoll.core.config import one_of
+from atoll.core import one_of
 from atoll.errors import ConfigError
 from atoll.launch.options import check_types
 

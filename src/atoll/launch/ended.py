@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.launch.folder import RunFolder
-from atoll.observe.events import Event, RunFinished, SyncerStarted, SyncerStopped
-from atoll.observe.lines import decode
+from atoll.observe import Event, RunFinished, SyncerStarted, SyncerStopped, decode
 
 TAIL_BYTES = 1 << 20
 """Read from the end of each file: a syncer's last word and its statistics of an hour. What is further back is not how
@@ -16,7 +15,7 @@ the run ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RunEnd:
     """The end of a run."""
 
     time_s: float
@@ -26,7 +25,7 @@ class Ended:
     """The published model; empty if there is none."""
 
 
-def how_it_ended(folder: RunFolder) -> Ended | None:
+def how_it_ended(folder: RunFolder) -> RunEnd | None:
     """None if the run did not end in order: it goes on, or its syncer died."""
     last: tuple[int, Event] | None = None
     stopped: SyncerStopped | None = None
@@ -39,9 +38,9 @@ def how_it_ended(folder: RunFolder) -> Ended | None:
     model = str(folder.model_file) if folder.model_file.exists() else ""
     commits = stopped.commits if stopped is not None else 0
     if last is None or isinstance(last[1], SyncerStarted):
-        return Ended(folder.result_file.stat().st_mtime, "finished", commits, model)
+        return RunEnd(folder.result_file.stat().st_mtime, "finished", commits, model)
     reason = last[1].reason if isinstance(last[1], RunFinished | SyncerStopped) else ""
-    return Ended(last[0] / 1e9, reason or "finished", commits, model)
+    return RunEnd(last[0] / 1e9, reason or "finished", commits, model)
 
 
 def _last_words(events: Path) -> Iterator[tuple[int, Event]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from atoll.core.config import one_of
+from atoll.core import one_of
 from atoll.errors import AtollError, LaunchError, StoreError
 from atoll.launch.folder import RunFolder
 from atoll.launch.stored import read_run
@@ -135,7 +135,7 @@ def _buffers(source: str, whose: str, loaded: Loaded) -> tuple[dict[str, NDArray
             "run itself, or leave --buffers out"
         )
     try:
-        from atoll.learner.buffers import read_buffers
+        from atoll.learner import read_buffers
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -1,4 +1,4 @@
-"""The seam for faults on purpose: what a launcher asks of whoever breaks its run. `atoll.storms` stands behind it.
+"""The seam for faults on purpose: what a launcher asks of whoever breaks its run (`instruments.storms`).
 
 A FaultPlanner reads the settings of a run (`chaos` and its like) and gives every launch its FaultInjection. The
 supervisor asks that how to start each process, tells it the time, and knows nothing of kinds of faults.
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from atoll.errors import ConfigError
 from atoll.launch.process import Child, Command
-from atoll.observe.events import Event, FaultSkipped
-from atoll.observe.faults import InjectedFault
+from atoll.observe import Event, FaultSkipped, InjectedFault
 
 if TYPE_CHECKING:
     from atoll.launch.config import RunConfig, TrainConfig
     from atoll.launch.folder import RunFolder
-    from atoll.launch.slot import Slot
+    from atoll.launch.slot import LearnerSlot
     from atoll.launch.stored import Attempt
 
 NONE = "none"
@@ -32,12 +31,12 @@ class SupervisedRun:
     """What faults can get hold of. Everything happens on the supervisor's thread."""
 
     folder: RunFolder
-    slots: MutableMapping[str, Slot]
+    slots: MutableMapping[str, LearnerSlot]
     """The learners by id; one that is added here and started is a guest of the run."""
     syncer: Callable[[], Child | None]
     """The syncer's process while it serves."""
     syncer_address: Callable[[], str]
-    start: Callable[[Slot], None]
+    start: Callable[[LearnerSlot], None]
     emit: Callable[[Event], None]
 
 
@@ -108,7 +107,7 @@ class WithoutFaults:
         if config.chaos != NONE:
             raise ConfigError(
                 f"this launcher carries out no faults, and chaos is {config.chaos!r}; use the `atoll` command, pass "
-                f"faults=atoll.storms.StormFaults(), or set chaos to {NONE}"
+                f"faults=atoll.instruments.storms.StormFaults(), or set chaos to {NONE}"
             )
 
     def injection(self, config: TrainConfig | RunConfig, attempt: Attempt, argv: Sequence[str]) -> FaultInjection:

@@ -22,13 +22,12 @@ from atoll.launch.commands import learner_command, learner_id, worker_argv
 from atoll.launch.config import LEARNERS_LOCAL_MAX, TrainConfig
 from atoll.launch.folder import RunFolder, checked_id, is_finished, syncer_of
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import LaunchPlan, Outcome
+from atoll.launch.plan import LaunchPlan, RunOutcome
 from atoll.launch.process import Command
 from atoll.launch.running import Listed, ask_to_leave, forget_dead, joined_processes, listed, main_processes
 from atoll.launch.stored import StoredRun, read_run
 from atoll.launch.train import STRAGGLE_S_MAX
-from atoll.observe import EventWriter, read_events
-from atoll.observe.events import LearnerFinished
+from atoll.observe import EventWriter, LearnerFinished, read_events
 
 LEAVE_WAIT_S = 30.0
 """A learner hands over what it has within 20 s, and its process needs a moment to end."""
@@ -53,7 +52,7 @@ def members_of(address: str, token: str) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class JoinSeat:
     """Who a joiner will be."""
 
     id: str
@@ -70,7 +69,7 @@ def join_run(
     say: Callable[[str], None] = lambda text: None,
     say_raw: Callable[[bytes], None] = lambda data: None,
     members: Members = members_of,
-) -> tuple[Outcome, list[str]]:
+) -> tuple[RunOutcome, list[str]]:
     """Add learners to the run in `path` and keep them going until it ends or a signal comes; they then leave in order.
 
     Returns how it ended and the ids that they had."""
@@ -115,7 +114,7 @@ def run_is_over(folder: RunFolder) -> bool:
     return is_finished(folder) or not any(one.alive for one in main_processes(folder))
 
 
-def _seats(folder: RunFolder, known: Mapping[str, str], *, learners: int, id: str) -> list[Seat]:
+def _seats(folder: RunFolder, known: Mapping[str, str], *, learners: int, id: str) -> list[JoinSeat]:
     here = {one.id: one for one in _alive(folder, "learner", "seat")}
     if id and (id in here or known.get(id, "left") not in GONE):
         state = f"pid {here[id].pid}" if id in here else known[id]
@@ -125,10 +124,10 @@ def _seats(folder: RunFolder, known: Mapping[str, str], *, learners: int, id: st
         )
     number = _number(id)
     if id and number is not None:
-        return [Seat(id, number)]
+        return [JoinSeat(id, number)]
     taken = {number for name in (*known, *here) if (number := _number(name)) is not None}
     free = [number for number in range(len(taken) + learners) if number not in taken][:learners]
-    return [Seat(id or learner_id(number), number) for number in free]
+    return [JoinSeat(id or learner_id(number), number) for number in free]
 
 
 def _number(id: str) -> int | None:
@@ -137,7 +136,7 @@ def _number(id: str) -> int | None:
     return int(number) if number.isascii() and number.isdigit() and id == learner_id(int(number)) else None
 
 
-def _command(stored: StoredRun, seat: Seat, *, threads: int, environment: Mapping[str, str]) -> Command:
+def _command(stored: StoredRun, seat: JoinSeat, *, threads: int, environment: Mapping[str, str]) -> Command:
     argv: Sequence[str] = stored.command or worker_argv(stored.folder)
     return learner_command(
         stored.folder,

@@ -17,8 +17,7 @@ from atoll.errors import LaunchError
 from atoll.launch.folder import RunFolder
 from atoll.launch.plan import SyncerPolicy
 from atoll.launch.process import Child, Command, describe_exit, note
-from atoll.observe import Writer
-from atoll.observe.events import ProcessExited
+from atoll.observe import ProcessExited, Writer
 from atoll.syncer import EXIT_FENCED
 
 POLL_S = 0.05

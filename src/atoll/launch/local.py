@@ -26,13 +26,12 @@ from atoll.errors import LaunchError
 from atoll.launch.faults import SupervisedRun
 from atoll.launch.folder import RunFolder
 from atoll.launch.keeper import SyncerKeeper
-from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, Outcome, View
+from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, RunOutcome, View
 from atoll.launch.process import Child, Command, describe_exit, note, tail_of
 from atoll.launch.running import ask_to_leave, asked_to_leave, joined_processes, listed, training_pid
-from atoll.launch.slot import Slot
+from atoll.launch.slot import LearnerSlot
 from atoll.launch.watch import RunWatch
-from atoll.observe import Writer
-from atoll.observe.events import ProcessExited, ProcessStarted, Warned
+from atoll.observe import ProcessExited, ProcessStarted, Warned, Writer
 
 TICK_S = 0.1
 """Fine against the second that anything here takes, coarse against the cost of looking."""
@@ -66,7 +65,7 @@ class Supervisor:
         self._say = say
         self._say_raw = say_raw
         self._began_ns = time.time_ns()
-        self._slots = {command.id: Slot(command) for command in plan.learners}
+        self._slots = {command.id: LearnerSlot(command) for command in plan.learners}
         self._keeper: SyncerKeeper | None = None
         self._faults = plan.faults
         self._faults.attach(
@@ -100,7 +99,7 @@ class Supervisor:
 
     # -- the run
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Start everything, keep it going to its end, stop everything. Raises LaunchError when the run cannot go on."""
         with self._catch_signals():
             try:
@@ -123,7 +122,7 @@ class Supervisor:
                         self._view.stop()
         return self._outcome()
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self) -> RunOutcome:
         slots = self._slots
         reason = FINISHED
         if self._signals:
@@ -132,7 +131,7 @@ class Supervisor:
             reason = TIME_UP
         elif not any(slot.finished for slot in slots.values()) and not self._watch.budget_spent:
             reason = LEFT
-        return Outcome(
+        return RunOutcome(
             reason=reason,
             restarts=sum(slot.restarts for slot in slots.values()),
             given_up=tuple(id for id, slot in slots.items() if slot.given_up),
@@ -211,7 +210,7 @@ class Supervisor:
 
     # -- starting
 
-    def _start(self, slot: Slot) -> None:
+    def _start(self, slot: LearnerSlot) -> None:
         slot.restart_at_s = None
         command = slot.command
         if self._keeper is not None:
@@ -221,7 +220,7 @@ class Supervisor:
     def _serving_syncer(self) -> Child | None:
         return self._keeper.child if self._keeper is not None and self._keeper.serving else None
 
-    def _restart(self, slot: Slot) -> None:
+    def _restart(self, slot: LearnerSlot) -> None:
         slot.restarts += 1
         slot.row += 1
         note(self._folder.log_file(slot.command.role, slot.command.id), f"--- restart {slot.restarts} ---")
@@ -253,7 +252,7 @@ class Supervisor:
 
     # -- deaths
 
-    def _look_at(self, slot: Slot) -> None:
+    def _look_at(self, slot: LearnerSlot) -> None:
         if slot.child is None or (code := slot.child.poll()) is None:
             return
         child, slot.child = slot.child, None
@@ -288,7 +287,7 @@ class Supervisor:
             )
         self._plan_restart(slot, f"{child.id}: {describe_exit(code)}")
 
-    def _killed_by_plan(self, slot: Slot) -> bool:
+    def _killed_by_plan(self, slot: LearnerSlot) -> bool:
         """Whether the chaos plan has killed it since its last death: that says nothing of its program."""
         kills = sum(one.fault == "kill" and one.target == slot.command.id for one in self._faults.injected)
         planned, slot.kills_planned = kills > slot.kills_planned, kills
@@ -304,7 +303,7 @@ class Supervisor:
             return "left as it was asked to"
         return self._watch.gone_for_good(child.id, child.started_ns)
 
-    def _plan_restart(self, slot: Slot, what: str) -> None:
+    def _plan_restart(self, slot: LearnerSlot, what: str) -> None:
         policy = self._plan.restarts
         if self._plan.over():
             slot.finished = True
@@ -353,7 +352,7 @@ class Supervisor:
                 self._say(f"the token budget is spent and {child.id} steps on: it is told to leave; use learner.done")
                 ask_to_leave(self._folder, child.id, child.pid)
 
-    def _give_up(self, slot: Slot, text: str, tail: str = "") -> None:
+    def _give_up(self, slot: LearnerSlot, text: str, tail: str = "") -> None:
         slot.given_up = True
         slot.restart_at_s = None
         self._writer.emit(Warned("launcher", text))

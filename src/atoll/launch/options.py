@@ -13,8 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import SyncConfig, meant
-from atoll.core.presets import sync_preset
+from atoll.core import SyncConfig, meant, sync_preset
 from atoll.errors import ConfigError
 
 DERIVED = ("learners_expected", "tokens_budget")

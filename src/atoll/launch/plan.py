@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from atoll.launch.faults import FaultInjection, NoFaults
 from atoll.launch.process import Command
-from atoll.observe.events import FaultSkipped
-from atoll.observe.faults import InjectedFault
+from atoll.observe import FaultSkipped, InjectedFault
 
 FINISHED = "finished"
 """The reason of a run that came to its end by itself."""
@@ -93,7 +92,7 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """How the run ended."""
 
     reason: str
@@ -124,9 +123,9 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedRun:
     """A run that has ended, perhaps before its time. `result` is None where its events do not make one."""
 
     folder: Path
-    outcome: Outcome
+    outcome: RunOutcome
     result: dict[str, Any] | None

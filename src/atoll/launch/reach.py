@@ -10,15 +10,14 @@ from typing import Any
 
 from atoll.errors import LaunchError
 from atoll.launch.folder import MARKERS, SMALL_FILE_BYTES_MAX, RunFolder
-from atoll.wire import ClientOptions
-from atoll.wire.address import join_address, split_address
+from atoll.wire import ClientOptions, join_address, split_address
 
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Where a syncer that listens on all interfaces is reached from its own machine."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class KnownAddress:
     """Where the syncer of a run is said to be."""
 
     options: ClientOptions
@@ -44,12 +43,12 @@ def run_folder_of(target: str) -> RunFolder | None:
     return None
 
 
-def reach(target: str, *, token: str = "", tls_ca: str = "", tls_name: str = "") -> Reached:
+def reach(target: str, *, token: str = "", tls_ca: str = "", tls_name: str = "") -> KnownAddress:
     """`target` is HOST:PORT or a run folder. What the folder knows (token, certificate, name) need not be given. Raises
     LaunchError for a folder without a syncer."""
     folder = run_folder_of(target)
     if folder is None:
-        return Reached(ClientOptions(address=target, token=token, tls_ca=tls_ca, tls_name=tls_name))
+        return KnownAddress(ClientOptions(address=target, token=token, tls_ca=tls_ca, tls_name=tls_name))
     told = _told(folder)
     try:
         host, port = split_address(str(told["address"]))
@@ -65,7 +64,7 @@ def reach(target: str, *, token: str = "", tls_ca: str = "", tls_name: str = "")
         )
     except (OSError, KeyError, TypeError) as error:
         raise LaunchError(f"{folder.syncer_file} cannot be used ({error!r}); give HOST:PORT instead") from error
-    return Reached(options, str(told.get("run", "")))
+    return KnownAddress(options, str(told.get("run", "")))
 
 
 def _told(folder: RunFolder) -> dict[str, Any]:

@@ -14,11 +14,10 @@ from typing import Any
 from atoll.errors import LaunchError
 from atoll.launch.config import RunConfig, TrainConfig
 from atoll.launch.folder import RunFolder
-from atoll.launch.plan import FINISHED, TIME_UP, Outcome
+from atoll.launch.plan import FINISHED, TIME_UP, RunOutcome
 from atoll.launch.process import tail_of
 from atoll.launch.stored import Attempt
-from atoll.observe import data_parallel_bytes, measure_goodput, read_events
-from atoll.observe.events import (
+from atoll.observe import (
     Event,
     LayoutFixed,
     LearnerEvaluated,
@@ -27,8 +26,11 @@ from atoll.observe.events import (
     RunFinished,
     RunStarted,
     SyncerStats,
+    data_parallel_bytes,
+    measure_goodput,
+    natural_key,
+    read_events,
 )
-from atoll.observe.learners import natural_key
 from atoll.zoo import count_parameters, model_config
 
 COUNTED_BY_PROCESS = ("bytes_up", "bytes_down", "contributions_late")
@@ -142,7 +144,7 @@ def build_result(
     attempt: Attempt,
     *,
     measured: Measured,
-    outcome: Outcome,
+    outcome: RunOutcome,
     eval_loss: float,
     total_s: float,
 ) -> dict[str, Any]:
@@ -167,7 +169,7 @@ def build_result(
 
 
 def script_result(
-    config: RunConfig, command: Sequence[str], attempt: Attempt, *, measured: Measured, outcome: Outcome
+    config: RunConfig, command: Sequence[str], attempt: Attempt, *, measured: Measured, outcome: RunOutcome
 ) -> dict[str, Any]:
     """The same for `atoll run`, as far as the launcher of a user's own script can know it."""
     return {
@@ -211,7 +213,7 @@ def report_numbers(run_folder: Path) -> dict[str, Any]:
     return {**numbers, **stored} if isinstance(stored, dict) else numbers
 
 
-def _ending(attempt: Attempt, outcome: Outcome) -> dict[str, Any]:
+def _ending(attempt: Attempt, outcome: RunOutcome) -> dict[str, Any]:
     """How the run ended, and who did not come to the end with it."""
     return {
         "finished": not outcome.interrupted,

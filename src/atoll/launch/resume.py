@@ -16,14 +16,12 @@ from atoll.launch.commands import new_token
 from atoll.launch.config import TrainConfig
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import RunFolder, is_finished, still_running
-from atoll.launch.plan import Finished, View
+from atoll.launch.plan import FinishedRun, View
 from atoll.launch.run import run_attempt
 from atoll.launch.running import forget_dead, joined_processes, main_processes
 from atoll.launch.stored import Attempt, StoredRun, read_run
 from atoll.launch.train import resume_train
-from atoll.observe import read_events
-from atoll.observe.events import FaultInjected, LearnerSteps
-from atoll.observe.faults import InjectedFault
+from atoll.observe import FaultInjected, InjectedFault, LearnerSteps, read_events
 
 ENDING_S_MAX = 30.0
 """A syncer whose launcher was killed waits 20 s for its learners and then writes the model."""
@@ -48,7 +46,7 @@ def resume_run(
     tell: Callable[[StoredRun], None] = lambda stored: None,
     faults: FaultPlanner = WITHOUT_FAULTS,
     wait_s: float = ENDING_S_MAX,
-) -> tuple[StoredRun, Finished]:
+) -> tuple[StoredRun, FinishedRun]:
     """Go on with the run in `path`. `tell` hears what will be resumed before anything is started."""
     stored = read_run(path)
     faults.check(stored.config)

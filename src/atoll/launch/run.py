@@ -11,11 +11,10 @@ from atoll.launch.config import RunConfig, resolved
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import create_run_folder, write_json
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import Finished, LaunchPlan
+from atoll.launch.plan import FinishedRun, LaunchPlan
 from atoll.launch.result import measure, script_result
 from atoll.launch.stored import Attempt, started_in
-from atoll.observe import EventWriter
-from atoll.observe.events import RunFinished, RunStarted
+from atoll.observe import EventWriter, RunFinished, RunStarted
 
 
 def run_command(
@@ -25,7 +24,7 @@ def run_command(
     say: Callable[[str], None] = lambda text: None,
     say_raw: Callable[[bytes], None] = lambda data: None,
     faults: FaultPlanner = WITHOUT_FAULTS,
-) -> Finished:
+) -> FinishedRun:
     """Run `command` as every learner. `say_raw` gets learner-0's output."""
     if not command:
         raise ConfigError("atoll run needs the learners' command after --, such as: atoll run -- python train.py")
@@ -46,7 +45,7 @@ def run_attempt(
     say: Callable[[str], None],
     say_raw: Callable[[bytes], None],
     faults: FaultPlanner,
-) -> Finished:
+) -> FinishedRun:
     """One launch of the run's processes; RUN/result.json says what it came to."""
     folder = attempt.folder
     learners = learner_commands(
@@ -77,7 +76,7 @@ def run_attempt(
     result = script_result(config, command, attempt, measured=measured, outcome=outcome)
     with contextlib.suppress(*((OSError,) if outcome.interrupted else ())):  # a full disk may be why it was stopped
         write_json(folder.result_file, result)
-    return Finished(folder.path, outcome, result)
+    return FinishedRun(folder.path, outcome, result)
 
 
 def _run_started(config: RunConfig, command: Sequence[str]) -> RunStarted:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from atoll.launch.plan import RestartPolicy
 from atoll.launch.process import Child, Command
-from atoll.launch.watch import Reached
+from atoll.launch.watch import StepsReached
 
 
-class Slot:
+class LearnerSlot:
     """What the supervisor knows of one learner."""
 
     def __init__(self, command: Command, *, guest: bool = False) -> None:
@@ -22,7 +22,7 @@ class Slot:
         self.early_deaths = 0
         self.fruitless = 0
         """Failures in a row that got no further than earlier ones."""
-        self._reached = Reached(-1, 0)
+        self._reached = StepsReached(-1, 0)
         self.kills_planned = 0
         """Deaths that the chaos plan has brought about."""
         self.restart_at_s: float | None = None
@@ -44,14 +44,14 @@ class Slot:
         if joined and lived_s >= policy.calm_s:
             self.row = 0
 
-    def failed(self, reached: Reached) -> None:
+    def failed(self, reached: StepsReached) -> None:
         """One that had joined has failed there. It got further if it took steps, to a step of the run that none of its
         processes had reached, and if it did not fail after exactly as many steps as the last one: a script that fails
         when it saves its model at the end trains each time, and will fail each time."""
         before = self._reached
         further = reached.steps > 0 and reached.steps != before.steps and reached.step > before.step
         self.fruitless = 0 if further else self.fruitless + 1
-        self._reached = Reached(reached.steps, max(reached.step, before.step))
+        self._reached = StepsReached(reached.steps, max(reached.step, before.step))
 
     def spent(self, policy: RestartPolicy) -> bool:
         """Whether it has died too often to be started again."""

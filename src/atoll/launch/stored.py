@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import LATER_SETTINGS
+from atoll.core import LATER_SETTINGS
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.config import RunConfig, TrainConfig, run_config, train_config
 from atoll.launch.folder import RunFolder
 from atoll.launch.options import read_config_file
-from atoll.observe.faults import InjectedFault
+from atoll.observe import InjectedFault
 
 NO_SETTINGS = ("derived", "command", "started_in")
 """What RUN/config.json holds besides settings."""

@@ -13,12 +13,11 @@ from atoll.launch.config import TrainConfig, resolved
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import RunFolder, create_run_folder, write_json, write_text
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import Finished, LaunchPlan, RestartPolicy, View
+from atoll.launch.plan import FinishedRun, LaunchPlan, RestartPolicy, View
 from atoll.launch.process import tail_of
 from atoll.launch.result import build_result, measure
 from atoll.launch.stored import Attempt, started_in
-from atoll.observe import EventWriter
-from atoll.observe.events import RunFinished, RunStarted
+from atoll.observe import EventWriter, RunFinished, RunStarted
 from atoll.zoo import RANKS_FILE, WorkerConfig, count_parameters, model_config
 
 SAMPLE_PROMPT = "def "
@@ -35,7 +34,7 @@ def run_train(
     view: Callable[[Path], View] | None = None,
     say: Callable[[str], None] = lambda text: None,
     faults: FaultPlanner = WITHOUT_FAULTS,
-) -> Finished:
+) -> FinishedRun:
     """Train, evaluate the published model, write RUN/result.json. `view` makes the live view of a run folder."""
     began_s = time.monotonic()
     faults.check(config)
@@ -56,7 +55,7 @@ def resume_train(
     view: Callable[[Path], View] | None = None,
     say: Callable[[str], None] = lambda text: None,
     faults: FaultPlanner = WITHOUT_FAULTS,
-) -> Finished:
+) -> FinishedRun:
     """Go on with an interrupted run to the same end. The caller holds the folder."""
     began_s = time.monotonic()
     return train_attempt(config, attempt, _load_corpus(config), began_s=began_s, view=view, say=say, faults=faults)
@@ -71,7 +70,7 @@ def train_attempt(
     view: Callable[[Path], View] | None,
     say: Callable[[str], None],
     faults: FaultPlanner,
-) -> Finished:
+) -> FinishedRun:
     """One launch of the run's processes, up to the result if nothing interrupts it."""
     folder = attempt.folder
     model_ns = _written_ns(folder.model_file)
@@ -102,7 +101,7 @@ def train_attempt(
         if not outcome.interrupted:
             raise
         result = None  # it was stopped before there was anything to add up, or by a full disk
-    return Finished(folder.path, outcome, result)
+    return FinishedRun(folder.path, outcome, result)
 
 
 def _load_corpus(config: TrainConfig) -> Any:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.observe import Tail
-from atoll.observe.events import LearnerFinished, LearnerJoined, LearnerSteps, SyncerStats, Warned
+from atoll.observe import LearnerFinished, LearnerJoined, LearnerSteps, SyncerStats, Tail, Warned
 
 GONE_FOR_GOOD = {
     "SIGTERM": "left as it was asked to",
@@ -21,7 +20,7 @@ WARNINGS_MAX = 20
 """Warnings that are passed on to whoever watches the terminal: what says more than that is read in the report."""
 
 
-class Reached(NamedTuple):
+class StepsReached(NamedTuple):
     """How far one process of a learner came."""
 
     steps: int
@@ -38,7 +37,7 @@ class RunWatch:
         self._tokens_budget = tokens_budget
         self._seen_ns: dict[str, int] = {}
         self._gone: dict[str, tuple[int, str]] = {}
-        self._reached: dict[str, tuple[int, str, Reached]] = {}
+        self._reached: dict[str, tuple[int, str, StepsReached]] = {}
         """Of the newest process of each learner: when it was last heard, its event file, and how far it came."""
         self._tokens_counted = 0
         self._warnings_count = 0
@@ -55,9 +54,9 @@ class RunWatch:
         for t_ns, source, event in self._tail.poll():
             if isinstance(event, LearnerSteps):
                 self.tokens += event.tokens
-                _, before, reached = self._reached.get(event.learner, (0, "", Reached(0, 0)))
+                _, before, reached = self._reached.get(event.learner, (0, "", StepsReached(0, 0)))
                 steps = event.steps + (reached.steps if before == source else 0)
-                self._reached[event.learner] = (t_ns, source, Reached(steps, event.step))
+                self._reached[event.learner] = (t_ns, source, StepsReached(steps, event.step))
             if isinstance(event, LearnerSteps | LearnerJoined):
                 self._seen_ns[event.learner] = max(t_ns, self._seen_ns.get(event.learner, 0))
             elif isinstance(event, LearnerFinished):
@@ -78,10 +77,10 @@ class RunWatch:
         """Whether a process of this learner that was started at `since_ns` has joined the run."""
         return self._seen_ns.get(learner, -1) >= since_ns
 
-    def reached_since(self, learner: str, since_ns: int) -> Reached:
+    def reached_since(self, learner: str, since_ns: int) -> StepsReached:
         """How far a process of this learner that was started at `since_ns` has come."""
-        t_ns, _, reached = self._reached.get(learner, (-1, "", Reached(0, 0)))
-        return reached if t_ns >= since_ns else Reached(0, 0)
+        t_ns, _, reached = self._reached.get(learner, (-1, "", StepsReached(0, 0)))
+        return reached if t_ns >= since_ns else StepsReached(0, 0)
 
     def stepped_since(self, since_ns: int) -> bool:
         """Whether any learner has told of steps since then."""

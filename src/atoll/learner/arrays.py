@@ -15,11 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
+from atoll.core import NO_VERSION, Layout, OutgoingPayload, SyncConfig
 from atoll.core import effects as fx
-from atoll.core.config import SyncConfig
-from atoll.core.layout import Layout
-from atoll.core.learner_host import OutgoingPayload
-from atoll.core.messages import NO_VERSION
 from atoll.errors import PayloadError
 from atoll.learner.island import BoundaryOrder
 from atoll.learner.parameters import F32, Parameters, Snapshot, adopt
@@ -55,11 +52,11 @@ class LearnerArrays:
         old = vault.current[fragment]
         new = vault.prepared[fragment].get(effect.version, old)
         assert new is not None and new.version == effect.version, "the machine and the vault disagree"
-        key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.minus)
+        key = AdoptKey(old.version if old is not None else NO_VERSION, effect.rule, effect.already_merged)
         if new.staged is not None and new.staged[0] == key:
             values = new.staged[1]
         else:
-            values = self._stage(fragment, key, old, new, self._sent(fragment, effect.minus))
+            values = self._stage(fragment, key, old, new, self._sent(fragment, effect.already_merged))
         adopt(self._parameters, fragment, values, rule=effect.rule, alpha=effect.alpha)
         vault.adopted(fragment, effect.version)
         return new.checksum
@@ -69,7 +66,7 @@ class LearnerArrays:
     def start_sending(self, effect: fx.Contribute) -> HeldContribution:
         """The snapshot belongs to the contribution from now on."""
         snapshot = self._snapshots.pop(effect.header.fragment)
-        return self.vault.start_sending(effect.header, snapshot, effect.minus, effect.feedback)
+        return self.vault.start_sending(effect.header, snapshot, effect.already_merged, effect.feedback)
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
         sending = self.vault.settle(fragment, seq, merged)
@@ -106,8 +103,8 @@ class LearnerArrays:
         plan = plan_adopt(fragment, made.version, ahead=True)
         if old is None and plan.rule != "overwrite":
             return None
-        key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.minus)
-        make = partial(self._stage, fragment, key, old, made, self._sent(fragment, plan.minus))
+        key = AdoptKey(old.version if old is not None else NO_VERSION, plan.rule, plan.already_merged)
+        make = partial(self._stage, fragment, key, old, made, self._sent(fragment, plan.already_merged))
 
         def stage() -> None:
             try:

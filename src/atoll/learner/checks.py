@@ -47,7 +47,7 @@ def refuse_ranks() -> None:
         )
 
 
-class Together:
+class OptimizerGroup:
     """Several optimizers that were given as a list."""
 
     def __init__(self, optimizers: Sequence[OptimizerLike]) -> None:
@@ -74,7 +74,7 @@ def check_optimizer(optimizer: object, model: nn.Module) -> OptimizerLike | None
         parts = [part for part in checked if part is not None]
         if len(parts) != len(optimizer) or not parts:
             raise ConfigError("optimizer=[...] needs at least one optimizer, and no None; leave it out for none at all")
-        return Together(parts)
+        return OptimizerGroup(parts)
     if not all(hasattr(optimizer, name) for name in ("param_groups", "state_dict", "load_state_dict")):
         raise ConfigError(f"optimizer must be a torch optimizer or a list of them; not {_what(optimizer)}")
     like = _unwrapped(cast(OptimizerLike, optimizer))

@@ -22,7 +22,7 @@ AGREE_LOOK_S = 0.05
 """A certificate that cannot be trusted ends it all, once gRPC has tried too. Kernels are compiled before it does."""
 
 
-class Link(Protocol):
+class LinkView(Protocol):
     """What the doctor sees of the engine."""
 
     @property
@@ -35,7 +35,7 @@ class Link(Protocol):
 class Doctor:
     """A thread beside a learner that joins. It ends when the learner is in, or with `stop`."""
 
-    def __init__(self, options: ClientOptions, learner: str, link: Link, *, patience_s: float) -> None:
+    def __init__(self, options: ClientOptions, learner: str, link: LinkView, *, patience_s: float) -> None:
         self.cause = ""
         """What kept the learner out at the last look."""
         self._options = options

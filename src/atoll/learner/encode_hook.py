@@ -1,4 +1,4 @@
-"""How a contribution becomes bytes. A storm puts something else in between (`atoll.chaos.poison`); nobody else does."""
+"""How a contribution becomes bytes. A storm puts something else in between (`instruments.chaos`); nobody else does."""
 
 from __future__ import annotations
 

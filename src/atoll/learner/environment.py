@@ -18,7 +18,7 @@ from atoll.preload import preload
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LearnerPlace:
     """One learner's place in a run."""
 
     address: str
@@ -53,7 +53,7 @@ def find_place(
     token: str | None,
     tls_ca: str | None,
     run_folder: str | Path | None,
-) -> Place:
+) -> LearnerPlace:
     """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN, ATOLL_TLS_CA, ATOLL_RUN_FOLDER, ATOLL_RANK
     and ATOLL_WORLD. Before that, load what ATOLL_PRELOAD names.
 
@@ -68,7 +68,7 @@ def find_place(
             "`atoll syncer` and set ATOLL_SYNCER=host:port (or pass address=)"
         )
     folder = run_folder or os.environ.get("ATOLL_RUN_FOLDER") or None
-    return Place(
+    return LearnerPlace(
         address=where,
         learner=learner or os.environ.get("ATOLL_LEARNER") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
         token=token if token is not None else os.environ.get("ATOLL_TOKEN", ""),

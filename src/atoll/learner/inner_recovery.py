@@ -3,7 +3,7 @@
 The rungs, best first; which one was used is an event and is in the report:
 
     checkpoint   RUN/learners/<id>/ holds this learner's optimizer state, schedules, random numbers and data position
-    peer         a healthy learner's optimizer state, relayed by the syncer
+    peer         a healthy learner's optimizer state, handed on by the syncer
     parameters   published parameters alone; the learning rate is ramped up over a few steps
     fresh        the run itself is new
 
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.learner_machine import LearnerMachine
+from atoll.core import LearnerMachine
 from atoll.errors import ConfigError, PayloadError
 from atoll.learner.checkpoint import CheckpointFile, CheckpointWriter, WriteStats
 from atoll.learner.checks import heal_optimizer

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 
+from atoll.core import INNER_WAIT_NS, JOIN_TIMEOUT_NS, WAIT_SLICE_NS
 from atoll.core import effects as fx
-from atoll.core.learner_waits import INNER_WAIT_NS, JOIN_TIMEOUT_NS, WAIT_SLICE_NS
 from atoll.errors import UnreachableError
 from atoll.learner.doctor import Doctor
-from atoll.learner.engine import Engine
 from atoll.learner.inner_state import InnerState
-from atoll.learner.patience import Patience
+from atoll.learner.join_deadline import JoinDeadline
+from atoll.learner.shell import LearnerShell
 
 JOIN_TIMEOUT_S = JOIN_TIMEOUT_NS / 1e9
 INNER_WAIT_S = INNER_WAIT_NS / 1e9
 WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
 
 
-def join(engine: Engine, doctor: Doctor, address: str, timeout_s: float) -> None:
+def join(engine: LearnerShell, doctor: Doctor, address: str, timeout_s: float) -> None:
     """Training thread: returns when the model holds the run's published parameters."""
     machine = engine.machine
-    patience = Patience(timeout_s, machine.learner, engine.driver.fetches.arriving, time.monotonic())
+    patience = JoinDeadline(timeout_s, machine.learner, engine.driver.fetches.arriving, time.monotonic())
     with engine.changed:
         while not machine.joined:
             if engine.failure is not None:
@@ -34,7 +34,7 @@ def join(engine: Engine, doctor: Doctor, address: str, timeout_s: float) -> None
                 engine.changed.wait(WAIT_SLICE_S)
 
 
-def _why_not_joined(engine: Engine, doctor: Doctor, address: str, timeout_s: float) -> str:
+def _why_not_joined(engine: LearnerShell, doctor: Doctor, address: str, timeout_s: float) -> str:
     waited = f"after {timeout_s:g} s"
     if engine.ever_linked:
         return (
@@ -50,7 +50,7 @@ def _why_not_joined(engine: Engine, doctor: Doctor, address: str, timeout_s: flo
     )
 
 
-def recover(inner: InnerState, engine: Engine) -> str:
+def recover(inner: InnerState, engine: LearnerShell) -> str:
     """Find this learner's inner state on the best rung there is; returns its name."""
     if inner.restore_own():
         return "checkpoint"
@@ -64,7 +64,7 @@ def recover(inner: InnerState, engine: Engine) -> str:
     return "parameters"
 
 
-def _wait_for_peer(engine: Engine) -> tuple[bytes, str, str]:
+def _wait_for_peer(engine: LearnerShell) -> tuple[bytes, str, str]:
     """A healthy learner's inner state is asked for with the first Hello; it comes while nothing is trained yet."""
     if not engine.machine.wants_inner:
         return b"", "", ""

@@ -27,16 +27,11 @@ from types import TracebackType
 from typing import Any, Self, SupportsFloat, SupportsIndex
 
 from atoll import kernels
+from atoll.core import ASKED_TO_LEAVE, SYNC_WAIT_NS_MAX, WAIT_SLICE_NS, LearnerMachine, Refusal, SyncConfig, numbers
 from atoll.core import effects as fx
-from atoll.core.config import SyncConfig
-from atoll.core.learner_machine import LearnerMachine
-from atoll.core.learner_waits import SYNC_WAIT_NS_MAX, WAIT_SLICE_NS
-from atoll.core.messages import ASKED_TO_LEAVE, Refusal
-from atoll.core.ranks import numbers
 from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError
 from atoll.learner import EXIT_NOT_HANDED_OVER, leaving
 from atoll.learner.doctor import Doctor
-from atoll.learner.engine import DataSource, Engine
 from atoll.learner.environment import find_place
 from atoll.learner.inner_state import InnerState, NoInnerState, Stateful
 from atoll.learner.island import OneProcess, RankCoordinator
@@ -46,6 +41,7 @@ from atoll.learner.leaving import NEVER_STEPPED, hand_over, run_closed, sentence
 from atoll.learner.meter import StepMeter, count_tokens
 from atoll.learner.parameters import Parameters, into
 from atoll.learner.preempt import Preemption
+from atoll.learner.shell import AttachedData, LearnerShell
 from atoll.observe import Writer, events
 from atoll.plugins import load_entry_points
 from atoll.wire import ClientOptions
@@ -100,7 +96,7 @@ class ParametersLearner:
         self._machine = LearnerMachine(place.learner, secrets.token_hex(16), parameters.specs, frozen_checksum)
         self.events: Writer = place.writer()
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
-        self._engine = Engine(parameters, self._machine, options, self.events, ranks)
+        self._engine = LearnerShell(parameters, self._machine, options, self.events, ranks)
         self._doctor = Doctor(options, place.learner, self._engine, patience_s=join_timeout_s)
         self._meter = StepMeter(self.events, self._machine)
         self._inner = inner(self._machine, self.events, place.run_folder) if inner is not None else NoInnerState()
@@ -259,11 +255,11 @@ class ParametersLearner:
         is put back now if this process continues from one."""
         self._inner.keep(name, extra)
 
-    def attach_data(self, source: DataSource) -> None:
+    def attach_data(self, source: AttachedData) -> None:
         """For `atoll.data`: a reader of leased chunks."""
         self._engine.attach_data(source)
 
-    def poke_data(self, source: DataSource) -> None:
+    def poke_data(self, source: AttachedData) -> None:
         """For `atoll.data`: the source has something to report."""
         self._engine.poke_data(source.stream)
 

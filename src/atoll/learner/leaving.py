@@ -6,22 +6,21 @@ import time
 from pathlib import Path
 
 from atoll.codec import get_codec
+from atoll.core import CLOSE_TIMEOUT_NS, LET_GO_NS, WAIT_SLICE_NS, FragmentProgress, LearnerMachine, Refusal
 from atoll.core import effects as fx
-from atoll.core.learner_machine import LearnerMachine
-from atoll.core.learner_waits import CLOSE_TIMEOUT_NS, LET_GO_NS, WAIT_SLICE_NS
-from atoll.core.messages import Refusal
-from atoll.core.progress import FragmentProgress
 from atoll.errors import RefusedError
-from atoll.learner.engine import Engine
+from atoll.learner.shell import LearnerShell
 from atoll.learner.vault import Vault
 
 CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_NS / 1e9
 LET_GO_S = LET_GO_NS / 1e9
 WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
+EXIT_NOT_HANDED_OVER = 4
+"""Exit status of a learner that was told to leave (SIGTERM) and could not hand over its last progress in time."""
 NEVER_STEPPED = "learner.step was never called: nothing was trained; call it once per optimizer step"
 
 
-def hand_over(engine: Engine, address: str, *, flush: bool, reason: str) -> tuple[int, str]:
+def hand_over(engine: LearnerShell, address: str, *, flush: bool, reason: str) -> tuple[int, str]:
     """Hand over, say goodbye, and wait for the syncer's word. Returns the tokens that it does not have, and why."""
     began = time.monotonic()
     with engine.changed:
@@ -42,7 +41,7 @@ def hand_over(engine: Engine, address: str, *, flush: bool, reason: str) -> tupl
         return tokens, leaving.why(address=address, linked=engine.linked, **times)
 
 
-def _wait_for_word(engine: Engine, deadline: float) -> None:
+def _wait_for_word(engine: LearnerShell, deadline: float) -> None:
     while not engine.driver.left and engine.failure is None and time.monotonic() < deadline:
         engine.changed.wait(WAIT_SLICE_S)
         engine.apply(fx.Boundary())
@@ -54,7 +53,7 @@ def _wait_for_word(engine: Engine, deadline: float) -> None:
             engine.apply(fx.Boundary())
 
 
-def _let_go(engine: Engine) -> bool:
+def _let_go(engine: LearnerShell) -> bool:
     return engine.driver.left and not engine.linked
 
 

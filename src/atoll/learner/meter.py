@@ -7,7 +7,7 @@ import operator
 import time
 from typing import SupportsIndex
 
-from atoll.core.learner_machine import LearnerMachine
+from atoll.core import LearnerMachine
 from atoll.errors import ConfigError
 from atoll.observe import Writer, events
 

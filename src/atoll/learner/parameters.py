@@ -18,8 +18,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.layout import Layout
-from atoll.core.messages import TensorSpec
+from atoll.core import Layout, TensorSpec
 
 F32 = NDArray[np.float32]
 MakeValues: TypeAlias = Callable[[F32 | None], F32]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from atoll.core.policy import moving_average
-from atoll.observe import Writer, events
-from atoll.observe.log import thin_text
+from atoll.core import moving_average
+from atoll.observe import Writer, events, thin_text
 
 TOLD_NS_MIN = 200_000_000
 """A transfer that takes less says nothing about the link's rate: it is mostly round trips, or a busy processor."""

@@ -17,7 +17,7 @@ from typing import Self, SupportsFloat
 import torch
 from torch import nn
 
-from atoll.core.learner_machine import LearnerMachine
+from atoll.core import LearnerMachine
 from atoll.errors import LocalProtocolError
 from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
 from atoll.learner.checks import check_optimizer, refuse_ranks, refuse_sharded

@@ -23,8 +23,7 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from atoll.core.layout import Layout
-from atoll.core.messages import TensorSpec
+from atoll.core import Layout, TensorSpec
 from atoll.errors import ConfigError, LayoutError
 from atoll.learner.names import named_parameters, plain_name
 from atoll.learner.parameters import F32, MakeValues, Snapshot

@@ -20,9 +20,7 @@ from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.codec import get_codec
-from atoll.core.config import SyncConfig
-from atoll.core.layout import Layout
-from atoll.core.messages import INLINE_BYTES_MAX, PushHeader
+from atoll.core import INLINE_BYTES_MAX, Layout, PushHeader, SyncConfig
 from atoll.errors import PayloadError
 from atoll.learner.parameters import F32, Snapshot, into
 
@@ -40,7 +38,7 @@ class AdoptKey:
 
     from_version: int
     rule: str
-    minus: tuple[int, ...]
+    already_merged: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -147,12 +145,12 @@ class Vault:
     # ------------------------------------------------------------ contributions
 
     def start_sending(
-        self, header: PushHeader, snapshot: Snapshot, minus: tuple[int, ...], feedback: bool
+        self, header: PushHeader, snapshot: Snapshot, already_merged: tuple[int, ...], feedback: bool
     ) -> HeldContribution:
         current = self.current[header.fragment]
         assert current is not None and current.version == header.base_version
         origin = current.base
-        for seq in minus:
+        for seq in already_merged:
             origin = origin + self.sending[header.fragment, seq].progress()
         sending = HeldContribution(header, snapshot, origin, feedback)
         self.sending[header.fragment, header.seq] = sending

@@ -13,7 +13,7 @@ TRACKED = ("steps", "tokens", *CATEGORIES)
 """The columns of an account's track: running totals against time, categories in nanoseconds."""
 
 
-class Account:
+class TimeAccount:
     """The time of one slot, charged up to `cursor_ns` and no further. Without a cursor nothing is charged: the window
     is not open, or the slot is given back."""
 

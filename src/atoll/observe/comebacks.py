@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.observe import events
 from atoll.observe.durability import Cost
 

@@ -10,49 +10,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.core.events import (
+from atoll.core import (
     Committed as Committed,
 )
-from atoll.core.events import (
+from atoll.core import (
     ContributionReceived as ContributionReceived,
 )
-from atoll.core.events import (
+from atoll.core import (
     ContributionRefused as ContributionRefused,
 )
-from atoll.core.events import (
+from atoll.core import (
     FragmentHealed as FragmentHealed,
 )
-from atoll.core.events import (
+from atoll.core import (
     LearnerAdopted as LearnerAdopted,
 )
-from atoll.core.events import (
+from atoll.core import (
     LearnerDiscarded as LearnerDiscarded,
 )
-from atoll.core.events import (
+from atoll.core import (
     MemberAside as MemberAside,
 )
-from atoll.core.events import (
+from atoll.core import (
     MemberChanged as MemberChanged,
 )
-from atoll.core.events import (
+from atoll.core import (
     NormGuardReset as NormGuardReset,
 )
-from atoll.core.events import (
+from atoll.core import (
     PaceChanged as PaceChanged,
 )
-from atoll.core.events import (
+from atoll.core import (
     RoundAborted as RoundAborted,
 )
-from atoll.core.events import (
+from atoll.core import (
     RoundClosed as RoundClosed,
 )
-from atoll.core.events import (
+from atoll.core import (
     RoundLaunched as RoundLaunched,
 )
-from atoll.core.events import (
+from atoll.core import (
     SyncerRecovered as SyncerRecovered,
 )
-from atoll.core.events import (
+from atoll.core import (
     Warned as Warned,
 )
 
@@ -216,7 +216,7 @@ class LearnerEvaluated:
 @dataclass(frozen=True, slots=True)
 class LearnerRecovered:
     """Where the inner optimizer state of a starting learner came from. `rung` is checkpoint (its own), peer (a healthy
-    learner's, relayed), parameters (none: published parameters and a short warm-up) or fresh (the run itself is
+    learner's, handed on), parameters (none: published parameters and a short warm-up) or fresh (the run itself is
     new)."""
 
     learner: str

@@ -12,9 +12,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.observe import events
-from atoll.observe.account import TRACKED, Account
+from atoll.observe.account import TRACKED, TimeAccount
 from atoll.observe.launches import LaunchBook, report_begin_ns, stopped_with_run
 
 CLAIM_NS_MAX = 10 * SECOND_NS
@@ -41,7 +41,7 @@ class InjectedFault:
 
 
 @dataclass(slots=True)
-class Fault:
+class ObservedFault:
     name: str
     target: str
     detail: str
@@ -94,7 +94,7 @@ class FaultBook:
     """Every fault, in order of its start."""
 
     def __init__(self) -> None:
-        self.faults: list[Fault] = []
+        self.faults: list[ObservedFault] = []
         self.moments_ns: list[int] = []
         """Beginnings and ends of faults that nobody has looked at yet: `RunState` pins them in the tracks."""
         self._started: set[str] = set()
@@ -111,7 +111,7 @@ class FaultBook:
             role = "syncer" if event.target in self._syncers else "learner"
             if event.fault == "away":
                 self._asked.add(event.target)
-            self._add(Fault(event.fault, event.target, event.detail, t_ns, event.until_ns, role=role))
+            self._add(ObservedFault(event.fault, event.target, event.detail, t_ns, event.until_ns, role=role))
         elif isinstance(event, events.FaultEnded):
             if event.fault == "join":
                 self._asked.add(event.target)
@@ -161,16 +161,16 @@ class FaultBook:
             or not stopped_with_run(fault.exit_code, fault.start_ns, self._last_step_ns)
         ]
 
-    def _add(self, fault: Fault) -> None:
+    def _add(self, fault: ObservedFault) -> None:
         if len(self.faults) < FAULTS_MAX:
             self.faults.append(fault)
             self.moments_ns.append(fault.start_ns)
 
-    def _end(self, fault: Fault, end_ns: int) -> None:
+    def _end(self, fault: ObservedFault, end_ns: int) -> None:
         fault.end_ns = end_ns
         self.moments_ns.append(end_ns)
 
-    def _unended(self, target: str) -> list[Fault]:
+    def _unended(self, target: str) -> list[ObservedFault]:
         return [f for f in self.faults if f.target == target and f.end_ns is None and f.cut_ns is None]
 
     def _process_started(self, target: str) -> None:
@@ -211,7 +211,7 @@ class FaultBook:
             if not fault.until_ns and not fault.ended_process and t_ns - fault.start_ns <= CLAIM_NS_MAX:
                 fault.exit_code = event.code
                 return
-        self._add(Fault(CRASH, event.id, "", t_ns, exit_code=event.code, role=event.role))
+        self._add(ObservedFault(CRASH, event.id, "", t_ns, exit_code=event.code, role=event.role))
 
     def _stepped(self, t_ns: int, event: events.LearnerSteps) -> None:
         begin_ns = report_begin_ns(t_ns, event)
@@ -237,7 +237,7 @@ class OtherCost:
 
 @dataclass(frozen=True, slots=True)
 class FaultCost:
-    fault: Fault
+    fault: ObservedFault
     duration_s: float
     lost_s: float
     """Seconds of training that the target lost: down and recovering, or the share by which it was slower."""
@@ -259,8 +259,8 @@ class FaultCost:
 class Reckoning:
     """What the cost of a fault is reckoned from."""
 
-    faults: list[Fault]
-    accounts: Mapping[str, Account]
+    faults: list[ObservedFault]
+    accounts: Mapping[str, TimeAccount]
     launches: LaunchBook
     last_ns: int
 
@@ -270,7 +270,7 @@ def fault_costs(data: Reckoning) -> list[FaultCost]:
     return [_cost(fault, data) for fault in data.faults]
 
 
-def _cost(fault: Fault, data: Reckoning) -> FaultCost:
+def _cost(fault: ObservedFault, data: Reckoning) -> FaultCost:
     faults, accounts, last_ns = data.faults, data.accounts, data.last_ns
     start_ns, end_ns = fault.start_ns, fault.end_by(last_ns)
     before_ns = start_ns - min(max(end_ns - start_ns, BEFORE_NS_MIN), BEFORE_NS_MAX)
@@ -296,7 +296,7 @@ def _cost(fault: Fault, data: Reckoning) -> FaultCost:
     return FaultCost(fault, (end_ns - start_ns) / SECOND_NS, lost_s, lost_steps, others if end_ns > start_ns else [])
 
 
-def _lost(fault: Fault, account: Account | None, times_ns: tuple[int, int, int]) -> tuple[float, float]:
+def _lost(fault: ObservedFault, account: TimeAccount | None, times_ns: tuple[int, int, int]) -> tuple[float, float]:
     before_ns, start_ns, end_ns = times_ns
     if account is None or account.track.start_ns is None or end_ns <= start_ns:
         return 0.0, 0.0
@@ -308,7 +308,7 @@ def _lost(fault: Fault, account: Account | None, times_ns: tuple[int, int, int])
     return (lost_steps / usual if usual > 0 else 0.0), lost_steps
 
 
-def _steps_s(account: Account, start_ns: int, end_ns: int) -> float:
+def _steps_s(account: TimeAccount, start_ns: int, end_ns: int) -> float:
     """Steps per second between two times, without the time spent on testing the model, which is nobody's fault."""
     if end_ns <= start_ns:
         return 0.0

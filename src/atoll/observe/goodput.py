@@ -38,9 +38,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.observe import events
-from atoll.observe.account import CATEGORIES, Account
+from atoll.observe.account import CATEGORIES, TimeAccount
 from atoll.observe.launches import STOP_CODES, LaunchBook, report_begin_ns
 
 
@@ -94,7 +94,7 @@ class GoodputReducer:
     """Feed events in time order with `apply`; `result` can be asked at any time."""
 
     def __init__(self) -> None:
-        self.accounts: dict[str, Account] = {}
+        self.accounts: dict[str, TimeAccount] = {}
         self.launches = LaunchBook()
         self.start_ns: int | None = None
         self.end_ns: int | None = None
@@ -157,9 +157,9 @@ class GoodputReducer:
         for known in (self._pids, self._children, self._silent):
             known.clear()
 
-    def _account(self, t_ns: int, learner: str) -> Account:
+    def _account(self, t_ns: int, learner: str) -> TimeAccount:
         if learner not in self.accounts:
-            self.accounts[learner] = Account()
+            self.accounts[learner] = TimeAccount()
             self.accounts[learner].seen(t_ns, self._opened_ns)
         return self.accounts[learner]
 
@@ -216,7 +216,7 @@ class GoodputReducer:
                 learners[learner] = self._close(learner, account, discards[learner])
         return Goodput(self.launches.elapsed_ns(self.start_ns, self.end_ns) / SECOND_NS, learners)
 
-    def _close(self, learner: str, account: Account, tokens_discarded: float) -> LearnerGoodput:
+    def _close(self, learner: str, account: TimeAccount, tokens_discarded: float) -> LearnerGoodput:
         assert self.end_ns is not None
         seconds = {name: ns / SECOND_NS for name, ns in account.closed_by(self.end_ns).items()}
         return LearnerGoodput(

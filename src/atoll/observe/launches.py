@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.observe import events
 
 SILENCE_NS = 300 * SECOND_NS

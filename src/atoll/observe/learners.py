@@ -15,7 +15,7 @@ GENERATIONS_MAX = 10_000
 
 
 @dataclass(slots=True)
-class LearnerState:
+class LearnerSeen:
     """The newest that is known of one learner, and its loss curves."""
 
     learner: str

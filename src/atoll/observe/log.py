@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.observe import events
 from atoll.observe.comebacks import FRESH, Return
 

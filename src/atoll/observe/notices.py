@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.observe import events
 
 SPELLS_MAX = 1000

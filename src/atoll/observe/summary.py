@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from atoll.core.config import SECOND_NS
+from atoll.core import SECOND_NS
 from atoll.observe import events
-from atoll.observe.account import Account
+from atoll.observe.account import TimeAccount
 from atoll.observe.comebacks import FRESH, ComebackBook, Return
 from atoll.observe.durability import DurabilityBook
-from atoll.observe.faults import BEFORE_NS_MAX, Fault, FaultBook, FaultCost, Reckoning, exit_text, fault_costs
+from atoll.observe.faults import BEFORE_NS_MAX, FaultBook, FaultCost, ObservedFault, Reckoning, exit_text, fault_costs
 from atoll.observe.goodput import Goodput, GoodputReducer
 from atoll.observe.launches import STOP_CODES, Pause
-from atoll.observe.learners import LearnerState, natural_key
+from atoll.observe.learners import LearnerSeen, natural_key
 from atoll.observe.log import LogLine, RunLog, span_text
 from atoll.observe.notices import NoticeBook
 from atoll.observe.reader import read_events
-from atoll.observe.rounds import RoundBook
+from atoll.observe.rounds import RoundHistory
 from atoll.observe.series import Sample
 from atoll.observe.speeds import recent_shares, recent_tokens_s
 from atoll.observe.syncers import SyncerBook
@@ -50,7 +50,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class TokenFates:
     """The fate of every token: processed = merged + pending + the sum of discarded."""
 
     processed: int
@@ -68,8 +68,8 @@ class RunState:
         self.finished: events.RunFinished | None = None
         self.first_ns: int | None = None
         self.last_ns = 0
-        self.learners: dict[str, LearnerState] = {}
-        self.rounds = RoundBook()
+        self.learners: dict[str, LearnerSeen] = {}
+        self.rounds = RoundHistory()
         self.syncer = SyncerBook()
         self.durability = DurabilityBook()
         self.comebacks = ComebackBook()
@@ -146,9 +146,9 @@ class RunState:
                 account.track.pin(moment_ns - BEFORE_NS_MAX - PIN_MARGIN_NS, moment_ns + PIN_MARGIN_NS)
         self._faults.moments_ns.clear()
 
-    def _learner(self, learner: str) -> LearnerState:
+    def _learner(self, learner: str) -> LearnerSeen:
         if learner not in self.learners:
-            self.learners[learner] = LearnerState(learner)
+            self.learners[learner] = LearnerSeen(learner)
             self.learners = dict(sorted(self.learners.items(), key=lambda item: natural_key(item[0])))
         return self.learners[learner]
 
@@ -205,7 +205,7 @@ class RunState:
         one.finished = False
         self._count_restarts(one)
 
-    def _count_restarts(self, one: LearnerState) -> None:
+    def _count_restarts(self, one: LearnerSeen) -> None:
         account = self.account(one.learner)
         one.restarts = account.failures if account is not None else 0
 
@@ -327,7 +327,7 @@ class RunState:
         return self.syncer.away_ns(self.end_ns) / SECOND_NS
 
     @property
-    def faults(self) -> list[Fault]:
+    def faults(self) -> list[ObservedFault]:
         return self._faults.faults
 
     @property
@@ -352,17 +352,19 @@ class RunState:
         return data_parallel_bytes(self.parameters, self.learner_steps, count)
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> TokenFates:
         """From the syncer. Without one (dp, single) every processed token is in the model."""
         if self.stats is None:
-            return Ledger(self._tokens, self._tokens, 0, {})
+            return TokenFates(self._tokens, self._tokens, 0, {})
         stats = self.stats
-        return Ledger(stats.tokens_processed, stats.tokens_merged, stats.tokens_pending, dict(stats.tokens_discarded))
+        return TokenFates(
+            stats.tokens_processed, stats.tokens_merged, stats.tokens_pending, dict(stats.tokens_discarded)
+        )
 
     def goodput(self) -> Goodput:
         return self._goodput.result()
 
-    def account(self, learner: str) -> Account | None:
+    def account(self, learner: str) -> TimeAccount | None:
         return self._goodput.accounts.get(learner)
 
     def fault_costs(self) -> list[FaultCost]:
@@ -404,7 +406,7 @@ class RunState:
         usual = median([rate for rate in rates.values() if rate > 0] or [0.0])
         return {learner: self._state(one, rates[learner], usual) for learner, one in self.learners.items()}
 
-    def _state(self, one: LearnerState, rate: float, usual: float) -> str:
+    def _state(self, one: LearnerSeen, rate: float, usual: float) -> str:
         account = self.account(one.learner)
         if one.finished or one.member == "left" or (account is not None and account.finished_ns is not None):
             return "left"
@@ -424,7 +426,7 @@ class RunState:
         slowed = any(f.target == one.learner and f.name == "slow" and f.end_ns is None for f in self.faults)
         return "slow" if told and (slowed or rate < SLOW_SHARE * usual) else "active"
 
-    def _apart(self, one: LearnerState, rate: float) -> str:
+    def _apart(self, one: LearnerSeen, rate: float) -> str:
         """How a learner is apart from the run, if it is. One that reports steps to this folder is not gone."""
         if one.member in AWAY and not rate:
             return one.member

@@ -30,7 +30,7 @@ from typing import Any
 
 from atoll.errors import FencedSyncerError, StoreError
 from atoll.store.epoch import EPOCH_MAX, SMALL_FILE_BYTES_MAX
-from atoll.store.place import Place
+from atoll.store.remote_folder import RemoteFolder
 
 CLAIM_BEAT_S = 5.0
 """How often a claim is renewed and others are looked for: an overtaken syncer ends within so much and one request. Two
@@ -84,7 +84,7 @@ class Claim:
 class Hold:
     """This process's claim to a location. Every method blocks on the location and belongs on a worker thread."""
 
-    place: Place
+    place: RemoteFolder
     claim: Claim
     taken: bool = False
     before: Claim | None = None
@@ -126,7 +126,7 @@ class Hold:
 
 
 def take_claim(
-    place: Place, *, epoch: int, take_over: bool, say: Callable[[str], None], watch_s: float = CLAIM_WATCH_S
+    place: RemoteFolder, *, epoch: int, take_over: bool, say: Callable[[str], None], watch_s: float = CLAIM_WATCH_S
 ) -> Hold:
     """Claim a location for a syncer whose epoch is at least `epoch`. Raises StoreError while another one uses it
     (unless `take_over`), and OSError if it cannot be reached."""
@@ -148,12 +148,12 @@ def take_claim(
     return hold
 
 
-def later_claim(place: Place, epoch: int) -> Hold:
+def later_claim(place: RemoteFolder, epoch: int) -> Hold:
     """For a location that cannot be reached yet: it is claimed with the first renewal that reaches it."""
     return Hold(place, _new_claim(epoch))
 
 
-def _watch(place: Place, found: Claim, say: Callable[[str], None], watch_s: float) -> Claim:
+def _watch(place: RemoteFolder, found: Claim, say: Callable[[str], None], watch_s: float) -> Claim:
     """Return once nothing has moved for so long; StoreError as soon as something does."""
     say(f"{place.url} is claimed by another syncer ({found.holder}); watching for {watch_s:g} s whether it lives")
     deadline_s = time.monotonic() + watch_s
@@ -172,7 +172,7 @@ def _watch(place: Place, found: Claim, say: Callable[[str], None], watch_s: floa
     return found
 
 
-def _newest(place: Place) -> Claim | None:
+def _newest(place: RemoteFolder) -> Claim | None:
     for name, number in _newest_first(place):
         data = place.read_small(name, SMALL_FILE_BYTES_MAX)
         if data is not None:  # else it was deleted since, by a newer one
@@ -180,7 +180,7 @@ def _newest(place: Place) -> Claim | None:
     return None
 
 
-def _newest_first(place: Place) -> list[tuple[str, int]]:
+def _newest_first(place: RemoteFolder) -> list[tuple[str, int]]:
     found = [(name, int(match[1])) for name in place.sizes("") if (match := _NAME.fullmatch(name))]
     return sorted(found, key=lambda entry: entry[1], reverse=True)
 

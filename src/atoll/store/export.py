@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core.layout import Layout, build_layout, elements_of
-from atoll.core.messages import TensorSpec
+from atoll.core import Layout, TensorSpec, build_layout, elements_of
 from atoll.errors import ConfigError, StoreError
 from atoll.store.files import Replacement
 from atoll.store.loaded import LoadedFragment

@@ -1,7 +1,7 @@
 """Places where this room can be made to die or to meet a broken disk.
 
 `hit(name)` stands before every write, sync, rename and header flip. It does nothing until somebody installs what shall
-happen there: tests and storms do (`atoll.chaos.failpoints`, which lists the names), the product never does.
+happen there: tests and storms do (`atoll.instruments.chaos.failpoints`, which lists the names), the product never does.
 
 Points that end in "mid" write the first half of their bytes before they are hit, which is how torn writes are made.
 """

@@ -115,7 +115,7 @@ class _Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RecordPosition:
     """Where a record lies."""
 
     number: int
@@ -147,7 +147,7 @@ class Recording:
         with self._lock:
             self._about = dict(about)
 
-    def append(self, head: Mapping[str, Any], parts: Sequence[files.Buffer] = ()) -> Place:
+    def append(self, head: Mapping[str, Any], parts: Sequence[files.Buffer] = ()) -> RecordPosition:
         """Append one record. It is durable after `sync` of its place. After an OSError nothing of it counts."""
         with self._lock:
             segment = self._segment
@@ -155,7 +155,7 @@ class Recording:
                 segment = self._begin()
             offset = segment.size
             self._write(segment, head, parts)
-            return Place(segment.number, offset, segment.size, segment)
+            return RecordPosition(segment.number, offset, segment.size, segment)
 
     def close(self) -> None:
         with self._lock:

@@ -41,7 +41,7 @@ from atoll.store.manifest import (
     Manifest,
     decode_manifest,
 )
-from atoll.store.place import Place
+from atoll.store.remote_folder import RemoteFolder
 from atoll.store.tensorfile import decode_file, encode_header
 
 LABELS_PER_EPOCH = 1_000_000
@@ -79,7 +79,7 @@ class SnapshotTarget:
             raise ConfigError(f"keep is {keep}, and at least one snapshot must be kept; use --keep 1 or more")
         self.url = url
         self.keep = keep
-        self._place = Place(url, options)
+        self._place = RemoteFolder(url, options)
 
     def claim(self, *, epoch: int, take_over: bool, say: Callable[[str], None], watch_s: float = CLAIM_WATCH_S) -> Hold:
         """Claim this place for one syncer (`store.claim`), with an epoch above that of every snapshot here."""
@@ -163,7 +163,7 @@ class SnapshotTarget:
 class SnapshotDraft:
     """A snapshot in the making. `put_fragment` may be called from several threads."""
 
-    def __init__(self, target: SnapshotTarget, place: Place, label: int) -> None:
+    def __init__(self, target: SnapshotTarget, place: RemoteFolder, label: int) -> None:
         self.label = label
         self.name = _name(label)
         self.url = f"{place.url}/{self.name}"
@@ -217,7 +217,7 @@ class SnapshotDraft:
 
 def load_snapshot(url: str, options: Mapping[str, Any] | None = None) -> LoadedSnapshot:
     """Read one snapshot, or the newest good one of a folder of snapshots."""
-    place = Place(url, options)
+    place = RemoteFolder(url, options)
     if _NAME.fullmatch(place.url.rpartition("/")[2]) or place.size(MANIFEST_FILE) is not None:
         try:
             return _read_patiently(place, "")
@@ -232,7 +232,7 @@ def load_snapshot(url: str, options: Mapping[str, Any] | None = None) -> LoadedS
     return loaded
 
 
-def _read_patiently(place: Place, name: str) -> LoadedSnapshot:
+def _read_patiently(place: RemoteFolder, name: str) -> LoadedSnapshot:
     """Read with some retries: a passing fault of a network must not cost the newest snapshot."""
     for _ in range(READ_TRIES - 1):
         with contextlib.suppress(OSError):
@@ -241,7 +241,7 @@ def _read_patiently(place: Place, name: str) -> LoadedSnapshot:
     return _read(place, name)
 
 
-def _read(place: Place, name: str) -> LoadedSnapshot:
+def _read(place: RemoteFolder, name: str) -> LoadedSnapshot:
     prefix = f"{name}/" if name else ""
     size = place.size(prefix + MANIFEST_FILE)
     if size is None:
@@ -267,7 +267,7 @@ def _read(place: Place, name: str) -> LoadedSnapshot:
     return loaded
 
 
-def _checked(place: Place, prefix: str, file: str, entry: FileEntry) -> NDArray[np.uint8]:
+def _checked(place: RemoteFolder, prefix: str, file: str, entry: FileEntry) -> NDArray[np.uint8]:
     data = place.read(prefix + file, entry.size)
     if xxhash.xxh3_64_hexdigest(data.data) != entry.xxh3:
         raise PayloadError(f"{file} does not match its checksum")

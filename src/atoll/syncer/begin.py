@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.core.beginning import EPOCHS_SKIPPED, Begin
-from atoll.core.durable import EPOCH_KEY, Recovery
+from atoll.core import EPOCH_KEY, EPOCHS_SKIPPED, Begin, Recovery
 from atoll.errors import StoreError
 from atoll.observe import Writer, events
 from atoll.store import Hold, RunStore, SnapshotTarget
-from atoll.syncer import SyncerOptions
+from atoll.syncer.options import SyncerOptions
 from atoll.syncer.recover import first_line, recover
 from atoll.syncer.state import Stored
 

@@ -5,29 +5,29 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core import effects as fx
-from atoll.core.config import SECOND_NS
-from atoll.core.messages import (
+from atoll.core import (
     NO_VERSION,
+    SECOND_NS,
     WHOLE_CODEC,
     FetchHeader,
     FetchKind,
     FetchRequest,
+    InnerSlot,
     PushHeader,
     PushKind,
     PushReply,
     Refusal,
 )
-from atoll.core.relays import Relay
+from atoll.core import effects as fx
 from atoll.errors import PayloadError, RefusedError
+from atoll.syncer.inner_buffer import InnerBuffer
 from atoll.syncer.platform import AsyncioPlatform
-from atoll.syncer.relay import RelayBuffer
-from atoll.syncer.state import Held, ModelState, Update
+from atoll.syncer.state import InspectedPayload, ModelState, Update
 
 THETA_COPIES_MAX = 8
 """Whole-fragment copies kept for joiners. Learners that join together fetch the same versions, so a few are enough;
 each is 4 bytes per parameter of one fragment."""
-RELAY_LINGER_NS = 10 * SECOND_NS
+INNER_LINGER_NS = 10 * SECOND_NS
 """How long the last piece of an inner state is kept after it was asked for, in case that the transfer breaks."""
 
 
@@ -91,30 +91,30 @@ class BulkService:
             return PushReply(False, Refusal.BUSY, "the joiner has not taken the earlier pieces yet; send it again")
         return self.driver.complete_push(header, payload, finite=finite)
 
-    def _take(self, header: PushHeader, finite: bool, held: Held) -> PushReply:
+    def _take(self, header: PushHeader, finite: bool, held: InspectedPayload) -> PushReply:
         norm = float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
         return self.driver.complete_push(header, held, finite=finite, norm=norm)
 
-    def _buffer(self, slot: int) -> RelayBuffer:
-        return self.platform.inner.setdefault(slot, RelayBuffer())
+    def _buffer(self, slot: int) -> InnerBuffer:
+        return self.platform.inner.setdefault(slot, InnerBuffer())
 
     async def _give_inner(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
         slot, piece = request.fragment, request.version
-        relay = self.machine.inner_relay(slot, request.learner, request.generation)
-        if relay is None or not 0 <= piece < relay.pieces:
-            raise RefusedError(Refusal.UNKNOWN_VERSION, f"relay {slot} has no piece {piece} for this learner")
-        self.driver.apply(fx.RelayTaken(slot, done=False))
+        inner_slot = self.machine.inner_slot(slot, request.learner, request.generation)
+        if inner_slot is None or not 0 <= piece < inner_slot.pieces:
+            raise RefusedError(Refusal.UNKNOWN_VERSION, f"inner slot {slot} has no piece {piece} for this learner")
+        self.driver.apply(fx.InnerTaken(slot, done=False))
         found = await self._buffer(slot).get(piece)
         if found is None:
             raise RefusedError(Refusal.BUSY, f"piece {piece} has not come yet; ask again")
         payload, checksum = found
-        if piece == relay.pieces - 1:
-            self.platform.later(RELAY_LINGER_NS, lambda: self._end_relay(relay))
+        if piece == inner_slot.pieces - 1:
+            self.platform.later(INNER_LINGER_NS, lambda: self._end_slot(inner_slot))
         return FetchHeader(piece, "inner", payload.nbytes, checksum), payload.data
 
-    def _end_relay(self, relay: Relay) -> None:
-        if self.machine.inner_relay(relay.slot, relay.joiner, relay.joiner_generation) is relay:
-            self.driver.apply(fx.RelayTaken(relay.slot, done=True))
+    def _end_slot(self, inner_slot: InnerSlot) -> None:
+        if self.machine.inner_slot(inner_slot.slot, inner_slot.joiner, inner_slot.joiner_generation) is inner_slot:
+            self.driver.apply(fx.InnerTaken(inner_slot.slot, done=True))
 
     # ------------------------------------------------------------ fetches
 

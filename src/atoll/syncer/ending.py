@@ -12,7 +12,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from atoll.core.membership import MemberState
+from atoll.core import MemberState
 from atoll.errors import FencedSyncerError
 from atoll.observe import Writer, events
 from atoll.syncer.shell import SyncerShell

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from atoll.core.membership import Member, MemberState
+from atoll.core import Member, MemberState
 
 if TYPE_CHECKING:
     from atoll.syncer.shell import SyncerShell

@@ -11,9 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from atoll.core.membership import MEMBERS_MAX
-from atoll.observe import Writer, events
-from atoll.observe.events import Event
+from atoll.core import MEMBERS_MAX
+from atoll.observe import Event, Writer, events
 
 WARNINGS_KEPT = 20
 """A screen of them; all are in the events."""

@@ -19,20 +19,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.codec import needed_bytes_s
+from atoll.core import (
+    INLINE_BYTES_MAX,
+    NO_VERSION,
+    ContributionId,
+    ContributionRecord,
+    Layout,
+    MemberAside,
+    Published,
+    StoreOutcome,
+    SyncerDriver,
+    SyncerMachine,
+    SyncerMessage,
+    VersionToStore,
+)
 from atoll.core import effects as fx
-from atoll.core.events import MemberAside
-from atoll.core.layout import Layout
-from atoll.core.messages import INLINE_BYTES_MAX, NO_VERSION, Published, SyncerMessage
-from atoll.core.rounds import Contribution, ContributionId
-from atoll.core.syncer_driver import StoreOutcome, SyncerDriver, VersionToStore
-from atoll.core.syncer_machine import SyncerMachine
 from atoll.errors import FencedSyncerError
 from atoll.observe import events
 from atoll.store import failpoints
-from atoll.syncer.keeper import Keeper
+from atoll.syncer.inner_buffer import InnerBuffer
 from atoll.syncer.news import Flow, News
-from atoll.syncer.relay import RelayBuffer
-from atoll.syncer.state import Held, ModelState
+from atoll.syncer.state import InspectedPayload, ModelState
+from atoll.syncer.state_writer import StateWriter
 
 T = TypeVar("T")
 WORKERS = 2
@@ -42,14 +50,14 @@ THIN_LOOK_S = 20.0
 
 
 class AsyncioPlatform:
-    def __init__(self, machine: SyncerMachine, keeper: Keeper, writer: News) -> None:
+    def __init__(self, machine: SyncerMachine, keeper: StateWriter, writer: News) -> None:
         self.machine = machine
         self.keeper = keeper
         self.driver = SyncerDriver(machine, self, keeper.gate)
         self.state: ModelState | None = None
         self.copies: OrderedDict[int, tuple[int, int, memoryview]] = OrderedDict()
         """Whole fragments for joiners: version, checksum, bytes."""
-        self.inner: dict[int, RelayBuffer] = {}
+        self.inner: dict[int, InnerBuffer] = {}
         self.sends: dict[int, Callable[[SyncerMessage], None]] = {}
         self.flow_up, self.flow_down = Flow(), Flow()
         """Payload bytes per second and learner."""
@@ -227,10 +235,14 @@ class AsyncioPlatform:
         self._tell_layout(self.state.layout)
         done(checksums)
 
-    def merge(self, merge: fx.Merge, payloads: list[Held], done: Callable[[fx.MergeFinished], None]) -> None:
+    def merge(
+        self, merge: fx.Merge, payloads: list[InspectedPayload], done: Callable[[fx.MergeFinished], None]
+    ) -> None:
         self.start(self._merge(merge, payloads, done))
 
-    async def _merge(self, merge: fx.Merge, held: list[Held], done: Callable[[fx.MergeFinished], None]) -> None:
+    async def _merge(
+        self, merge: fx.Merge, held: list[InspectedPayload], done: Callable[[fx.MergeFinished], None]
+    ) -> None:
         assert self.state is not None
         recorder, arrays = self.keeper.recorder, self.state.fragments[merge.fragment]
         await recorder.anchor(merge.fragment, arrays, "gap", merge.round - 1)
@@ -337,11 +349,13 @@ class AsyncioPlatform:
         self._writer.emit(events.DurabilityChanged(level, self.keeper.level, text))
         print(f"atoll syncer: {text}", flush=True)
 
-    def keep_handed(self, items: list[tuple[Contribution, Held]], processed: int, done: Callable[[], None]) -> None:
+    def keep_handed(
+        self, items: list[tuple[ContributionRecord, InspectedPayload]], processed: int, done: Callable[[], None]
+    ) -> None:
         self.start(self._keep_handed(items, processed, done))
 
     async def _keep_handed(
-        self, items: list[tuple[Contribution, Held]], processed: int, done: Callable[[], None]
+        self, items: list[tuple[ContributionRecord, InspectedPayload]], processed: int, done: Callable[[], None]
     ) -> None:
         if not self.driver.gate.fenced:
             await self.keeper.keep_handed([(item, held.payload) for item, held in items], processed)

@@ -4,7 +4,7 @@ A fragment is *anchored* while the recording holds all that leads to its current
 every merge. The recorder sees to it that a fragment is anchored before it is merged:
 
     seed       the first parameters, at version 0
-    restart    the state that an earlier syncer left. If that syncer had recorded all of it (its column on disk says so)
+    restart    the state that an earlier syncer left. If that syncer had recorded all of it (its record on disk says so)
                the checksums are enough; else, and for what comes from a snapshot, the arrays are written
     heal       the state after a learner has brought lost parameters back
     gap        the state after the disk could not take a merge: what lies between is not in the recording
@@ -24,18 +24,15 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from atoll.core.config import SyncConfig
-from atoll.core.durable import Column
-from atoll.core.effects import Merge
-from atoll.core.layout import Layout
+from atoll.core import FragmentRecord, Layout, Merge, SyncConfig
 from atoll.observe import Writer, events
-from atoll.store import Place, Recording
-from atoll.syncer.state import FragmentArrays, Held
+from atoll.store import Recording, RecordPosition
+from atoll.syncer.state import FragmentArrays, InspectedPayload
 
 RECORD_RETRY_S = 5.0
 """Pause after a failed write, as the keeper's: a disk that is full stays so for minutes."""
 RECORDED = "recorded"
-"""In the column of a commit: the recording of the run with this id leads to exactly this version."""
+"""In the record of a commit: the recording of the run with this id leads to exactly this version."""
 HERE, ZERO, DERIVED = "here", "zero", "derived"
 """How an array of a state is recorded: its bytes, as zeros, or as what earlier records lead to."""
 
@@ -76,14 +73,18 @@ class Recorder:
             self._recording.describe({**about, "layout": layout.fingerprint})
             self._run, self._codec = run, config.codec_up
 
-    def resume(self, columns: Mapping[int, Column]) -> None:
-        """What an earlier syncer left comes from these columns, which say whether the recording leads to them."""
+    def resume(self, fragment_records: Mapping[int, FragmentRecord]) -> None:
+        """What an earlier syncer left comes from these records, which say whether the recording leads to them."""
         if self._recording is not None and self._recording.begun:
-            led = {f: int(column["version"]) for f, column in columns.items() if column.get(RECORDED) == self._run}
+            led = {
+                f: int(fragment_record["version"])
+                for f, fragment_record in fragment_records.items()
+                if fragment_record.get(RECORDED) == self._run
+            }
             self._known = led
 
     def mark(self, fragment: int, version: int) -> dict[str, Any]:
-        """What the column of a commit says about the recording."""
+        """What the record of a commit says about the recording."""
         return {RECORDED: self._run} if self._at.get(fragment) == version else {}
 
     def close(self) -> None:
@@ -121,13 +122,13 @@ class Recorder:
 
     # ------------------------------------------------------------ merges
 
-    async def payloads(self, merge: Merge, held: Sequence[Held]) -> list[Place] | None:
+    async def payloads(self, merge: Merge, held: Sequence[InspectedPayload]) -> list[RecordPosition] | None:
         """Make the contributions of a merge durable while it is computed, which hides their sync; None if that failed.
         Measured with 4 int4 contributions of 4.2M parameters: what is left for `decision` takes 2 ms instead of 8."""
         recording = self._recording
         if recording is None or merge.fragment not in self._at:
             return None
-        places: list[Place] = []
+        places: list[RecordPosition] = []
 
         def write() -> None:
             for identity, item in zip(merge.contributions, held, strict=True):
@@ -140,7 +141,7 @@ class Recorder:
 
         return places if await self._try(merge.fragment, merge.version, write) else None
 
-    async def decision(self, merge: Merge, checksum: int, places: Sequence[Place] | None) -> None:
+    async def decision(self, merge: Merge, checksum: int, places: Sequence[RecordPosition] | None) -> None:
         """Make a merge durable in the recording, before its version is committed."""
         recording = self._recording
         if recording is None or places is None:

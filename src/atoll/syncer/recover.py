@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from atoll.core.config import EARLIER_DEFAULTS, SyncConfig
-from atoll.core.durable import SETTINGS_KEY, Recovery, settings_of
+from atoll.core import EARLIER_DEFAULTS, SETTINGS_KEY, Recovery, SyncConfig, settings_of
 from atoll.errors import StoreError
 from atoll.store import LoadedFragment, LoadedSnapshot, RunStore, SnapshotTarget
 from atoll.syncer.state import Stored
@@ -67,7 +66,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def settle(asked: SyncConfig | Mapping[str, Any], rows: Mapping[str, Any] | None) -> tuple[SyncConfig, list[str]]:
+def agree_on_settings(
+    asked: SyncConfig | Mapping[str, Any], rows: Mapping[str, Any] | None
+) -> tuple[SyncConfig, list[str]]:
     """The settings that a run begins with (`rows` is None) or goes on with, and what its user should know of them.
 
     A mapping holds what was asked for; the rest is as it was, and for a run that begins the default.
@@ -95,9 +96,9 @@ def _recovery(
     source: str,
     problems: list[str],
 ) -> tuple[Recovery, Stored]:
-    columns = {index: dict(fragment.meta) for index, fragment in fragments.items()}
+    fragment_records = {index: dict(fragment.meta) for index, fragment in fragments.items()}
     stored = {i: (f.version, int(f.meta["checksum"]), f.arrays) for i, f in fragments.items()}
-    return Recovery(rows, columns, exact, source, problems), stored
+    return Recovery(rows, fragment_records, exact, source, problems), stored
 
 
 def _with_settings(snapshot: LoadedSnapshot) -> dict[str, Any]:

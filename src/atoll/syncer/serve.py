@@ -15,20 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll import kernels
+from atoll.core import SETTINGS_KEY, Recovery
 from atoll.core import effects as fx
-from atoll.core.durable import SETTINGS_KEY, Recovery
 from atoll.errors import AtollError, ConfigError, FencedSyncerError, LaunchError
 from atoll.observe import EventWriter, NullWriter, Writer, events
 from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
-from atoll.syncer import EXIT_FENCED, SyncerOptions
 from atoll.syncer.begin import claim_location, epoch_of, find, how_to_begin
 from atoll.syncer.claim import ClaimKeeper
 from atoll.syncer.ending import Ending, ModelFile
-from atoll.syncer.keeper import Keeper
 from atoll.syncer.news import News
-from atoll.syncer.recover import settle
+from atoll.syncer.options import EXIT_FENCED, SyncerOptions
+from atoll.syncer.recover import agree_on_settings
 from atoll.syncer.shell import SyncerShell
 from atoll.syncer.snapshotter import Snapshotter
+from atoll.syncer.state_writer import StateWriter
 from atoll.syncer.teller import Teller, names
 from atoll.wire import RunningServer, ServerOptions, serve
 
@@ -58,13 +58,13 @@ async def _serve(options: SyncerOptions) -> int:
     started_ns = time.monotonic_ns()
     found, problems = find(options, store, target)
     load_ns = time.monotonic_ns() - started_ns
-    keeper = Keeper(store, options.durability, options.durability_interval_s, writer, record=options.record)
+    keeper = StateWriter(store, options.durability, options.durability_interval_s, writer, record=options.record)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
     begin = how_to_begin(options, found[0] if found is not None else None, problems, hold, writer)
     if found is None and store is not None:
         store.remember(dict.fromkeys(store.rows()))  # what a run that never began may have left
     epoch = epoch_of(store, found[0] if found is not None else None, hold, take_over=options.take_over)
-    config, said = settle(options.config, found[0].rows if found is not None else None)
+    config, said = agree_on_settings(options.config, found[0].rows if found is not None else None)
     shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin)
     teller = Teller(say, lambda learner: _peer(shell, learner))
     writer.tell = teller.hear

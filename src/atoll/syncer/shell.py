@@ -14,30 +14,30 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from atoll.core import effects as fx
-from atoll.core.beginning import Begin
-from atoll.core.config import SyncConfig
-from atoll.core.durable import Recovery
-from atoll.core.messages import (
-    Contribution,
+from atoll.core import (
+    Begin,
+    ContributionId,
     Hello,
+    InlinePush,
     LearnerMessage,
     PushKind,
     PushReply,
+    Recovery,
     Refusal,
     Refused,
+    SyncConfig,
+    SyncerMachine,
     SyncerMessage,
 )
-from atoll.core.rounds import ContributionId
-from atoll.core.syncer_machine import SyncerMachine
+from atoll.core import effects as fx
 from atoll.errors import AtollError, ConfigError, FencedSyncerError, PayloadError, RefusedError
 from atoll.observe import Writer, events
 from atoll.syncer.bulk import BulkService
-from atoll.syncer.keeper import Keeper
 from atoll.syncer.looks import look_in
 from atoll.syncer.news import News
 from atoll.syncer.platform import AsyncioPlatform
-from atoll.syncer.state import Held, ModelState, Stored
+from atoll.syncer.state import InspectedPayload, ModelState, Stored
+from atoll.syncer.state_writer import StateWriter
 
 T = TypeVar("T")
 NAMED_MAX = 20
@@ -54,10 +54,10 @@ class SyncerShell(BulkService):
         writer: Writer,
         *,
         epoch: int = 1,
-        keeper: Keeper | None = None,
+        keeper: StateWriter | None = None,
         begin: Begin | None = None,
     ) -> None:
-        self.keeper = keeper if keeper is not None else Keeper(None, "none", 0.0, writer)
+        self.keeper = keeper if keeper is not None else StateWriter(None, "none", 0.0, writer)
         self.news = writer if isinstance(writer, News) else News(writer)
         machine = SyncerMachine(config, run, epoch, begin)
         super().__init__(AsyncioPlatform(machine, self.keeper, self.news))
@@ -129,7 +129,7 @@ class SyncerShell(BulkService):
         state = self.platform.state = ModelState(machine.layout, machine.config)
         state.restore(stored)
         recorder.begin(machine.run, machine.config, machine.layout)
-        recorder.resume(recovery.columns)
+        recorder.resume(recovery.fragment_records)
         if recorder.on:
             self.platform.start(self.platform.anchor_restored())
         for item in recovery.handed:
@@ -144,7 +144,9 @@ class SyncerShell(BulkService):
         """What came from a snapshot is not in this syncer's state folder: put it there."""
         self.driver.take_in(rows, fragments)
 
-    def _inspect_handed(self, state: ModelState, identity: ContributionId, payload: NDArray[np.uint8]) -> Held:
+    def _inspect_handed(
+        self, state: ModelState, identity: ContributionId, payload: NDArray[np.uint8]
+    ) -> InspectedPayload:
         """What a learner that left has handed over is in the codec of its time, and cannot be asked for again."""
         try:
             return state.inspect(identity.fragment, payload)[1]
@@ -156,16 +158,16 @@ class SyncerShell(BulkService):
             ) from error
 
     async def copy_fragment(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]], dict[str, object]]:
-        """A consistent copy of one fragment for a snapshot: version, arrays, column."""
+        """A consistent copy of one fragment for a snapshot: version, arrays, record."""
         state = self.platform.state
         assert state is not None
         async with self.platform.turn(fragment):
-            column = self.machine.column(fragment)
+            fragment_record = self.machine.fragment_record(fragment)
             version = state.fragments[fragment].version
             copies = await self.on_a_worker(
                 lambda: {name: array.copy() for name, array in state.durable(fragment).items()}
             )
-        return version, copies, column
+        return version, copies, fragment_record
 
     # ------------------------------------------------------------ SyncerService: control
 
@@ -187,12 +189,12 @@ class SyncerShell(BulkService):
             raise RefusedError(refusals[0].code, refusals[0].detail)
 
     def receive(self, session: int, message: LearnerMessage) -> None:
-        if isinstance(message, Contribution):
+        if isinstance(message, InlinePush):
             self.driver.answer_inline(session, message.header, self._take_inline(message))
         else:
             self.driver.apply(fx.FromLearner(session, message))
 
-    def _take_inline(self, message: Contribution) -> PushReply:
+    def _take_inline(self, message: InlinePush) -> PushReply:
         """A small contribution on the control connection: the same checks as for a push, without its round trips."""
         header, payload = message.header, message.payload
         self.inline_up += len(payload)

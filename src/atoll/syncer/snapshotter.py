@@ -72,8 +72,8 @@ class Snapshotter:
         try:
             versions = []
             for fragment in range(machine.config.fragments):
-                version, arrays, column = await shell.copy_fragment(fragment)
-                await loop.run_in_executor(self._thread, draft.put_fragment, fragment, version, arrays, column)
+                version, arrays, fragment_record = await shell.copy_fragment(fragment)
+                await loop.run_in_executor(self._thread, draft.put_fragment, fragment, version, arrays, fragment_record)
                 versions.append(version)
             about = {
                 "run": machine.run,
@@ -83,7 +83,7 @@ class Snapshotter:
                 "created_s": int(time.time()),
             }
             await loop.run_in_executor(self._thread, shell.keeper.check_epoch)
-            # The facts are taken last: they must be at least as new as every column.
+            # The facts are taken last: they must be at least as new as every record.
             stats = await loop.run_in_executor(self._thread, draft.finish, machine.rows(), about)
         except BaseException:
             await asyncio.shield(loop.run_in_executor(self._thread, draft.abandon))

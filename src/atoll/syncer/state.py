@@ -28,10 +28,7 @@ from atoll.codec import (
     merge_fragment,
     reduce,
 )
-from atoll.core.config import SyncConfig
-from atoll.core.layout import BLOCK, Fragment, Layout, elements_of, padded
-from atoll.core.messages import NO_VERSION
-from atoll.core.policy import scales_steps
+from atoll.core import BLOCK, NO_VERSION, Fragment, Layout, SyncConfig, elements_of, padded, scales_steps
 from atoll.errors import ConfigError, PayloadError
 
 F32 = NDArray[np.float32]
@@ -53,7 +50,7 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class InspectedPayload:
     """A contribution's bytes and the norms that were measured when it came in."""
 
     payload: U8
@@ -158,13 +155,13 @@ class ModelState:
 
     # ------------------------------------------------------------ contributions and merges
 
-    def inspect(self, fragment: int, payload: U8) -> tuple[bool, Held]:
+    def inspect(self, fragment: int, payload: U8) -> tuple[bool, InspectedPayload]:
         """Finite or not, and the norm of each slice: the guards' view of a contribution, and half of its merge."""
         size = self.layout.fragments[fragment].size
         finite, norms = get_codec(self.config.codec_up).inspect(payload, size, self._slices[fragment][0])
-        return finite, Held(payload, norms)
+        return finite, InspectedPayload(payload, norms)
 
-    def merge(self, fragment: int, held: Sequence[Held], weights: Sequence[float]) -> MergeResult:
+    def merge(self, fragment: int, held: Sequence[InspectedPayload], weights: Sequence[float]) -> MergeResult:
         """Merge, take the outer step and make the next version. Untouched if the result is not finite."""
         arrays, config = self.fragments[fragment], self.config
         payloads, norms = [item.payload for item in held], [item.norms for item in held]

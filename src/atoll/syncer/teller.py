@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from atoll.observe import events
-from atoll.observe.events import Event
+from atoll.observe import Event, events
 
 WINDOW_S = 10.0
 LINES_MAX = 20

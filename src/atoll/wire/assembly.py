@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
-from atoll.core.messages import Refusal
+from atoll.core import Refusal
 from atoll.errors import RefusedError
 from atoll.wire.parts import RawPart
 from atoll.wire.service import Bytes

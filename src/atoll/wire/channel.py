@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.core.messages import Refusal
+from atoll.core import Refusal
 from atoll.errors import AtollError, ConfigError, FencedError, RefusedError, UnreachableError
 from atoll.wire.address import TEST_NETWORK, is_in_test_network, is_loopback, split_address, split_addresses
 from atoll.wire.limits import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.core.config import FRAGMENTS_MAX
-from atoll.core.messages import NO_VERSION, RELAYS_MAX
+from atoll.core import FRAGMENTS_MAX, INNER_SLOTS_MAX, NO_VERSION
 from atoll.errors import RemoteProtocolError
 from atoll.wire.limits import COUNT_MAX, ID_CHARS_MAX, TEXT_CHARS_MAX
 
@@ -50,8 +49,8 @@ def fragment(name: str, value: int) -> int:
 
 
 def slot(name: str, value: int) -> int:
-    """A relay of inner state."""
-    return count(name, value, high=RELAYS_MAX - 1)
+    """An inner slot of inner state."""
+    return count(name, value, high=INNER_SLOTS_MAX - 1)
 
 
 def version(name: str, value: int) -> int:

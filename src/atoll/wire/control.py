@@ -169,7 +169,7 @@ class ControlClient:
             self._closed = True
             self._call.cancel()
             return
-        (self._payloads if isinstance(message, m.Contribution | m.Leave) else self._queue).append(message)
+        (self._payloads if isinstance(message, m.InlinePush | m.Leave) else self._queue).append(message)
         self._drained.clear()
         self._wake.set()
 

@@ -10,8 +10,8 @@ import json
 from functools import partial
 from typing import Any
 
+from atoll.core import FRAGMENTS_MAX, TENSOR_MERGES, SyncConfig
 from atoll.core import messages as m
-from atoll.core.config import FRAGMENTS_MAX, TENSOR_MERGES, SyncConfig
 from atoll.errors import ConfigError, RemoteProtocolError
 from atoll.wire import checks, limits
 from atoll.wire.generated import atoll_pb2 as pb
@@ -82,10 +82,10 @@ _discard_count = record(
     cause=partial(checks.choice, choices=tuple(m.Discard)),
     tokens=checks.count,
 )
-_contribution = record(m.Contribution, payload=payload(m.INLINE_BYTES_MAX), header=inside(check_push_header))
+_contribution = record(m.InlinePush, payload=payload(m.INLINE_BYTES_MAX), header=inside(check_push_header))
 
 
-def _parse_contribution(message: Any) -> m.Contribution:
+def _parse_contribution(message: Any) -> m.InlinePush:
     contribution = _contribution(message)
     kind = contribution.header.kind
     if kind is not m.PushKind.CONTRIBUTION:
@@ -99,7 +99,7 @@ _LEARNER_FIELDS: dict[type[m.LearnerMessage], str] = {
     m.Progress: "progress",
     m.Nothing: "nothing",
     m.Leave: "leave",
-    m.Contribution: "contribution",
+    m.InlinePush: "contribution",
     m.DataReport: "data_report",
 }
 _LEARNER_PARSERS: dict[str, Parse[m.LearnerMessage]] = {
@@ -220,7 +220,7 @@ _SYNCER_FIELDS: dict[type[m.SyncerMessage], str] = {
     m.Fate: "fate",
     m.Reseed: "reseed",
     m.Stop: "stop",
-    m.Received: "received",
+    m.InlineReply: "received",
     m.Heal: "heal",
     m.Donate: "donate",
     m.InnerOffer: "inner_offer",
@@ -252,7 +252,7 @@ _SYNCER_PARSERS: dict[str, Parse[m.SyncerMessage]] = {
     "fate": record(m.Fate, fragment=checks.fragment, seq=checks.count, version=checks.version, reason=checks.text),
     "reseed": record(m.Reseed, reason=checks.text),
     "stop": record(m.Stop, reason=checks.text),
-    "received": record(m.Received, fragment=checks.fragment, seq=checks.count, reply=inside(check_push_reply)),
+    "received": record(m.InlineReply, fragment=checks.fragment, seq=checks.count, reply=inside(check_push_reply)),
     "heal": record(m.Heal, fragments=_fragments),
     "donate": record(m.Donate, slot=checks.slot, bases=_bases),
     "inner_offer": _parse_inner_offer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from atoll.core.messages import INNER_PIECE_BYTES, PushHeader, PushKind, PushReply
+from atoll.core import INNER_PIECE_BYTES, PushHeader, PushKind, PushReply
 from atoll.errors import RemoteProtocolError
 from atoll.wire import checks
 from atoll.wire.generated import atoll_pb2 as pb
@@ -59,7 +59,7 @@ def check_push_header(header: Any) -> PushHeader:
 def _check_inner(header: PushHeader) -> None:
     """One piece of inner state, where several fields mean other things: see PushKind.INNER. The service has nothing to
     hold its size against, so the bound here is the one that counts."""
-    checks.slot("PushHeader.fragment (relay slot)", header.fragment)
+    checks.slot("PushHeader.fragment (inner slot)", header.fragment)
     checks.count("PushHeader.size of a piece", header.size, low=1, high=INNER_PIECE_BYTES)
     checks.count("PushHeader.steps (pieces)", header.steps, low=1, high=INNER_PIECES_MAX)
     checks.count("PushHeader.seq (piece)", header.seq, high=header.steps - 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 import xxhash
 
-from atoll.core.messages import FetchHeader, FetchKind, FetchRequest, PushHeader, PushReply, Refused
+from atoll.core import FetchHeader, FetchKind, FetchRequest, PushHeader, PushReply, Refused
 from atoll.errors import PayloadError, RemoteProtocolError
 from atoll.wire import checks
 from atoll.wire.convert import parse_refused
@@ -168,7 +168,7 @@ def parse_push_reply(data: bytes) -> PushReply:
 def parse_fetch_request(data: bytes) -> FetchRequest:
     request = _fetch_request(parse_bytes(pb.FetchRequest, data))
     if request.kind is FetchKind.INNER:
-        checks.slot("FetchRequest.fragment (relay slot)", request.fragment)
+        checks.slot("FetchRequest.fragment (inner slot)", request.fragment)
         checks.count("FetchRequest.version (piece)", request.version, high=INNER_PIECES_MAX - 1)
     return request
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from atoll.core.messages import FetchKind, PushKind
+from atoll.core import FetchKind, PushKind
 from atoll.errors import RemoteProtocolError
 from atoll.wire import checks
 

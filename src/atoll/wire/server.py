@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.core.messages import FetchHeader, FetchRequest, Refusal
+from atoll.core import FetchHeader, FetchRequest, Refusal
 from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import Any
 
-from atoll.core.messages import PROTOCOL_OLDEST, Hello, Progress, Published, Refusal, Refused, SyncerMessage, Welcome
+from atoll.core import PROTOCOL_OLDEST, Hello, Progress, Published, Refusal, Refused, SyncerMessage, Welcome
 from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire.convert import encode_syncer_message, parse_learner_message
 from atoll.wire.limits import FLUSH_S, HELLO_S, SESSION_SILENCE_S

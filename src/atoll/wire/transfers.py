@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from atoll.core.messages import PushHeader, PushReply, Refusal
+from atoll.core import PushHeader, PushReply, Refusal
 from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire.assembly import Assembly
 from atoll.wire.buffers import Buffers

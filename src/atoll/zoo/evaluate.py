@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.errors import ConfigError, CorpusError
-from atoll.learner.load import load_model
+from atoll.learner import load_model
 from atoll.zoo.corpus import Corpus
 from atoll.zoo.gpt import GPT, next_byte_loss
 from atoll.zoo.presets import model_config

@@ -22,7 +22,7 @@ WSD_DECAY_SHARE = 0.2
 """Share of the run that the decay of `wsd` takes at its end."""
 
 
-class OptimizerLike(Protocol):
+class TrainingOptimizer(Protocol):
     """What the training loop and the learner need of an optimizer."""
 
     @property
@@ -131,7 +131,7 @@ def _muon(hidden: list[nn.Parameter], lr: float | Tensor) -> Muon:
 
 
 @torch.no_grad()
-def set_lr(optimizer: OptimizerLike, lr: float) -> None:
+def set_lr(optimizer: TrainingOptimizer, lr: float) -> None:
     """Give every group the learning rate `lr`. A tensor is filled in place, because CUDA graphs read it there."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import SupportsFloat
 
-from atoll.observe.events import LearnerSteps
+from atoll.observe import LearnerSteps
 
 EMIT_EVERY_NS = 250_000_000
 """At most four events a second: enough for a live view, nothing for the disk."""
@@ -19,7 +19,7 @@ SLOW_FACTOR_MAX = 1000.0
 SLOW_SLEEP_S_MAX = 60.0
 
 
-class StepMeter:
+class StepReporter:
     """Adds up steps and says them as LearnerSteps, at most four times a second.
 
     The `_ns` fields add up to the time since the last event: `stall` and `overhead` as told, the rest is compute. The

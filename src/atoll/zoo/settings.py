@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from atoll.core.config import one_of
+from atoll.core import one_of
 from atoll.errors import ConfigError
 from atoll.zoo.presets import OPTIMIZERS, model_config, own_lr
 
@@ -122,7 +122,7 @@ class WorkerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class WorkerSeat:
     """Who this worker is."""
 
     rank: int
@@ -134,7 +134,7 @@ class Seat:
     """While this file exists the worker is slow (see SlowDown)."""
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Seat:
+    def from_environment(cls, environment: Mapping[str, str]) -> WorkerSeat:
         """From the variables that the launcher sets."""
         try:
             rank = int(environment["ATOLL_RANK"])

@@ -6,7 +6,7 @@ import signal
 from types import FrameType
 
 
-class Stop:
+class StopSignal:
     """Before `arm` a signal ends the process at once: there is nothing to lose yet. After it, the loop is asked to end.
 
     A second signal always ends the process: the loop may be waiting for somebody who is gone. Both give the shell's

@@ -24,15 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 import atoll.data
 from atoll.errors import ConfigError
 from atoll.learner import EXIT_NOT_HANDED_OVER, Learner
-from atoll.observe import EventWriter
-from atoll.observe.events import LearnerEvaluated, LearnerFinished, LearnerJoined, LearnerStarted
+from atoll.observe import EventWriter, LearnerEvaluated, LearnerFinished, LearnerJoined, LearnerStarted
 from atoll.zoo.corpus import Batches, Corpus, load_corpus
 from atoll.zoo.evaluate import autocast, eval_totals, held_out_batches, save_model
 from atoll.zoo.gpt import GPT, build_model, next_byte_loss
-from atoll.zoo.optim import OptimizerLike, clip_grad_norm, lr_at, make_optimizer, set_lr
-from atoll.zoo.pacing import SlowDown, StepMeter
-from atoll.zoo.settings import RANKS_FILE, Seat, WorkerConfig
-from atoll.zoo.stop import Stop
+from atoll.zoo.optim import TrainingOptimizer, clip_grad_norm, lr_at, make_optimizer, set_lr
+from atoll.zoo.pacing import SlowDown, StepReporter
+from atoll.zoo.settings import RANKS_FILE, WorkerConfig, WorkerSeat
+from atoll.zoo.stop import StopSignal
 
 CHUNK_STEPS = 8
 """Steps of one leased chunk: what the loss of a learner repeats at most, and some seconds between two leases."""
@@ -67,16 +66,16 @@ class Workbench:
     """What every method starts from: the same initial parameters on every learner, and data of its own."""
 
     config: WorkerConfig
-    seat: Seat
+    seat: WorkerSeat
     device: torch.device
     model: GPT
-    optimizer: OptimizerLike
+    optimizer: TrainingOptimizer
     corpus: Corpus
     held_out: list[tuple[Tensor, Tensor]]
     slow: SlowDown
 
     @classmethod
-    def build(cls, config: WorkerConfig, seat: Seat) -> Workbench:
+    def build(cls, config: WorkerConfig, seat: WorkerSeat) -> Workbench:
         if config.threads:
             torch.set_num_threads(config.threads)
         device = pick_device(config.device, seat.rank)
@@ -143,7 +142,7 @@ def pick_device(name: str, rank: int) -> torch.device:
 # ---------------------------------------------------------------- decoupled and diloco
 
 
-def train_with_atoll(bench: Workbench, stop: Stop) -> None:
+def train_with_atoll(bench: Workbench, stop: StopSignal) -> None:
     """Train through `atoll.Learner` until the run's budget is reached.
 
     A learner alone may do the whole budget (the others may have died), so that is its own limit. Address, id and token
@@ -184,14 +183,14 @@ def train_with_atoll(bench: Workbench, stop: Stop) -> None:
 # ---------------------------------------------------------------- dp and single
 
 
-def train_single(bench: Workbench, stop: Stop) -> None:
+def train_single(bench: Workbench, stop: StopSignal) -> None:
     """One process, learners x steps steps of the same batch: the tokens of the other methods, one after another."""
     with _events(bench) as events:
         events.emit(LearnerJoined(bench.seat.learner, generation=1, step=0, wait_ns=0))
         _train_locally(bench, stop, events, bench.model, StallClock())
 
 
-def train_dp(bench: Workbench, stop: Stop) -> None:
+def train_dp(bench: Workbench, stop: StopSignal) -> None:
     """DistributedDataParallel over gloo. The ranks, all on this machine, meet at a file: a port that is free when it is
     chosen may be taken when it is used."""
     with _events(bench) as events:
@@ -217,11 +216,13 @@ def train_dp(bench: Workbench, stop: Stop) -> None:
             dist.destroy_process_group()
 
 
-def _train_locally(bench: Workbench, stop: Stop, events: EventWriter, model: nn.Module, stall: StallClock) -> None:
+def _train_locally(
+    bench: Workbench, stop: StopSignal, events: EventWriter, model: nn.Module, stall: StallClock
+) -> None:
     """The loop of `dp` and `single`."""
     config = bench.config
     world, total = (config.learners, config.steps) if config.method == "dp" else (1, config.learners * config.steps)
-    meter = StepMeter(bench.seat.learner, events.emit)
+    meter = StepReporter(bench.seat.learner, events.emit)
     batches = bench.batches()
     stop.arm()
     try:
@@ -244,7 +245,7 @@ def _train_locally(bench: Workbench, stop: Stop, events: EventWriter, model: nn.
     events.emit(LearnerFinished(bench.seat.learner, meter.step_count, meter.tokens_total, reason))
 
 
-def _evaluate(bench: Workbench, events: EventWriter, meter: StepMeter, world: int) -> None:
+def _evaluate(bench: Workbench, events: EventWriter, meter: StepReporter, world: int) -> None:
     """Evaluate the model; with dp each rank takes its share of the windows, so that none waits for rank 0 to do it."""
     began_ns = time.monotonic_ns()
     rank = bench.seat.rank if world > 1 else 0

@@ -16,21 +16,21 @@ import os
 import sys
 from pathlib import Path
 
-from atoll.core.messages import Refusal
+from atoll.core import Refusal
 from atoll.errors import ConfigError, CorpusError, RefusedError
-from atoll.zoo.settings import Seat, WorkerConfig
-from atoll.zoo.stop import Stop
+from atoll.zoo.settings import WorkerConfig, WorkerSeat
+from atoll.zoo.stop import StopSignal
 
 
 def main(arguments: list[str]) -> int:
     """Train as told; gives the exit status."""
-    stop = Stop()
+    stop = StopSignal()
     try:
         if len(arguments) != 1:
             raise ConfigError("usage: python -m atoll.zoo.worker CONFIG (JSON text, or the path of a JSON file)")
         text = arguments[0] if arguments[0].lstrip().startswith("{") else Path(arguments[0]).read_text()
         config = WorkerConfig.from_json(text)
-        seat = Seat.from_environment(os.environ)
+        seat = WorkerSeat.from_environment(os.environ)
 
         from atoll.zoo.train import TRAINERS, Workbench  # torch takes seconds: settings are checked before
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.codec.protocol import F64
-from atoll.core.config import MERGES
+from atoll.core import MERGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.codec.protocol import F32
-from atoll.core.config import OUTERS
+from atoll.core import OUTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,143 @@
+"""Many seeds, on all cores: what they came to, and the first failures in full."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from atoll.errors import ConfigError
+from atoll.instruments.check import Violation
+from atoll.instruments.sim.drawing import DRAW_VERSION, draw, is_default
+from atoll.instruments.sim.run import RunReport, run_scenario
+from atoll.instruments.sim.shrink import shrink
+from atoll.instruments.sim.workers import workers
+
+SEEDS_MAX = 10_000_000
+JOBS_MAX = 1024
+CHUNK = 4
+"""Seeds that a worker takes at a time: a second or two of work."""
+FAILURES_EXPLAINED = 3
+"""Failures that are run again with a trace and shrunk; the others are listed by their seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedOutcome:
+    """What one seed came to, without its trace."""
+
+    seed: int
+    violations: tuple[Violation, ...]
+    events: int
+    simulated_ns: int
+    faults: tuple[str, ...]
+    commits: int
+    defaults: bool
+    """Whether it ran the settings that a user gets who chooses none."""
+
+
+@dataclass(slots=True)
+class FuzzReport:
+    first: int = 0
+    seeds: int = 0
+    defaults: int = 0
+    """Seeds that ran the default settings."""
+    events: int = 0
+    simulated_ns: int = 0
+    commits: int = 0
+    seconds: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    failures: list[SeedOutcome] = field(default_factory=list)
+    interrupted: bool = False
+    """Ctrl-C ended it before all seeds were done."""
+
+    def add(self, outcome: SeedOutcome) -> None:
+        self.seeds += 1
+        self.defaults += outcome.defaults
+        self.events += outcome.events
+        self.simulated_ns += outcome.simulated_ns
+        self.commits += outcome.commits
+        self.faults.update(outcome.faults)
+        if outcome.violations:
+            self.failures.append(outcome)
+
+    def to_dict(self) -> dict[str, object]:
+        """What `--json` prints."""
+        return {
+            "draw": DRAW_VERSION,
+            "first": self.first,
+            "seeds": self.seeds,
+            "defaults": self.defaults,
+            "violations": len(self.failures),
+            "failing_seeds": [outcome.seed for outcome in self.failures],
+            "simulated_hours": round(self.simulated_ns / 3.6e12, 3),
+            "faults": sum(self.faults.values()),
+            "fault_kinds": dict(sorted(self.faults.items())),
+            "commits": self.commits,
+            "events": self.events,
+            "seconds": round(self.seconds, 3),
+            "seeds_per_s": round(self.seeds / self.seconds, 3) if self.seconds else 0.0,
+            "events_per_s": round(self.events / self.seconds) if self.seconds else 0,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A failure with its last events, and the smallest scenario found that still shows it."""
+
+    whole: RunReport
+    small: RunReport
+
+
+def run_seed(seed: int) -> SeedOutcome:
+    report = run_scenario(draw(seed))
+    kinds = tuple(fault.kind for fault in report.scenario.faults)
+    defaults = is_default(report.scenario.config)
+    return SeedOutcome(seed, report.violations, report.events, report.simulated_ns, kinds, report.commits, defaults)
+
+
+def fuzz(
+    seeds: int,
+    *,
+    first: int = 0,
+    jobs: int = 0,
+    minutes: float = 0.0,
+    progress: Callable[[FuzzReport], None] = lambda report: None,
+) -> FuzzReport:
+    """Run seeds first, first + 1, ... on `jobs` cores (0: all there are); `minutes` ends it earlier (0: never)."""
+    if not 1 <= seeds <= SEEDS_MAX:
+        raise ConfigError(f"--seeds must be between 1 and {SEEDS_MAX}, not {seeds}")
+    if not 0 <= jobs <= JOBS_MAX:
+        raise ConfigError(f"--jobs must be between 0 (all cores) and {JOBS_MAX}, not {jobs}")
+    if first < 0:
+        raise ConfigError(f"--first must not be negative, not {first}")
+    if not 0.0 <= minutes < math.inf:
+        raise ConfigError(f"--minutes must be 0 (no limit) or more, not {minutes}")
+    report = FuzzReport(first)
+    began_s = time.monotonic()
+    try:
+        for outcome in _outcomes(range(first, first + seeds), jobs or os.cpu_count() or 1):
+            report.add(outcome)
+            report.seconds = time.monotonic() - began_s
+            progress(report)
+            if minutes and report.seconds > 60 * minutes:
+                break
+    except KeyboardInterrupt:
+        report.interrupted = True
+    return report
+
+
+def _outcomes(seeds: Iterable[int], jobs: int) -> Iterator[SeedOutcome]:
+    if jobs == 1:
+        yield from map(run_seed, seeds)
+        return
+    with workers(jobs) as pool:
+        yield from pool.map(run_seed, seeds, chunksize=CHUNK)
+
+
+def explain(seed: int) -> Explained:
+    """Run a failing seed again with a trace, and find a smaller scenario with the same failure."""
+    whole = run_scenario(draw(seed), tracing=True)
+    return Explained(whole, shrink(whole))

@@ -1,0 +1,223 @@
+"""Run one scenario to its end: faults, then a healed world that must make progress, then a close that loses nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.core import MERGED_KEPT, SECOND_NS
+from atoll.core import effects as fx
+from atoll.instruments.check import Checkers, Liveness, Violation, facts
+from atoll.instruments.sim.learner_host import LearnerHost
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario
+from atoll.instruments.sim.world import World
+
+SETTLE_NS = 150 * SECOND_NS
+"""Joining (120 s at most) and finding each other again after the last fault."""
+CLOSE_NS = 60 * SECOND_NS
+"""Leaving takes 20 s at most, then the syncer merges what is left."""
+GLANCE_NS = SECOND_NS // 2
+LOOK_NS = 5 * SECOND_NS
+"""How often the books and sizes are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    scenario: Scenario
+    violations: tuple[Violation, ...]
+    events: int
+    facts: int
+    simulated_ns: int
+    faults: int
+    commits: int
+    last: tuple[str, ...]
+    lines: tuple[str, ...]
+    final: tuple[tuple[int, int], ...]
+    """(version, checksum) of every fragment at the end."""
+
+    @property
+    def digest(self) -> str:
+        """Of the trace: two runs of one scenario must agree on it, whatever machine they ran on."""
+        return hashlib.sha256("\n".join(self.lines).encode()).hexdigest()[:16]
+
+
+def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checkers | None = None) -> RunReport:
+    world = World(scenario, tracing=tracing, checkers=checkers)
+    crash: list[Violation] = []
+    try:
+        _run(world)
+    except AssertionError as error:
+        crash.append(Violation("assert", f"{error or 'an assertion failed'} ({_where(error)})"))
+    except Exception as error:  # a machine must never raise: that is a finding, with its seed, like any other
+        crash.append(Violation("crash", f"{type(error).__name__}: {error} ({_where(error)})"))
+    syncer = world.syncer
+    final: tuple[tuple[int, int], ...] = ()
+    if syncer is not None:
+        final = tuple((track.version, track.checksum) for track in syncer.machine.book.tracks)
+    return RunReport(
+        scenario,
+        (*crash, *world.checkers.violations),
+        world.events,
+        world.checkers.fed,
+        world.now_ns,
+        world.faults_done,
+        sum(version for version, _ in final),
+        tuple(world.last),
+        tuple(world.lines),
+        final,
+    )
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    place = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} in {code.co_name}"
+        trace = trace.tb_next
+    return place
+
+
+def _run(world: World) -> None:
+    scenario = world.scenario
+    world.begin()
+    world.clock.at(LOOK_NS, _look, world)
+    if not world.clock.run(int(scenario.seconds * 1e9)):
+        return
+    world.heal()
+    config = scenario.config
+    slowest_ns = max(spec.step_ns for spec in world.specs.values())
+    bound_ns = SETTLE_NS + 3 * config.quorum_timeout_ns + 8 * config.sync_every * slowest_ns
+    until_ns = world.now_ns + bound_ns
+    watch = _Watch(world, until_ns)
+    _run_until(world, until_ns, watch.satisfied)
+    if not world.broken:
+        if not watch.satisfied() and not _is_lost(world):
+            world.observe(facts.Ended(world.now_ns))
+        _close(world)
+
+
+def _run_until(world: World, until_ns: int, satisfied: Callable[[], bool]) -> None:
+    """Run on, looking up now and then whether that is enough."""
+    while world.now_ns < until_ns and not satisfied():
+        if not world.clock.run(min(until_ns, world.now_ns + GLANCE_NS)):
+            return
+
+
+class _Watch:
+    """The run must show that it goes on, every fragment and everybody's work, or that its budget is spent."""
+
+    def __init__(self, world: World, until_ns: int) -> None:
+        self._world = world
+        names = tuple(
+            n for n, s in zip(world.scenario.names, world.scenario.learners, strict=True) if _keeps_up(world, s)
+        )
+        world.observe(facts.Calm(world.now_ns, until_ns, world.scenario.config.fragments, names))
+        self._liveness = next(c for c in world.checkers.checkers if isinstance(c, Liveness))
+        self._wanted = (set(range(world.scenario.config.fragments)), set(names))
+
+    def satisfied(self) -> bool:
+        if self._world.syncer is not None and self._world.syncer.machine.stopping:
+            return True
+        return self._wanted[0] <= self._liveness.fragments and self._wanted[1] <= self._liveness.learners
+
+
+def _is_lost(world: World) -> bool:
+    """Whether a part of the run is nowhere any more, and the syncer says so and waits for its operator's word: with
+    nothing on disk, whoever held it has gone."""
+    machine = world.syncer.machine if world.syncer is not None else None
+    return machine is not None and machine.healing is not None and "--new-run" in machine.waits
+
+
+def _keeps_up(world: World, spec: LearnerSpec) -> bool:
+    """Whether this learner's contributions can arrive before they are too old by the run's own settings. One on a thin
+    and far link in a run with very short rounds cannot, and that is not a fault of the protocol's."""
+    scenario, config = world.scenario, world.scenario.config
+    fastest_ns = min(other.step_ns for other in scenario.learners)
+    window_ns = config.carry_versions_max * config.sync_every * fastest_ns
+    rate = min(spec.up_bits_per_s or 1e12, spec.down_bits_per_s or 1e12)
+    bytes_moved = 40_000 if not scenario.inline else 2_500
+    transfer_ns = int(config.fragments * bytes_moved * 8e9 / rate)
+    lost_ns = int(spec.loss * 20 * SECOND_NS)
+    turn_ns = 8 * (spec.latency_ns + spec.link_jitter_ns) + spec.encode_ns + spec.step_ns + transfer_ns + lost_ns
+    return 2 * turn_ns < window_ns or len(scenario.learners) == 1
+
+
+def _close(world: World) -> None:
+    """Everybody leaves, the syncer merges what is left and ends."""
+    world.finishing = True
+    for host in world.learners.values():
+        if not host.dead:
+            host.call(host.close, "the run is over")
+    until_ns = world.now_ns + CLOSE_NS
+    _run_until(world, until_ns, lambda: all(host.dead for host in world.learners.values()))
+    syncer = world.syncer
+    if syncer is not None and not world.broken:
+        syncer.call(syncer.hear, fx.StopRequested("the run is over"))
+        _run_until(world, world.now_ns + CLOSE_NS, lambda: bool(syncer.finished))
+    if not world.broken:
+        _last_checks(world)
+
+
+def _last_checks(world: World) -> None:
+    syncer = world.syncer
+    if _is_lost(world):
+        return
+    if syncer is None or not syncer.machine.committed:
+        world.checkers.checkers[4].complain("the run was never begun again after the last fault")
+        return
+    if not syncer.finished:
+        world.checkers.checkers[4].complain("the syncer did not come to an end after everybody had left")
+    for host in world.hosts:
+        _lived(world, host)
+    _books(world)
+    whole = world.disk.lossless and syncer.level == "commit"
+    total = sum(host.machine.tokens for host in world.hosts)
+    told = [host for host in world.hosts if host.ended == "left"] if whole else []
+    world.observe(facts.Processed(sum(host.machine.tokens for host in told), total))
+    if syncer.finished:
+        world.observe(facts.Rested(whole and world.one_run))
+        held = [identity for identity in syncer.driver.held if not syncer.machine.holds(identity)]
+        world.observe(facts.Sizes("contributions kept without need", len(held), 0))
+        world.observe(
+            facts.Sizes("inner states kept without need", len(syncer.inner.keys() - syncer.machine.inner_slots.open), 0)
+        )
+    if whole and world.one_run:
+        final = {track.index: (track.version, track.checksum) for track in syncer.machine.book.tracks}
+        for replayed in world.tape.replay(final):
+            world.observe(replayed)
+
+
+def _lived(world: World, host: LearnerHost) -> None:
+    host.count_able()
+    longest_ns = int(host.spec.step_ns * (1 + host.spec.jitter / 2))
+    waits = world.scenario.config.synchronous or host.slowed
+    world.observe(facts.Lived(host.name, host.instance, host.machine.steps, host.able_ns, longest_ns, waits))
+
+
+def _books(world: World) -> None:
+    assert world.syncer is not None
+    ledger = world.syncer.machine.ledger
+    for fragment in range(len(world.syncer.machine.book.tracks)):
+        line = ledger.fragment_totals(fragment)
+        world.observe(facts.Books(fragment, line.processed, line.merged, line.pending, line.discarded))
+
+
+def _look(world: World) -> None:
+    """Every few seconds: the books, and how much of everything there is."""
+    syncer = world.syncer
+    if syncer is not None and not syncer.dead and syncer.machine.layout is not None:
+        _books(world)
+        fragments, members = world.scenario.config.fragments, len(syncer.machine.membership.members)
+        generations = members + len(world.hosts)
+        world.observe(facts.Sizes("contributions held", len(syncer.driver.held), 3 * fragments * generations))
+        world.observe(facts.Sizes("rows on the tape", len(world.disk.rows), members + fragments + 8))
+        kept = max((len(m) for x in syncer.machine.membership.members.values() for m in x.merged), default=0)
+        world.observe(facts.Sizes("merged contributions remembered", kept, MERGED_KEPT))
+    for host in world.learners.values():
+        outstanding = max((len(p.outstanding) for p in host.machine.fragments), default=0)
+        world.observe(facts.Sizes("contributions in the air of one fragment", outstanding, 2))
+        prepared = max((len(p.prepared) for p in host.machine.fragments), default=0)
+        world.observe(facts.Sizes("versions waiting to be adopted", prepared, 3))
+    world.clock.after(LOOK_NS, _look, world)

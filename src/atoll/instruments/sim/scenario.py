@@ -1,0 +1,223 @@
+"""A whole run as data: who takes part, how fast, over which links, with which settings, and what goes wrong when.
+
+`drawing.draw` makes one from a number. A scenario can be written down as JSON and read again, which is how a failing
+one is kept, shrunk and made a test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from atoll.core import LATER_SETTINGS, SECOND_NS, SyncConfig, meant, one_of
+from atoll.errors import ConfigError
+from atoll.instruments.chaos import DIRECTIONS, KINDS, Fault
+from atoll.instruments.sim.ranges import flag, real, whole
+
+SCENARIO_FORMAT = 1
+SIM_KINDS: Mapping[str, tuple[str, bool]] = {
+    **{name: (kind.targets[0], kind.lasting) for name, kind in KINDS.items()},
+    "power": ("syncer", False),
+    "rot": ("syncer", False),
+    "disk_slow": ("syncer", True),
+    "takeover": ("syncer", False),
+    "wipe": ("syncer", False),
+    "lose": ("learner", True),
+    "break": ("learner", True),
+    "mute": ("learner", True),
+}
+"""Every kind of fault that this world knows -> (what it hits, whether it lasts). Besides those of `chaos`:
+power: the syncer's machine loses its power, and what was not synced is gone; rot: a slot on its disk becomes
+unreadable, and it restarts; disk_slow: writes take `amount` times as long; takeover: a second syncer opens the run
+while the first one still lives; wipe: its machine is lost with all that was on its disk; lose: `amount` of all packets
+must be sent again; break: `amount` of all calls are broken off, before or after they did their work; mute: the
+learner's reports arrive, its contributions do not (an uplink that is too thin for them)."""
+AMOUNTS: Mapping[str, tuple[float, float]] = {
+    **{name: kind.amount_allowed for name, kind in KINDS.items() if kind.amount is not None},
+    "disk_slow": (1.0, 1000.0),
+    "lose": (0.0, 1.0),
+    "break": (0.0, 1.0),
+}
+"""Least and greatest amount of the kinds that have one."""
+TARGET_CHARS_MAX = 200
+"""As for a plan of `atoll.instruments.chaos`."""
+DURABILITIES = ("commit", "interval", "none")
+LEARNERS_MAX = 1_000_000
+FAULTS_MAX = 10_000
+SEED_MAX = 2**64 - 1
+SECONDS_MAX = 366 * 86_400.0
+"""As for a plan of `atoll.instruments.chaos`: a year."""
+TOOK_NS_MAX = 86_400 * SECOND_NS
+"""Nothing that a process does takes longer than a day."""
+TOKENS_MAX = 10**9
+"""Of one step: a thousand times the largest batches."""
+BITS_PER_S_MIN, BITS_PER_S_MAX = 1.0, 1e15
+SCENARIO_BYTES_MAX = 64_000_000
+"""Room for hundreds of thousands of learners; those that `atoll sim` draws are 5 kB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimFault:
+    kind: str
+    target: str
+    at_s: float
+    lasts_s: float = 0.0
+    """0 for an instant. A learner that is killed stays down so long (0: for the usual pause of a supervisor)."""
+    amount: float = 0.0
+    direction: str = "both"
+    variant: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in SIM_KINDS:
+            raise ConfigError(f"unknown fault {self.kind!r}; the simulator knows {', '.join(sorted(SIM_KINDS))}")
+        if not isinstance(self.target, str) or not 1 <= len(self.target) <= TARGET_CHARS_MAX:
+            raise ConfigError(f"fault {self.kind}: its target must be syncer or the name of a learner")
+        hits, lasts = SIM_KINDS[self.kind]
+        what = f"fault {self.kind} on {self.target}"
+        real(f"{what}: at_s", self.at_s, 0.0, SECONDS_MAX)
+        real(f"{what}: lasts_s", self.lasts_s, 0.0, SECONDS_MAX)
+        if bool(self.lasts_s) != lasts and not (self.kind == "kill" and self.target != "syncer"):
+            raise ConfigError(f"{what} {'lasts: give lasts_s' if lasts else 'is an instant: leave out lasts_s'}")
+        if self.kind in AMOUNTS:
+            real(f"{what}: amount", self.amount, *AMOUNTS[self.kind])
+        one_of(f"{what}: direction", self.direction, DIRECTIONS)
+        if self.kind == "poison":
+            one_of(f"{what}: variant", self.variant, KINDS["poison"].variants)
+        if self.target == "syncer" and hits != "syncer" and self.kind not in ("kill", "freeze"):
+            raise ConfigError(f"fault {self.kind} cannot hit the syncer; name a learner, such as learner-0")
+        if self.target != "syncer" and hits == "syncer":
+            raise ConfigError(f"fault {self.kind} hits the syncer, not {self.target!r}; use syncer as its target")
+
+    @classmethod
+    def of_plan(cls, fault: Fault, seconds: float) -> SimFault:
+        """A fault of a chaos plan; shares of the run become seconds."""
+        at_s = fault.at_s if fault.at_s >= 0 else fault.at_progress * seconds
+        until_s = fault.until_progress * seconds - at_s if fault.until_progress else fault.lasts_s
+        return cls(fault.kind, fault.target, at_s, max(0.0, until_s), fault.amount, fault.direction, fault.variant)
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerSpec:
+    step_ns: int = 200_000_000
+    tokens: int = 16
+    """Of one step."""
+    jitter: float = 0.0
+    """A step takes between 1 - jitter/2 and 1 + jitter/2 times `step_ns`."""
+    latency_ns: int = 1_000_000
+    link_jitter_ns: int = 0
+    up_bits_per_s: float = 0.0
+    down_bits_per_s: float = 0.0
+    loss: float = 0.0
+    encode_ns: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        whole("a learner's step_ns", self.step_ns, 1, TOOK_NS_MAX)
+        whole("a learner's tokens", self.tokens, 1, TOKENS_MAX)
+        real("a learner's jitter", self.jitter, 0.0, 1.0)
+        for name in ("latency_ns", "link_jitter_ns", "encode_ns"):
+            whole(f"a learner's {name}", getattr(self, name), 0, TOOK_NS_MAX)
+        for name in ("up_bits_per_s", "down_bits_per_s"):
+            if getattr(self, name) != 0.0:
+                real(f"a learner's {name}", getattr(self, name), BITS_PER_S_MIN, BITS_PER_S_MAX)
+        real("a learner's loss", self.loss, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    seed: int
+    config: SyncConfig
+    learners: tuple[LearnerSpec, ...]
+    """learner-0, learner-1, ..."""
+    seconds: float = 60.0
+    """How long faults may begin; then the world is healed."""
+    faults: tuple[SimFault, ...] = ()
+    arrays: bool = True
+    """Real small arrays, or only references to payloads."""
+    inline: bool = True
+    """Payloads travel inside control messages (small fragments), or in calls of their own."""
+    inner: bool = False
+    """Restarted learners ask a peer for inner state."""
+    durability: str = "commit"
+    merge_ns: int = 2_000_000
+    sync_ns: int = 3_000_000
+    commit_ns: int = 10_000_000
+    draw: int = 0
+    """The version of `drawing.draw` that made it of its seed, and of which it is what the shrinker left. 0: none."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.learners) <= LEARNERS_MAX:
+            raise ConfigError(f"a scenario has 1 to {LEARNERS_MAX} learners, not {len(self.learners)}")
+        if len(self.faults) > FAULTS_MAX:
+            raise ConfigError(f"a scenario has at most {FAULTS_MAX} faults, not {len(self.faults)}")
+        whole("seed", self.seed, 0, SEED_MAX)
+        whole("draw", self.draw, 0, SEED_MAX)
+        real("seconds", self.seconds, 0.001, SECONDS_MAX)
+        if self.config.fragments < 1:
+            raise ConfigError("a scenario says how many fragments there are; give its config fragments of at least 1")
+        one_of("durability", self.durability, DURABILITIES)
+        for name in ("arrays", "inline", "inner"):
+            flag(name, getattr(self, name))
+        for name in ("merge_ns", "sync_ns", "commit_ns"):
+            whole(name, getattr(self, name), 0, TOOK_NS_MAX)
+        known = {f"learner-{index}" for index in range(len(self.learners))}
+        for fault in self.faults:
+            guest = fault.kind == "join"
+            if guest and fault.target in known:
+                raise ConfigError(f"{fault.target} takes part already; a learner that joins is called guest-0 or so")
+            if fault.target != "syncer" and not guest and fault.target not in known:
+                raise ConfigError(
+                    f"fault {fault.kind} hits {fault.target!r}, and the scenario has learner-0 to "
+                    f"learner-{len(self.learners) - 1}; correct its target"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"learner-{index}" for index in range(len(self.learners)))
+
+
+# ---------------------------------------------------------------- writing and reading
+
+
+def to_json(scenario: Scenario) -> str:
+    values = asdict(scenario)
+    values["config"] = scenario.config.to_dict()
+    return json.dumps({"format": SCENARIO_FORMAT, **values}, indent=1)
+
+
+def load(path: Path) -> Scenario:
+    """Read a scenario that `atoll sim` wrote. ConfigError says what is wrong with it."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(SCENARIO_BYTES_MAX + 1)
+        if len(text) > SCENARIO_BYTES_MAX:
+            raise ValueError(f"it has more than {SCENARIO_BYTES_MAX} bytes")
+        values = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not a scenario: {error}; give a file that `atoll sim` has written") from None
+    return from_values(values, str(path))
+
+
+def from_values(values: Any, where: str) -> Scenario:
+    if not isinstance(values, dict) or values.pop("format", None) != SCENARIO_FORMAT:
+        raise ConfigError(
+            f"{where} is not a scenario of format {SCENARIO_FORMAT}; draw one with `atoll sim run --save`"
+        )
+    known = {entry.name for entry in fields(Scenario)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        hint = meant(unknown[0], known)
+        raise ConfigError(f"{where}: unknown entry {unknown[0]!r}; {hint}a scenario has {', '.join(sorted(known))}")
+    try:
+        return Scenario(
+            **{
+                **values,
+                "config": SyncConfig.from_dict({**LATER_SETTINGS, **values["config"]}),
+                "learners": tuple(LearnerSpec(**entry) for entry in values["learners"]),
+                "faults": tuple(SimFault(**entry) for entry in values.get("faults", ())),
+            }
+        )
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"{where}: {error}; compare it with what `atoll sim run --save` writes") from None

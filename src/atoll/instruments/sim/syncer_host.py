@@ -1,0 +1,430 @@
+"""One process of the syncer in virtual time: what `syncer.shell`, `bulk` and `keeper` do with the machine's effects.
+
+Nothing is decided here. Merges and writes take (virtual) time, so that other things happen in between; messages wait
+for the tape as they do in production; a disk that fails makes the process train on without it and catch up later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from atoll.core import (
+    EPOCH_KEY,
+    NO_VERSION,
+    Begin,
+    ContributionId,
+    DurabilityGate,
+    FetchKind,
+    FetchRequest,
+    HandedOver,
+    Hello,
+    InlinePush,
+    Layout,
+    LearnerMessage,
+    Published,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Recovery,
+    Refusal,
+    Start,
+    StoreOutcome,
+    SyncerDriver,
+    SyncerMachine,
+    SyncerMessage,
+    VersionToStore,
+    age_limit,
+    contribution_weight,
+    scales_steps,
+    stale_factor,
+)
+from atoll.core import ContributionRecord as Merged
+from atoll.core import effects as fx
+from atoll.instruments.check import facts
+from atoll.instruments.sim.payloads import Made, Payload, SyncerPayloads
+from atoll.instruments.sim.process import Process
+
+if TYPE_CHECKING:
+    from atoll.instruments.sim.connection import Connection
+    from atoll.instruments.sim.world import World
+
+SESSION_GRACE_NS = 5_000_000
+"""A session ends after what was queued for it has gone out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What things take on the syncer's machine."""
+
+    merge_ns: int = 2_000_000
+    sync_ns: int = 3_000_000
+    commit_ns: int = 10_000_000
+
+
+class SyncerHost(Process):
+    """The platform of a SyncerDriver (`core.syncer_driver`)."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world)
+        self.name = name
+        self.serving = False
+        self.disk = world.disk
+        self.level = world.scenario.durability
+        opened = self.disk.open(world.dice_disk)
+        self.epoch = opened if self.level != "none" else 1
+        # A learner that holds another run is taken in: here is nobody to decide, and everybody must make progress.
+        begin = Begin(takes_strangers=True)
+        counted = int(self.disk.read_rows().get(EPOCH_KEY, 0))
+        self.machine = SyncerMachine(world.scenario.config, f"run-{opened}", self.epoch + counted, begin)
+        self.driver = SyncerDriver(self.machine, self, DurabilityGate(self.level))
+        self.driver.watch = self._watch
+        self.gate = self.driver.gate
+        self.payloads: SyncerPayloads | None = None
+        self.connections: dict[int, Connection] = {}
+        self.accepted: dict[int, Connection] = {}
+        """Connections whose Hello this process has not read yet."""
+        self.finished = ""
+        """Why it is over: everybody has left."""
+        self._tick_ns = -1
+        self._made: dict[int, facts.Committed] = {}
+        """By fragment: a merge that is not committed yet."""
+        self.inner: dict[int, set[int]] = {}
+        """By slot: the pieces of inner state that wait for a joiner."""
+        if self.level != "none":
+            world.observe(facts.Opened(self.epoch))
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Find what an earlier syncer left, then serve."""
+        rows = self.disk.read_rows()
+        seeded = bool(rows.get("run", {}).get("seeded"))
+        if seeded:
+            wanted = int(rows["run"]["fragments"])
+            slots = {p: slot for p, slot in self.disk.read_slots().items() if p < wanted}
+            if slots:
+                self._restore(rows, slots)
+        elif self.disk.slots:
+            self.disk.slots.clear()  # of a seed that was never complete
+        self.serving = True
+        self.driver.look_after_disk()
+        self.wake_at(self.machine.next_wake_ns())
+
+    def _restore(self, rows: dict[str, Any], slots: dict[int, tuple[int, int, dict[str, Any], Any]]) -> None:
+        exact = self.level == "commit" and self.disk.lossless
+        handed = [entry[0] for entry in self.disk.handed.values()]
+        fragment_records = {p: fragment_record for p, (_, _, fragment_record, _) in slots.items()}
+        self.world.observe(
+            facts.Restored(self.epoch, {p: (v, c) for p, (v, c, _, _) in slots.items()}, self.disk.lossless)
+        )
+        effects = self.driver.restore(Recovery(rows, fragment_records, exact, handed=handed))
+        assert self.machine.layout is not None
+        self.payloads = self.world.new_syncer_payloads(self.machine.layout, self.machine.config)
+        self.payloads.restore({p: (v, c, stored) for p, (v, c, _, stored) in slots.items()})
+        for identity, (_, payload) in list(self.disk.handed.items()):
+            if self.machine.holds(identity):
+                self.driver.held[identity] = payload
+            else:
+                del self.disk.handed[identity]
+        self.driver.perform(effects)
+
+    def die(self) -> None:
+        super().die()
+        self.serving = False
+
+    def hear(self, event: fx.SyncerInput) -> None:
+        self.driver.apply(event)
+
+    def _watch(self, event: fx.SyncerInput) -> None:
+        self.world.events += 1
+        if self.world.tracing:
+            self.world.trace(self.name, event)
+
+    # ------------------------------------------------------------ the platform: clock and links
+
+    def now_ns(self) -> int:
+        return self.world.now_ns
+
+    def wake_at(self, wake_ns: int | None) -> None:
+        if wake_ns is not None and (self._tick_ns < 0 or wake_ns < self._tick_ns):
+            self._tick_ns = wake_ns
+            self.world.clock.at(wake_ns, self.call, self._tick, wake_ns)
+
+    def _tick(self, planned_ns: int) -> None:
+        if planned_ns == self._tick_ns:  # else an earlier one was planned since
+            self._tick_ns = -1
+            self.driver.wake()
+
+    def note(self, note: fx.Note) -> None:
+        self.world.note(self.name, note)
+
+    def end_fenced(self, reason: str) -> None:
+        self.world.syncer_ended(self)
+
+    def end_finished(self, reason: str) -> None:
+        self.finished = reason
+
+    def send(self, session: int, message: SyncerMessage) -> None:
+        if self.gate.fenced:
+            return
+        promised = self.level == "commit" and not self.gate.degraded
+        if isinstance(message, Published):
+            self.world.observe(facts.Told(self.epoch, message.fragment, message.version, message.checksum, promised))
+        elif isinstance(message, Start):
+            for fragment, state in enumerate(message.fragments):
+                self.world.observe(facts.Told(self.epoch, fragment, state.version, state.checksum, promised))
+        connection = self.connections.get(session)
+        if connection is not None:
+            connection.to_learner(message)
+
+    def end_session(self, session: int, reason: str) -> None:
+        self.later(SESSION_GRACE_NS, self._end_session, session, reason)
+
+    def _end_session(self, session: int, reason: str) -> None:
+        connection = self.connections.pop(session, None)
+        if connection is not None:
+            connection.ended_by_syncer(reason)
+            self.driver.apply(fx.SessionClosed(session, reason))
+
+    # ------------------------------------------------------------ the platform: arrays
+
+    def lay_out(self, layout: Layout, *, lost: bool) -> None:
+        self.payloads = self.world.new_syncer_payloads(layout, self.machine.config)
+        if lost:  # nothing is left of the run but what learners will bring
+            self.payloads.restore({})
+
+    def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
+        timing = self.world.timing
+        self.later(timing.merge_ns + self._disk_ns(timing.commit_ns), self._commit_seed, done)
+
+    def _commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
+        assert self.payloads is not None
+        checksums = self.payloads.commit_seed()
+        for fragment, checksum in enumerate(checksums):
+            self.world.observe(facts.Committed(self.epoch, fragment, 0, checksum))
+        if self._is_newest():
+            self.world.record_seed(self.epoch, self.payloads, self.machine)
+            done(checksums)
+
+    def merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
+        self.later(self.world.timing.merge_ns, self._merge, merge, payloads, done)
+
+    def _merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
+        assert self.payloads is not None
+        made = self.payloads.merge(merge.fragment, merge.version, payloads, merge.weights)
+        if not made.finite:
+            done(fx.MergeFinished(merge.fragment, finite=False))
+            return
+        self._made[merge.fragment] = self._fact_of(merge, made)
+        self.world.record_merge(self.epoch, merge, made.checksum, payloads)
+        done(fx.MergeFinished(merge.fragment, finite=True, checksum=made.checksum, merge_ns=1_000_000))
+
+    def _fact_of(self, merge: fx.Merge, made: Made) -> facts.Committed:
+        items = self.machine.book.merging(merge.fragment)
+        oldest = max(merge.version - 1 - item.base_version for item in items)
+        carried = age_limit(self.machine.config, aside=True)
+        self.world.observe(facts.Sizes("versions is the age of a merged contribution", oldest, carried))
+        return facts.Committed(
+            self.epoch,
+            merge.fragment,
+            merge.version,
+            made.checksum,
+            tuple((i.learner, i.generation, i.seq) for i in merge.contributions),
+            tuple(item.tokens for item in items),
+            tuple(item.norm for item in items),
+            tuple(item.steps for item in items),
+            made.theta_finite,
+            tuple(weight / sum(merge.weights) for weight in merge.weights),
+            self._share(merge, items),
+        )
+
+    def _share(self, merge: fx.Merge, items: list[Merged]) -> float:
+        """How much of a merged step is taken, of what its contributions by themselves would give."""
+        config = self.machine.config
+        if not scales_steps(config):
+            return 1.0
+        ages = [merge.version - 1 - item.base_version for item in items]
+        alone = [contribution_weight(config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
+        old = sum(weight * stale_factor(config, age) for weight, age in zip(alone, ages, strict=True))
+        return sum(merge.weights) / (old / sum(alone) if any(alone) else 1.0)
+
+    def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
+        self._state_made(merge.fragment)
+        # A process may die here: on disk, and nobody has heard of it.
+        self.later(1, self._publish, merge, announce)
+
+    def _state_made(self, fragment: int) -> None:
+        fact = self._made.pop(fragment, None)
+        if fact is not None:
+            self.world.observe(fact)
+
+    def _publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
+        self.world.merged(merge)
+        announce()
+
+    def heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
+        self.later(self.world.timing.merge_ns, self._heal, heal, payload, done)
+
+    def _heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
+        assert self.payloads is not None
+        self.payloads.heal(heal.fragment, heal.version, heal.checksum, payload)
+        self.world.observe(facts.Healed(self.epoch, heal.fragment, heal.version, heal.checksum))
+        done()
+
+    def version(self, fragment: int) -> int:
+        assert self.payloads is not None
+        return self.payloads.version(fragment)[0]
+
+    def inline_update(self, fragment: int, version: int) -> bytes | None:
+        if not self.world.scenario.inline or self.payloads is None:
+            return None
+        update: Any = self.payloads.update(fragment, version)
+        return update  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------ the platform: disk
+
+    def append(self, rows: Mapping[str, Any]) -> None:
+        self.disk.append(self.epoch, rows)
+
+    def sync(self, done: Callable[[str], None]) -> None:
+        self.later(self._disk_ns(self.world.timing.sync_ns), self._sync, done)
+
+    def _sync(self, done: Callable[[str], None]) -> None:
+        if not self._is_newest():
+            return
+        if not self.disk.broken:
+            self.disk.sync()
+        done(self.disk.broken)
+
+    def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
+        if item.seed:
+            # All of it at one moment: a run whose beginning is on no disk as a whole cannot be had back once its
+            # learners are gone, and here is nobody who would begin it anew.
+            self._store(item, done)
+        else:
+            self.later(self._disk_ns(self.world.timing.commit_ns), self._store, item, done)
+
+    def _store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
+        if not self._is_newest():
+            return
+        self._state_made(item.fragment)
+        if not self.disk.broken:
+            assert self.payloads is not None
+            arrays = self.payloads.durable(item.fragment)
+            self.disk.commit(item.fragment, item.version, item.checksum, item.fragment_record, arrays)
+            self.world.observe(facts.Durable(self.epoch, item.fragment, item.version))
+        done(StoreOutcome(self.disk.broken))
+
+    def check_epoch(self, done: Callable[[], None]) -> None:
+        if self._is_newest():
+            done()
+
+    def durability_lost(self, reason: str) -> None:
+        self.disk.lossless = False
+
+    def durability_back(self, reason: str) -> None:
+        return
+
+    def _is_newest(self) -> bool:
+        if self.gate.fenced:
+            return False
+        if self.disk.epoch > self.epoch and self.level != "none":
+            self.driver.fence(f"epoch {self.disk.epoch} has opened the run")
+            return False
+        return True
+
+    def _disk_ns(self, plain_ns: int) -> int:
+        return int(plain_ns * self.disk.slow * self.world.dice_disk.uniform(0.5, 1.5))
+
+    def keep_handed(self, items: list[tuple[Merged, Payload]], processed: int, done: Callable[[], None]) -> None:
+        self.later(self._disk_ns(self.world.timing.commit_ns), self._keep_handed, items, processed, done)
+
+    def _keep_handed(self, items: list[tuple[Merged, Payload]], processed: int, done: Callable[[], None]) -> None:
+        if self.level != "none" and not self.disk.broken and self._is_newest():
+            for item, payload in items:
+                self.disk.handed[item.id] = (HandedOver(item, processed), payload)
+        elif self.disk.broken and items:
+            self.disk.lossless = False  # it waits in memory only
+        done()
+
+    def drop_handed(self, identity: ContributionId) -> None:
+        if not self.disk.broken:
+            self.disk.handed.pop(identity, None)
+
+    def forget_inner(self, slot: int) -> None:
+        self.inner.pop(slot, None)
+
+    # ------------------------------------------------------------ sessions
+
+    def open_session(self, connection: Connection, hello: Hello) -> None:
+        self.accepted.pop(connection.session, None)
+        self.connections[connection.session] = connection
+        self.driver.open_session(connection.session, hello)
+
+    def receive(self, session: int, message: LearnerMessage) -> None:
+        if session not in self.connections:
+            return
+        if isinstance(message, InlinePush):
+            reply = self.push_begin(message.header)
+            if reply is None:
+                reply = self.push_complete(message.header, message.payload)
+            self.driver.answer_inline(session, message.header, reply)
+        else:
+            self.driver.apply(fx.FromLearner(session, message))
+
+    def session_broke(self, session: int, reason: str) -> None:
+        if self.connections.pop(session, None) is not None:
+            self.driver.apply(fx.SessionClosed(session, reason))
+
+    # ------------------------------------------------------------ bulk
+
+    def push_begin(self, header: PushHeader) -> PushReply | None:
+        """None if the bytes may come, else the refusal."""
+        reply = self.driver.open_push(header)
+        return None if reply.accepted else reply
+
+    def push_complete(self, header: PushHeader, payload: Payload) -> PushReply:
+        if self.payloads is None:
+            return PushReply(False, Refusal.NOT_READY, "no layout")
+        if header.kind is not PushKind.CONTRIBUTION:
+            return self._complete_whole(header, payload)
+        finite, norm = self.payloads.inspect(header.fragment, payload)
+        reply = self.driver.complete_push(header, payload, finite=finite, norm=norm)
+        if reply.code == Refusal.NORM_OUTLIER:
+            self.world.observe(facts.Outlier(header.fragment, norm, header.steps))
+        if not reply.accepted:
+            self.world.observe(facts.Refused(header.learner, reply.code, self.world.refusal_noted(header)))
+        return reply
+
+    def _complete_whole(self, header: PushHeader, payload: Payload) -> PushReply:
+        """A fragment of the seed, one that was lost, or a piece of inner state."""
+        assert self.payloads is not None
+        finite = True
+        if header.kind is PushKind.SEED:
+            finite = self.payloads.put_seed(header.fragment, payload)
+        elif header.kind is PushKind.HEAL:
+            finite = self.payloads.whole_is_finite(payload)
+        reply = self.driver.complete_push(header, payload, finite=finite)
+        if reply.accepted and header.kind is PushKind.INNER:
+            self.inner.setdefault(header.fragment, set()).add(header.seq)
+        return reply
+
+    def fetch(self, request: FetchRequest) -> tuple[int, Payload, int] | str:
+        """Version, bytes and size, or the code of the refusal."""
+        if not self.machine.committed or self.payloads is None:
+            return Refusal.UNKNOWN_FRAGMENT
+        self.driver.apply(fx.FetchOpened(request.learner, request.generation))
+        if request.kind is FetchKind.UPDATE:
+            update = self.payloads.update(request.fragment, request.version)
+            if update is None:
+                return Refusal.UNKNOWN_VERSION
+            return request.version, update, self.payloads.contribution_bytes(request.fragment)
+        if self.driver.turns.taken(request.fragment):
+            # A joiner waits for the merge that is under way: the caller asks again.
+            return Refusal.BUSY
+        version, _ = self.payloads.version(request.fragment)
+        if request.version not in (NO_VERSION, version):
+            return Refusal.UNKNOWN_VERSION
+        return version, self.payloads.theta(request.fragment), self.payloads.whole_bytes(request.fragment)

@@ -1,0 +1,423 @@
+"""The whole virtual world of one scenario: processes, links, a disk, faults, and everything that is observed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from random import Random
+
+from atoll.core import (
+    BLOCK,
+    ContributionRefused,
+    Layout,
+    NormGuardReset,
+    PushHeader,
+    SyncConfig,
+    SyncerMachine,
+    TensorSpec,
+    step_factor_min,
+)
+from atoll.core import effects as fx
+from atoll.instruments.check import Checkers, all_checkers, facts
+from atoll.instruments.sim.clock import Clock
+from atoll.instruments.sim.connection import Connection
+from atoll.instruments.sim.disk import VirtualDisk
+from atoll.instruments.sim.learner_host import CONNECT_NS, LearnerHost
+from atoll.instruments.sim.link import LinkWeather, VirtualLink, combined
+from atoll.instruments.sim.payloads import LearnerPayloads, Payload, SyncerPayloads
+from atoll.instruments.sim.references import WHOLE_BYTES, ReferenceLearner, ReferenceSyncer
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
+from atoll.instruments.sim.syncer_host import SyncerHost, Timing
+from atoll.instruments.sim.tape import SimTape
+from atoll.instruments.sim.words import describe_event
+from atoll.wire import CONTROL_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIME_MS
+
+SECOND = 1_000_000_000
+RESTART_NS = 3 * SECOND
+"""The supervisor's pause before it starts a dead learner again."""
+SYNCER_RESTART_NS = SECOND
+START_NS = SECOND // 2
+"""A process needs time to start."""
+KEEPALIVE_NS = (KEEPALIVE_TIME_MS + CONTROL_KEEPALIVE_TIMEOUT_MS) * 1_000_000
+"""A connection over which nothing comes through is given up after this."""
+LAST_EVENTS = 40
+
+
+class World:
+    learner_host: type[LearnerHost] = LearnerHost
+    """What a learner's process is. The lab's train real models."""
+
+    def __init__(self, scenario: Scenario, *, tracing: bool = False, checkers: Checkers | None = None) -> None:
+        self.scenario = scenario
+        self.clock = Clock()
+        self.disk = VirtualDisk()
+        self.timing = Timing(scenario.merge_ns, scenario.sync_ns, scenario.commit_ns)
+        self.dice = Random(f"world/{scenario.seed}")
+        self.dice_disk = Random(f"disk/{scenario.seed}")
+        config = scenario.config
+        self.checkers = checkers or all_checkers(
+            outlier_factor=config.norm_outlier_factor,
+            sync_every=config.sync_every,
+            step_factor_min=step_factor_min(config),
+        )
+        self.tensors = tensors_for(config.fragments)
+        self.whole_bytes = WHOLE_BYTES
+        self.tape = SimTape(scenario)
+        self.events = 0
+        self.faults_done = 0
+        self.skipped = 0
+        self.tracing = tracing
+        self.lines: list[str] = []
+        self.last: deque[str] = deque(maxlen=LAST_EVENTS)
+        self.syncer: SyncerHost | None = None
+        self.older: list[SyncerHost] = []
+        """Syncers that a newer one has taken over from and that may still live."""
+        self.learners: dict[str, LearnerHost] = {}
+        self.links: dict[str, VirtualLink] = {}
+        self.specs: dict[str, LearnerSpec] = {}
+        self.hosts: list[LearnerHost] = []
+        """Every process of a learner that there ever was."""
+        self.healed = False
+        self._fair: dict[str, LinkWeather] = {}
+        self._weather: dict[str, list[SimFault]] = {}
+        self._sessions = 0
+        self._seeds = 0
+        self._instances = 0
+        self._down: dict[str, int] = {}
+        """Learners that are kept down on purpose, and by how many faults."""
+        self._refusals_noted = 0
+        self._refusals_seen = 0
+
+    @property
+    def one_run(self) -> bool:
+        """False once a syncer has come back without its state and begun anew."""
+        return self._seeds == 1
+
+    @property
+    def now_ns(self) -> int:
+        return self.clock.now_ns
+
+    # ------------------------------------------------------------ what is seen
+
+    def observe(self, fact: facts.Fact) -> None:
+        self.checkers.feed(fact)
+        if self.checkers.broken:
+            self.clock.stop()
+
+    @property
+    def broken(self) -> bool:
+        return self.checkers.broken
+
+    def note(self, source: str, note: fx.Note) -> None:
+        if isinstance(note.event, ContributionRefused):
+            self._refusals_noted += 1
+        elif isinstance(note.event, NormGuardReset):
+            self.observe(facts.GuardReset(note.event.fragment))
+        if self.tracing:
+            self.say(f"{source} notes {type(note.event).__name__}")
+
+    def refusal_noted(self, header: PushHeader) -> bool:
+        """Whether an event was written since the last refusal."""
+        seen, self._refusals_seen = self._refusals_seen, self._refusals_noted
+        return self._refusals_noted > seen
+
+    def trace(self, actor: str, event: object) -> None:
+        self.say(f"{actor} {describe_event(event)}")
+
+    def say(self, text: str) -> None:
+        line = f"{self.now_ns / 1e9:14.9f} {text}"
+        self.last.append(line)
+        self.lines.append(line)
+
+    def merged(self, effect: fx.Merge) -> None:
+        """A merge is committed: progress for its fragment and for everybody in it."""
+        self.observe(facts.Progressed(self.now_ns, effect.fragment))
+        for identity in effect.contributions:
+            self.observe(facts.Progressed(self.now_ns, learner=identity.learner))
+
+    def record_seed(self, epoch: int, payloads: SyncerPayloads, machine: SyncerMachine) -> None:
+        self._seeds += 1
+        self.tape.seed(epoch, payloads, machine)
+
+    def record_merge(self, epoch: int, effect: fx.Merge, checksum: int, payloads: Sequence[Payload]) -> None:
+        self.tape.merge(epoch, effect, checksum, payloads)
+
+    # ------------------------------------------------------------ making things
+
+    def new_syncer_payloads(self, layout: Layout, config: SyncConfig) -> SyncerPayloads:
+        if not self.scenario.arrays:
+            return ReferenceSyncer(len(layout.fragments), config)
+        from atoll.instruments.sim.arrays import ArraySyncer
+
+        return ArraySyncer(layout, config)
+
+    def new_learner_payloads(self, layout: Layout, config: SyncConfig, learner: str) -> LearnerPayloads:
+        if not self.scenario.arrays:
+            return ReferenceLearner(len(layout.fragments), learner)
+        from atoll.instruments.sim.arrays import ArrayLearner
+
+        return ArrayLearner(layout, config, learner)
+
+    def begin(self) -> None:
+        """Start everybody and plan the faults."""
+        self.start_syncer()
+        for name, spec in zip(self.scenario.names, self.scenario.learners, strict=True):
+            self.add_learner(name, spec)
+        for fault in self.scenario.faults:
+            self.clock.at(int(fault.at_s * 1e9), self._begin_fault, fault)
+
+    def start_syncer(self) -> None:
+        if self.syncer is None:
+            self.syncer = SyncerHost(self, f"syncer-{self.disk.epoch + 1}")
+            self.clock.after(START_NS, self.syncer.call, self.syncer.start)
+
+    def add_learner(self, name: str, spec: LearnerSpec) -> None:
+        fair = LinkWeather(
+            latency_ns=(spec.latency_ns, spec.latency_ns),
+            jitter_ns=spec.link_jitter_ns,
+            bits_per_s=(spec.up_bits_per_s, spec.down_bits_per_s),
+            loss=spec.loss,
+        )
+        self.specs[name], self._fair[name], self._weather[name] = spec, fair, []
+        self.links[name] = VirtualLink(self.clock, Random(f"link/{self.scenario.seed}/{name}"), fair)
+        self.start_learner(name)
+
+    def guest_spec(self, name: str) -> LearnerSpec:
+        """What a learner that joins is like: as the first one. The lab's have speeds of their own."""
+        return self.scenario.learners[0]
+
+    def start_learner(self, name: str) -> None:
+        """Start a process of this learner, unless one runs or it is kept down."""
+        old = self.learners.get(name)
+        if (old is not None and not old.dead) or self._down.get(name):
+            return
+        self._instances += 1
+        again = "+" if old is not None else ""
+        host = self.learner_host(self, name, f"{name}#{self._instances}{again}", self.specs[name], self.links[name])
+        self.learners[name] = host
+        self.hosts.append(host)
+        self.clock.after(START_NS, host.call, host.start)
+
+    # ------------------------------------------------------------ connections
+
+    def reachable(self) -> SyncerHost | None:
+        """The syncer that listens on the run's address."""
+        syncer = self.syncer
+        return syncer if syncer is not None and not syncer.dead and syncer.serving else None
+
+    def connect(self, learner: LearnerHost) -> None:
+        link = learner.link
+        if link.blocked:
+            learner.later(CONNECT_NS, learner.not_connected)
+            return
+        round_trip_ns = sum(link.weather.latency_ns)
+        learner.later(round_trip_ns, self._connect, learner)
+
+    def _connect(self, learner: LearnerHost) -> None:
+        syncer = self.reachable()
+        if syncer is None or learner.link.blocked:
+            learner.not_connected()
+            return
+        self._sessions += 1
+        connection = Connection(self._sessions, learner, syncer)
+        syncer.accepted[self._sessions] = connection
+        learner.connected(connection)
+
+    def _give_up_silent(self, name: str, since_ns: int) -> None:
+        """Nothing has come through for so long that both sides give the connections up, each by itself."""
+        link, host = self.links[name], self.learners[name]
+        if since_ns not in link.blocked_since:
+            return
+        connection = host.connection
+        if connection is not None:
+            connection.reset = True
+            self.clock.after(int(self.dice.uniform(0, 5e9)), connection.learner_side_down, "no answer to pings")
+            self.clock.after(int(self.dice.uniform(0, 10e9)), connection.syncer_side_down, "no answer to pings")
+        for call in list(host.calls):
+            call.give_up(reset=self.dice.random() < 0.5)
+        # A connection that was made while the link was going away is silent as well.
+        self.clock.after(KEEPALIVE_NS, self._give_up_silent, name, since_ns)
+
+    # ------------------------------------------------------------ ends
+
+    def syncer_ended(self, host: SyncerHost) -> None:
+        """A fenced syncer ends by itself."""
+        self._syncer_dies(host)
+
+    def _syncer_dies(self, host: SyncerHost) -> None:
+        connections = [*host.connections.values(), *host.accepted.values()]
+        host.die()
+        if self.syncer is host:
+            self.syncer = None
+        for connection in connections:
+            connection.process_died(learner=False)
+        for learner in self.learners.values():
+            for call in list(learner.calls):
+                if call.goes_to(host):
+                    learner.later(sum(learner.link.weather.latency_ns), call.give_up)
+
+    def learner_ended(self, host: LearnerHost) -> None:
+        left = host.ended.startswith("left") or "run_closed" in host.ended or self.finishing
+        if self.learners.get(host.name) is host and not left:
+            self.clock.after(RESTART_NS, self.start_learner, host.name)
+
+    finishing = False
+
+    # ------------------------------------------------------------ faults
+
+    def _begin_fault(self, fault: SimFault) -> None:
+        if self.healed:
+            return
+        self.faults_done += 1
+        if self.tracing:
+            self.say(f"fault {fault.kind} on {fault.target} begins")
+        if fault.target == "syncer":
+            self._hit_syncer(fault)
+        elif fault.kind == "join":
+            self._down.pop(fault.target, None)
+            self.add_learner(fault.target, self.guest_spec(fault.target))
+        else:
+            self._hit_learner(fault)
+        if fault.lasts_s:
+            self.clock.after(int(fault.lasts_s * 1e9), self._fault_is_over, fault)
+
+    def _hit_syncer(self, fault: SimFault) -> None:
+        syncer = self.syncer
+        if fault.kind == "disk_full":
+            self.disk.broken = "full"
+        elif fault.kind == "disk_slow":
+            self.disk.slow = fault.amount
+        elif fault.kind == "freeze" and syncer is not None:
+            syncer.freeze()
+        elif fault.kind == "takeover" and self.scenario.durability == "none":
+            self.skipped += 1  # without a state folder there is nothing to take over
+        elif fault.kind == "takeover" and syncer is not None:
+            self.older.append(syncer)
+            self.syncer = None
+            self.start_syncer()
+        elif syncer is not None and fault.kind in ("kill", "power", "rot", "wipe"):
+            self._syncer_dies(syncer)
+            if fault.kind == "power":
+                self.disk.power_cut(self.dice_disk)
+            else:
+                self.disk.process_died(self.dice_disk)
+            if fault.kind == "rot":
+                self.disk.rot(self.dice_disk)
+            elif fault.kind == "wipe":
+                self.disk.wipe()
+            self.clock.after(SYNCER_RESTART_NS, self.start_syncer)
+        elif syncer is None:
+            self.skipped += 1
+
+    def _hit_learner(self, fault: SimFault) -> None:
+        host = self.learners[fault.target]
+        if fault.kind in ("partition", "stall", "delay", "limit", "corrupt", "lose", "break"):
+            self._weather[fault.target].append(fault)
+            self._set_weather(fault.target)
+        elif host.dead:
+            self.skipped += 1
+        elif fault.kind == "kill":
+            host.die()
+            self.clock.after(int(fault.lasts_s * 1e9) or RESTART_NS, self.start_learner, fault.target)
+        elif fault.kind == "freeze":
+            host.freeze()
+        elif fault.kind == "slow":
+            host.slow, host.slowed = fault.amount, True
+        elif fault.kind == "poison":
+            host.poison = fault.variant
+        elif fault.kind == "mute":
+            host.mute = True
+        elif fault.kind == "away":
+            self._down[fault.target] = self._down.get(fault.target, 0) + 1
+            host.call(host.close, "asked to leave")
+        elif fault.kind == "cut":
+            if host.connection is not None:
+                host.connection.cut()
+            for call in list(host.calls):
+                call.give_up(reset=self.dice.random() < 0.5)
+
+    def _set_weather(self, name: str) -> None:
+        link = self.links[name]
+        blocked = link.weather.blocked
+        link.set(combined(self._fair[name], [(f.kind, f.direction, f.amount) for f in self._weather[name]]))
+        for direction in (0, 1):
+            if link.weather.blocked[direction] and not blocked[direction]:
+                self.clock.after(KEEPALIVE_NS, self._give_up_silent, name, link.blocked_since[direction])
+
+    def _fault_is_over(self, fault: SimFault) -> None:
+        if not self.healed:
+            self._end_fault(fault)
+
+    def _end_fault(self, fault: SimFault) -> None:
+        if self.tracing:
+            self.say(f"fault {fault.kind} on {fault.target} ends")
+        if fault.kind == "disk_full":
+            self.disk.broken = ""
+        elif fault.kind == "disk_slow":
+            self.disk.slow = 1.0
+        elif fault.target == "syncer":
+            for syncer in [self.syncer, *self.older]:
+                if syncer is not None and syncer.frozen:
+                    syncer.thaw()
+        elif fault.kind == "join":
+            self._down[fault.target] = 1
+            host = self.learners[fault.target]
+            host.call(host.close, "asked to leave")
+        elif fault in self._weather[fault.target]:
+            self._weather[fault.target].remove(fault)
+            self._set_weather(fault.target)
+        elif fault.kind == "away":
+            self._down[fault.target] = max(0, self._down.get(fault.target, 0) - 1)
+            self._start_when_gone(fault.target)
+        else:
+            host = self.learners[fault.target]
+            if fault.kind == "freeze" and host.frozen:
+                host.thaw()
+            elif fault.kind == "slow":
+                host.slow = 1.0
+            elif fault.kind == "poison":
+                host.poison = ""
+            elif fault.kind == "mute":
+                host.mute = False
+
+    def _start_when_gone(self, name: str) -> None:
+        host = self.learners[name]
+        if self._down.get(name) or self.finishing:
+            return
+        if host.dead:
+            self.start_learner(name)
+        else:
+            self.clock.after(SECOND, self._start_when_gone, name)
+
+    def heal(self) -> None:
+        """End everything that is wrong. Whoever is down is started again."""
+        if self.tracing:
+            self.say("the world is healed")
+        for fault in self.scenario.faults:
+            if fault.lasts_s and fault.at_s * 1e9 <= self.now_ns < (fault.at_s + fault.lasts_s) * 1e9:
+                self._end_fault(fault)
+        self.healed = True
+        self.disk.broken, self.disk.slow = "", 1.0
+        for name in self.links:
+            self._weather[name] = []
+            self._set_weather(name)
+        if self.syncer is None:
+            self.clock.after(SYNCER_RESTART_NS, self.start_syncer)
+        for name in self.scenario.names:
+            self._down.pop(name, None)
+            self._start_when_gone(name)
+
+    def take_inner(self, slot: int) -> None:
+        """A joiner has fetched the one piece there is."""
+        syncer = self.reachable()
+        if syncer is not None:
+            self.clock.after(SECOND // 10, syncer.call, syncer.hear, fx.InnerTaken(slot, done=True))
+
+
+def tensors_for(fragments: int) -> tuple[TensorSpec, ...]:
+    """A small model that fills so many fragments: odd sizes, so that there is padding; one tensor merges by mean."""
+    count = max(2, fragments)
+    return tuple(
+        TensorSpec(f"w{index}", (BLOCK - 7 * (index % 3),), "float32", "mean" if index == 0 else "rda")
+        for index in range(count)
+    )

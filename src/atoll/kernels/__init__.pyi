@@ -1,0 +1,42 @@
+from .constants import BF16, BLOCK, FP32, INT2, INT4, INT8
+from .pool import set_threads, threads, work_alone
+from .run import (
+    OuterStep,
+    Segments,
+    accumulate,
+    alignment,
+    check_floats,
+    cut_segments,
+    decode,
+    direction,
+    encode,
+    inspect,
+    outer_step,
+    rebase,
+    warm_up,
+)
+
+__all__ = [
+    "BF16",
+    "BLOCK",
+    "FP32",
+    "INT2",
+    "INT4",
+    "INT8",
+    "OuterStep",
+    "Segments",
+    "accumulate",
+    "alignment",
+    "check_floats",
+    "cut_segments",
+    "decode",
+    "direction",
+    "encode",
+    "inspect",
+    "outer_step",
+    "rebase",
+    "set_threads",
+    "threads",
+    "warm_up",
+    "work_alone",
+]

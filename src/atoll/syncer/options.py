@@ -1,0 +1,61 @@
+"""How one syncer is run, and the call that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.core import SyncConfig
+
+EXIT_FENCED = 3
+"""Exit status of a syncer that a newer one has fenced out."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncerOptions:
+    """How to run one syncer."""
+
+    listen: str
+    """host:port; port 0 takes the one that this run had before, or a free one. Anything but loopback needs a token and
+    TLS."""
+    config: SyncConfig | Mapping[str, Any]
+    """The settings of the synchronisation, whole or by name: what is not named is the default in a new run, and in one
+    that goes on what it was, whatever this version's defaults are."""
+    run_folder: Path | None = None
+    """Where events, state, `syncer.json` (the real address) and `model.safetensors` go; None keeps nothing."""
+    token: str = ""
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    durability: str = "commit"
+    """commit: every version is on disk (RUN/state) before anybody hears of it; interval: every so often; none."""
+    durability_interval_s: float = 30.0
+    """Seconds between two writes at level interval."""
+    snapshots: str = ""
+    """Where whole snapshots of the run go: a folder or any fsspec URL. Empty: none are made."""
+    snapshot_every_s: float = 300.0
+    snapshots_keep: int = 3
+    snapshot_options: str = ""
+    """A JSON object of options for the file system behind `snapshots`, such as {"endpoint_url": "..."}."""
+    record: bool = False
+    """Record what every merge is made from (RUN/state/recording), so that `atoll replay` can make it again."""
+    end_when_left: bool = False
+    """End once everybody who was in the run has left, or has been lost for long."""
+    stay: bool = False
+    """Serve until a signal comes, also when the budget is spent and everybody has left: a launcher ends it."""
+    lines: bool = True
+    """Say on standard output what happens; False where a live view does."""
+    take_over: bool = False
+    """Start although another syncer holds the run folder or the snapshot location; that one is fenced out and ends."""
+    new_run: bool = False
+    """Begin a new run where no state is left, although learners or traces tell of an earlier one."""
+    must_continue: bool = False
+    """Refuse to start where there is nothing to continue."""
+
+
+def run_syncer(options: SyncerOptions) -> int:
+    """Run a syncer until SIGTERM, SIGINT or the end of its run; returns the exit status."""
+    from atoll.syncer.serve import run
+
+    return run(options)

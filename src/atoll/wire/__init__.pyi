@@ -1,0 +1,58 @@
+from .address import join_address, split_address
+from .bulk import BulkClient
+from .cause import Cause, find_cause
+from .channel import ClientOptions
+from .control import (
+    REFUSED_FOR_NOW,
+    SYNCER_ENDED,
+    ControlClient,
+    SendToSyncer,
+    SessionHandler,
+    ask_to_leave,
+    fetch_status,
+    run_sessions,
+)
+from .limits import (
+    BACKOFF_FACTOR,
+    BACKOFF_JITTER,
+    BACKOFF_S_MAX,
+    BACKOFF_S_MIN,
+    BULK_DEADLINE_S_MIN,
+    CONNECT_S,
+    CONTROL_KEEPALIVE_TIMEOUT_MS,
+    KEEPALIVE_TIME_MS,
+    MIB,
+)
+from .server import RunningServer, serve
+from .service import SendToLearner, ServerOptions, SyncerService
+
+__all__ = [
+    "BACKOFF_FACTOR",
+    "BACKOFF_JITTER",
+    "BACKOFF_S_MAX",
+    "BACKOFF_S_MIN",
+    "BULK_DEADLINE_S_MIN",
+    "CONNECT_S",
+    "CONTROL_KEEPALIVE_TIMEOUT_MS",
+    "KEEPALIVE_TIME_MS",
+    "MIB",
+    "REFUSED_FOR_NOW",
+    "SYNCER_ENDED",
+    "BulkClient",
+    "Cause",
+    "ClientOptions",
+    "ControlClient",
+    "RunningServer",
+    "SendToLearner",
+    "SendToSyncer",
+    "ServerOptions",
+    "SessionHandler",
+    "SyncerService",
+    "ask_to_leave",
+    "fetch_status",
+    "find_cause",
+    "join_address",
+    "run_sessions",
+    "serve",
+    "split_address",
+]
