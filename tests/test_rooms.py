@@ -26,7 +26,7 @@ FRONT_DOORS = {
     "launch/process.py",  # their environment
     "learner/environment.py",  # who a learner is
     "zoo/worker.py",  # the same for the process of `atoll train`
-    "store/place.py",  # where a cloud's own library would look, for an error message
+    "store/remote_folder.py",  # where a cloud's own library would look, for an error message
     "wire/transport.py",  # sets two variables of gRPC's before it is imported
 }
 

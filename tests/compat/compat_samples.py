@@ -16,6 +16,9 @@ from atoll.core import messages as m
 from atoll.core.config import SyncConfig
 from atoll.wire import convert, parts
 
+INLINE_PUSH = getattr(m, "InlinePush", None) or m.Contribution
+INLINE_REPLY = getattr(m, "InlineReply", None) or m.Received
+"""They had the contract's names in protocol 1."""
 LARGE = 2**62
 CHECKSUM = 2**64 - 1
 
@@ -57,7 +60,7 @@ LEARNER = {
     "causes": m.Progress(1, 1, 1, 1, 0.0, (), tuple(m.DiscardCount(0, cause, 1) for cause in CAUSES)),
     "nothing": m.Nothing(9, 4095),
     "leave": m.Leave("finished"),
-    "contribution": m.InlinePush(HEADER, b"\x00\x01\x02\xfe\xff"),
+    "contribution": INLINE_PUSH(HEADER, b"\x00\x01\x02\xfe\xff"),
 }
 SYNCER = {
     "welcome": m.Welcome("run", 1, 2, SyncConfig(**FIRST_DEFAULTS), "ab" * 32, False),
@@ -72,8 +75,8 @@ SYNCER = {
     "dropped": m.Fate(3, 13, -1, "stale"),
     "reseed": m.Reseed("not finite"),
     "stop": m.Stop("budget spent"),
-    "received": m.InlineReply(3, 12, m.PushReply(True, late=True)),
-    "received not": m.InlineReply(3, 13, REFUSED),
+    "received": INLINE_REPLY(3, 12, m.PushReply(True, late=True)),
+    "received not": INLINE_REPLY(3, 13, REFUSED),
 }
 PUSH_OPENS = {
     "push of a contribution": parts.PushOpen(HEADER, CHECKSUM, 2, 2**20),

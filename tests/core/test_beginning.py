@@ -122,12 +122,12 @@ def test_the_newest_version_of_each_fragment_is_taken_from_whoever_holds_it() ->
 
 def test_a_fresh_run_begins_at_the_first_hello() -> None:
     world = World(config(), 1)
-    assert world.time_ns == 0 and world.syncer.committed
+    assert world.now_ns == 0 and world.syncer.committed
     doubtful = World(config())
     doubtful.syncer._beginning.begin = replace(DOUBT, learners=2)
     for name in ("a", "b"):
         doubtful.add(name)
-    assert doubtful.time_ns == 0
+    assert doubtful.now_ns == 0
     doubtful.reconnect_refused()
     assert doubtful.syncer.committed, "all that were expected are newcomers: there is nobody to wait for"
 

@@ -243,7 +243,7 @@ def test_an_aborted_round_is_due_when_it_was() -> None:
     track = next(t for t in world.syncer.book.tracks if t.round is None and not t.merging)
     track.due_step = 3
     book = world.syncer.book
-    book._launch(track, 24, world.time_ns, [])
+    book._launch(track, 24, world.now_ns, [])
     opened = track.round
     assert opened is not None
     book._abort(track, opened, "test", [])

@@ -146,7 +146,7 @@ def test_a_payload_that_is_refused_is_not_kept(toy: ToyPlatform) -> None:
 def test_a_small_contribution_is_answered_on_its_session(toy: ToyPlatform) -> None:
     reply = toy.driver.open_push(CONTRIBUTION)
     toy.driver.answer_inline(1, CONTRIBUTION, reply)
-    assert toy.kinds()[-1].__name__ == "Received"
+    assert toy.kinds()[-1].__name__ == "InlineReply"
 
 
 def test_changes_of_one_fragment_take_turns_and_others_do_not_wait() -> None:

@@ -109,7 +109,7 @@ def test_the_exported_names() -> None:
     }
     assert set(atoll.data.__all__) == names
     assert all(getattr(atoll.data, name) is not None for name in names)
-    with pytest.raises(AttributeError, match="no attribute 'lodaer'"):
+    with pytest.raises(AttributeError, match="attribute lodaer"):
         _ = atoll.data.lodaer
 
 

@@ -116,7 +116,7 @@ def test_pages_refuse_what_they_cannot_show(tmp_path: Path) -> None:
 
 def test_unknown_names_and_what_is_public() -> None:
     assert all(getattr(figures, name) is not None for name in figures.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'pie_figure'"):
+    with pytest.raises(AttributeError, match="attribute pie_figure"):
         _ = figures.pie_figure
     assert isinstance(Markup("x"), str)
 
@@ -125,7 +125,7 @@ def test_without_matplotlib_the_message_has_the_command_to_install_it() -> None:
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from atoll.errors import ConfigError\n"
-        "from atoll.instruments.figures import Section, Table, goodput_figure, page\n"
+        "from atoll.instruments.figures import Section, TextTable, goodput_figure, page\n"
         "try: goodput_figure([{'chips': 9, 'method': 'elastic', 'learners': 1, 'goodput': 5}])\n"
         "except ConfigError as error: print(error)\n"
     )

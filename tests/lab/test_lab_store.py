@@ -22,12 +22,12 @@ APPENDER = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from lab_fakes import fake_result
-from atoll.instruments.lab.store import Record, ResultStore
+from atoll.instruments.lab.store import ResultStore, RunRecord
 from atoll.instruments.lab.study import make_spec
 
 store = ResultStore(sys.argv[2])
 for seed in range(int(sys.argv[3]), int(sys.argv[3]) + 40):
-    store.append(Record.of(fake_result(make_spec({"model": "nano", "seed": seed}))))
+    store.append(RunRecord.of(fake_result(make_spec({"model": "nano", "seed": seed}))))
 """
 
 

@@ -281,7 +281,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("where", ["settle", "_overtaken", "_take_the_word"])
+@pytest.mark.parametrize("where", ["agree_on_settings", "_overtaken", "_take_the_word"])
 def test_a_syncer_that_is_overtaken_while_it_starts_never_says_where_it_is(folder: Path, where: str) -> None:
     slow = spawn(SLOW_TO_LISTEN.format(where=where), str(folder))
     assert os.WIFSTOPPED(os.waitpid(slow.pid, os.WUNTRACED)[1])

@@ -127,7 +127,7 @@ class ContributionMaker:
         progress.snapshot = None
         progress.passed = False
         progress.contributed_step = self._state.step
-        progress.local = progress.local.already_merged(counters)
+        progress.local = progress.local.minus(counters)
         already_merged = tuple(s.seq for s in progress.outstanding if not s.overwritten)
         feedback = not progress.outstanding
         sent = Sent(progress.next_seq, round_number, counters)

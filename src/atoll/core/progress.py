@@ -23,7 +23,7 @@ class Counters(NamedTuple):
     def plus(self, other: Counters) -> Counters:
         return Counters(self.steps + other.steps, self.tokens + other.tokens)
 
-    def already_merged(self, other: Counters) -> Counters:
+    def minus(self, other: Counters) -> Counters:
         return Counters(self.steps - other.steps, self.tokens - other.tokens)
 
 

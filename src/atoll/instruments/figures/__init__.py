@@ -15,56 +15,6 @@ timeline_figure(spans)       what each learner did over time
 page(path, title, intro, sections)
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from atoll.instruments.figures.bars import bars_figure
-    from atoll.instruments.figures.document import Section, page
-    from atoll.instruments.figures.goodput import collapse_figure, goodput_figure
-    from atoll.instruments.figures.growth import growth_figure
-    from atoll.instruments.figures.losses import loss_curves_figure
-    from atoll.instruments.figures.picture import Markup, Picture, TextTable
-    from atoll.instruments.figures.sweep import sweep_figure
-    from atoll.instruments.figures.timeline import timeline_figure
-    from atoll.instruments.figures.utilisation import utilisation_figure
-
-_HOME = {
-    "Markup": "picture",
-    "Picture": "picture",
-    "Section": "document",
-    "TextTable": "picture",
-    "bars_figure": "bars",
-    "collapse_figure": "goodput",
-    "goodput_figure": "goodput",
-    "growth_figure": "growth",
-    "loss_curves_figure": "losses",
-    "page": "document",
-    "sweep_figure": "sweep",
-    "timeline_figure": "timeline",
-    "utilisation_figure": "utilisation",
-}
-
-__all__ = [
-    "Markup",
-    "Picture",
-    "Section",
-    "TextTable",
-    "bars_figure",
-    "collapse_figure",
-    "goodput_figure",
-    "growth_figure",
-    "loss_curves_figure",
-    "page",
-    "sweep_figure",
-    "timeline_figure",
-    "utilisation_figure",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
