@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import atoll
 
@@ -36,3 +43,54 @@ def test_only_front_doors_look_at_the_environment() -> None:
     files = [path for room in PRODUCT for path in (home / room).rglob("*.py")]
     looking = {path for path in files if any(word in path.read_text() for word in ("os.environ", "getenv"))}
     assert {path.relative_to(home).as_posix() for path in looking} == FRONT_DOORS
+
+
+ONE_NAME_TWO_MEANINGS = {"Committed", "Refused"}
+"""Facts that the checkers are fed with are called as the event and the message that they come from."""
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    home = Path(atoll.__file__).parent
+    found: dict[str, set[str]] = {}
+    for path in home.rglob("*.py"):
+        if "generated" not in path.parts:
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found.setdefault(node.name, set()).add(path.relative_to(home).as_posix())
+    assert {name for name, places in found.items() if len(places) > 1} == ONE_NAME_TWO_MEANINGS
+
+
+def doors() -> Any:
+    """`scripts/doors` as a module."""
+    loader = SourceFileLoader("doors", str(Path(__file__).parents[1] / "scripts" / "doors"))
+    module = module_from_spec(spec_from_loader("doors", loader) or pytest.fail("no script"))
+    loader.exec_module(module)
+    return module
+
+
+def test_rooms_are_entered_through_their_front_doors() -> None:
+    assert list(doors().past_the_doors(Path(atoll.__file__).parents[1])) == []
+
+
+def test_an_import_past_a_door_is_said_with_what_to_do(tmp_path: Path) -> None:
+    for room, names in (("a", "from .inside import offered"), ("b", "")):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.pyi").write_text(names)
+    (tmp_path / "a" / "inside.py").write_text("offered = hidden = 1")
+    (tmp_path / "a" / "next_to_it.py").write_text("from a.inside import hidden")
+    (tmp_path / "b" / "good.py").write_text("from a import offered")
+    (tmp_path / "b" / "bad.py").write_text("from a.inside import offered\nfrom a import hidden\nimport a.inside")
+    said = [text.partition("bad.py:")[2] for text in doors().past_the_doors(tmp_path)]
+    assert said == [
+        "1: goes past the door of a: import from a, and list it there",
+        "2: a does not offer 'hidden': list it in its __init__.pyi",
+        "3: goes past the door of a: import from a, and list it there",
+    ]
+
+
+@pytest.mark.parametrize("room", sorted(doors().rooms(Path(atoll.__file__).parents[1])))
+def test_what_a_door_offers_is_there(room: str) -> None:
+    module = import_module(room)
+    assert module.__doc__ and module.__all__
+    for name in module.__all__:
+        assert getattr(module, name) is not None, name

@@ -13,7 +13,7 @@ from figure_samples import ONE_CELL, bars, cells, growth, runs, spans, sweep, ut
 
 from atoll.errors import ConfigError
 from atoll.instruments import figures
-from atoll.instruments.figures import Markup, Section, TextTable, page
+from atoll.instruments.figures import Markup, PageTable, Section, page
 
 NAN = float("nan")
 EVERY: list[Callable[[Any], Any]] = [
@@ -110,7 +110,7 @@ def test_pages_refuse_what_they_cannot_show(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot show a int"):
         page(tmp_path / "index", "t", "i", [Section("s", [5])])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match="row 1 has 1 cells, not 2"):
-        TextTable("t", ("a", "b"), [("1", "2"), ("3",)])
+        PageTable("t", ("a", "b"), [("1", "2"), ("3",)])
     assert not (tmp_path / "index.html").exists()
 
 
@@ -125,7 +125,7 @@ def test_without_matplotlib_the_message_has_the_command_to_install_it() -> None:
     script = (
         "import sys; sys.modules['matplotlib'] = None\n"
         "from atoll.errors import ConfigError\n"
-        "from atoll.instruments.figures import Section, TextTable, goodput_figure, page\n"
+        "from atoll.instruments.figures import Section, PageTable, goodput_figure, page\n"
         "try: goodput_figure([{'chips': 9, 'method': 'elastic', 'learners': 1, 'goodput': 5}])\n"
         "except ConfigError as error: print(error)\n"
     )

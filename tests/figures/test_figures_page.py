@@ -7,7 +7,7 @@ from pathlib import Path
 from figure_checks import Page
 from figure_samples import PLAIN
 
-from atoll.instruments.figures import Section, TextTable, page
+from atoll.instruments.figures import PageTable, Section, page
 
 
 def test_a_page_with_every_figure(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_pictures_can_be_given_as_they_are_and_stand_in_one_row(tmp_path: Path) 
 
 
 def test_tables_are_accessible_and_numbers_flush_right() -> None:
-    html = TextTable(
+    html = PageTable(
         "Losses <1", ("run", "loss", "note"), [("M = 8", "+1.2 ± 0.3", "a & b"), ("M = 4", "–", "")]
     ).html()
     Page(html)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from atoll.dash.syncer_line import data_line, syncer_line, syncer_state, waiting_line
 from atoll.dash.text import bytes_text, clock_text, count_text, loss_text, percent_text, ratio_text
-from atoll.observe import AWAY, Goodput, LinkThin, RoundTimes, RunState, bits_text, span_text, thin_text
+from atoll.observe import AWAY, Goodput, LinkThin, RoundSeen, RunState, bits_text, span_text, thin_text
 
 STATE_STYLE = {
     "active": "green",
@@ -264,7 +264,7 @@ def _milliseconds(ns: int) -> str:
     return f"{ns / 1e6:,.0f} ms" if ns else "-"
 
 
-def _dots(state: RunState, entry: RoundTimes) -> Text:
+def _dots(state: RunState, entry: RoundSeen) -> Text:
     """● merged, ○ asked but not in time, · not asked; one per learner, in the order of the table."""
     carried = f" +{entry.carried}" if entry.carried else ""
     if len(state.learners) > DOT_LEARNERS_MAX:

@@ -14,7 +14,7 @@ OPEN_ROUNDS_MAX = 10_000
 
 
 @dataclass(slots=True)
-class RoundTimes:
+class RoundSeen:
     """One round; times are 0 until they are known."""
 
     round: int
@@ -56,9 +56,9 @@ class RoundHistory:
     """Open rounds, the recent ones whole, a sample of all, and each learner's contributions."""
 
     def __init__(self) -> None:
-        self.open: dict[tuple[int, int], RoundTimes] = {}
-        self.recent: deque[RoundTimes] = deque(maxlen=RECENT_ROUNDS)
-        self.sample: Sample[RoundTimes] = Sample()
+        self.open: dict[tuple[int, int], RoundSeen] = {}
+        self.recent: deque[RoundSeen] = deque(maxlen=RECENT_ROUNDS)
+        self.sample: Sample[RoundSeen] = Sample()
         self.marks: dict[str, Sample[Mark]] = {}
         self.rho = Curve()  # against time in ns
         self.launched = False
@@ -85,10 +85,10 @@ class RoundHistory:
         elif isinstance(event, events.SyncerStarted):
             self.open.clear()  # they died with the syncer before
 
-    def _round(self, fragment: int, number: int) -> RoundTimes:
+    def _round(self, fragment: int, number: int) -> RoundSeen:
         key = (fragment, number)
         if key not in self.open:
-            self.open[key] = RoundTimes(number, fragment)
+            self.open[key] = RoundSeen(number, fragment)
             if len(self.open) > OPEN_ROUNDS_MAX:
                 del self.open[next(iter(self.open))]
         return self.open[key]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import ConfigError
-from atoll.instruments.figures import Picture, Section, TextTable, bars_figure, loss_curves_figure, page, sweep_figure
+from atoll.instruments.figures import PageTable, Picture, Section, bars_figure, loss_curves_figure, page, sweep_figure
 from atoll.instruments.lab import COMMON, Study, StudyLine, short, text_table
 
 CURVES_MAX = 10
@@ -33,7 +33,7 @@ def _section(folder: Path, study: Study, lines: Sequence[StudyLine]) -> Section:
     text = text_table(study, lines)
     pictures: dict[str, Picture] = {**_bars(lines, study), **_sweeps(lines), **_curves(study, lines)}
     drawn = [picture.save(folder / f"{_stem(study.name)}-{name}") for name, picture in pictures.items()]
-    table = TextTable("What was found", list(text.header), [list(row) for row in text.rows])
+    table = PageTable("What was found", list(text.header), [list(row) for row in text.rows])
     return Section(study.name, [study.description, table, *drawn] if study.description else [table, *drawn])
 
 

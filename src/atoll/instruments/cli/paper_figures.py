@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.instruments.figures import (
+    PageTable,
     Section,
-    TextTable,
     bars_figure,
     collapse_figure,
     goodput_figure,
@@ -36,7 +36,7 @@ def draw_goodput(folder: Path, cells: Sequence[Mapping[str, Any]]) -> Path:
     if sum(cell["method"] == "decoupled" for cell in cells) > 1:
         body.append(collapse_figure(cells).save(folder / "goodput-collapse"))
     body.append(
-        TextTable(
+        PageTable(
             "Cells",
             ["chips", "method", "learners", "goodput, %", "published", "uptime, %"],
             [
@@ -126,7 +126,7 @@ def draw_utilisation(folder: Path, cells: Sequence[ComparedCell]) -> Path:
                         "published": 100.0 * known[gbit_s] if gbit_s in known else None,
                     }
                 )
-    table = TextTable(
+    table = PageTable(
         "Cells of the published tables",
         ["table", "model", "method", "utilisation", "published, Gbit/s", "ours, Gbit/s", "grid steps off"],
         [

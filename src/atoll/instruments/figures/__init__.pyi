@@ -3,7 +3,7 @@ from .document import Section, page
 from .goodput import collapse_figure, goodput_figure
 from .growth import growth_figure
 from .losses import loss_curves_figure
-from .picture import Markup, Picture, TextTable
+from .picture import Markup, PageTable, Picture
 from .style import require_matplotlib
 from .sweep import sweep_figure
 from .timeline import timeline_figure
@@ -11,9 +11,9 @@ from .utilisation import utilisation_figure
 
 __all__ = [
     "Markup",
+    "PageTable",
     "Picture",
     "Section",
-    "TextTable",
     "bars_figure",
     "collapse_figure",
     "goodput_figure",

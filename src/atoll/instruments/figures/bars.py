@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import ConfigError
 from atoll.instruments.figures.labels import LABEL_POINTS, LINE_INCHES, finish, legend, text_inches, wrap
-from atoll.instruments.figures.picture import Picture, TextTable, unique_ids
+from atoll.instruments.figures.picture import PageTable, Picture, unique_ids
 from atoll.instruments.figures.style import AXIS, BAND, INK, SOFT, colour, new_figure, styled, width_of
 from atoll.instruments.figures.ticks import signed
 from atoll.instruments.figures.values import Tally, as_number, name, number, optional_name, rows_of
@@ -201,7 +201,7 @@ def _published_words(published: tuple[float, float], write: Write, digits: int =
     return write(high or low, digits) if 0 in published else f"{write(low, digits)} to {write(high, digits)}"
 
 
-def _table(bars: Sequence[Bar], write: Write, names: tuple[str, str]) -> TextTable:
+def _table(bars: Sequence[Bar], write: Write, names: tuple[str, str]) -> PageTable:
     title, column = names
     rows = []
     for bar in bars:
@@ -210,5 +210,5 @@ def _table(bars: Sequence[Bar], write: Write, names: tuple[str, str]) -> TextTab
         rows.append((bar.group or "–", bar.label, write(bar.percent, 2), half, theirs))
     head = ("group", "label", column, "±", "published, %")
     if not any(bar.group for bar in bars):
-        return TextTable(title, head[1:], [row[1:] for row in rows])
-    return TextTable(title, head, rows)
+        return PageTable(title, head[1:], [row[1:] for row in rows])
+    return PageTable(title, head, rows)

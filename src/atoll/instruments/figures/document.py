@@ -10,9 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from atoll.errors import ConfigError
-from atoll.instruments.figures.picture import Markup, Picture, TextTable
+from atoll.instruments.figures.picture import Markup, PageTable, Picture
 
-Content = str | Markup | Picture | TextTable
+Content = str | Markup | Picture | PageTable
 """Text becomes a paragraph; `Markup` (what `Picture.save` returns) is taken as it is."""
 
 
@@ -63,7 +63,7 @@ def _piece(item: Content) -> tuple[str, bool]:
     """(HTML, whether it is a figure)"""
     if isinstance(item, Picture):
         return item.html(), True
-    if isinstance(item, TextTable):
+    if isinstance(item, PageTable):
         return item.html(), False
     if isinstance(item, Markup):
         return item, item.startswith("<figure")

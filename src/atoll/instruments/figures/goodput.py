@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import ConfigError
 from atoll.instruments.figures.labels import LineEnd, end_labels, finish, legend
-from atoll.instruments.figures.picture import Picture, TextTable, unique_ids
+from atoll.instruments.figures.picture import PageTable, Picture, unique_ids
 from atoll.instruments.figures.style import AXIS, PALETTE, SOFT, new_figure, ramp, styled, width_of
 from atoll.instruments.figures.ticks import log_axis, percent_y_axis, short, signed
 from atoll.instruments.figures.values import Tally, limit_lines, name, number, positive, rows_of
@@ -223,7 +223,7 @@ def _rule_note(cells: Sequence[GoodputCell]) -> list[str]:
     ]
 
 
-def _table(lines: Sequence[GoodputLine]) -> TextTable:
+def _table(lines: Sequence[GoodputLine]) -> PageTable:
     rows = []
     for line in lines:
         for cell in line.cells:
@@ -232,4 +232,4 @@ def _table(lines: Sequence[GoodputLine]) -> TextTable:
             gap = "–" if cell.published is None else signed(cell.goodput - cell.published)
             rows.append((line.label, short(cell.chips), _value(cell), theirs, gap, uptime))
     head = ("method", "chips", "goodput, %", "published, %", "difference, points", "uptime, %")
-    return TextTable("Goodput by method and chips", head, rows)
+    return PageTable("Goodput by method and chips", head, rows)

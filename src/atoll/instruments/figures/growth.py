@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from atoll.instruments.figures.labels import finish, legend
-from atoll.instruments.figures.picture import Picture, TextTable, unique_ids
+from atoll.instruments.figures.picture import PageTable, Picture, unique_ids
 from atoll.instruments.figures.style import AXIS, look, new_figure, styled, width_of
 from atoll.instruments.figures.ticks import log_axis, log_y_axis, short
 from atoll.instruments.figures.values import Tally, limit_lines, optional_name, positive, rows_of
@@ -114,10 +114,10 @@ def _slopes(series: Points) -> list[str]:
     return [note[0].upper() + note[1:] for note in notes]
 
 
-def _table(series: Points) -> TextTable:
+def _table(series: Points) -> PageTable:
     rows = [
         (label or "simulation", short(chips), f"{events:,.0f}", f"{wall_s:.3g}", f"{1e6 * wall_s / events:.3g}")
         for label, points in series.items()
         for chips, events, wall_s in points
     ]
-    return TextTable("Cost of a simulation", ("run", "chips", "events", "wall, s", "microseconds per event"), rows)
+    return PageTable("Cost of a simulation", ("run", "chips", "events", "wall, s", "microseconds per event"), rows)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from atoll.errors import ConfigError
 from atoll.instruments.figures.labels import LineEnd, end_labels, finish
-from atoll.instruments.figures.picture import Picture, TextTable, unique_ids
+from atoll.instruments.figures.picture import PageTable, Picture, unique_ids
 from atoll.instruments.figures.style import AXIS, INK, PALETTE, look, new_figure, styled, width_of
 from atoll.instruments.figures.ticks import count_axis, short, signed
 from atoll.instruments.figures.values import Tally, as_number, limit_lines, name, pairs, rows_of
@@ -215,7 +215,7 @@ def _notes(arms: Sequence[Arm], zoomed: bool) -> list[str]:
     return notes
 
 
-def _table(arms: Sequence[Arm]) -> TextTable:
+def _table(arms: Sequence[Arm]) -> PageTable:
     rows = []
     for arm in arms:
         finals = arm.losses[:, -1]
@@ -224,4 +224,4 @@ def _table(arms: Sequence[Arm]) -> TextTable:
         gap = signed(float(each.mean()), 2) if arm is not arms[0] else "–"
         rows.append((arm.label, str(len(arm.seeds)), short(arm.tokens[-1]), f"{arm.final:.4f}", spread, gap))
     head = ("run", "seeds", "tokens", "final loss", "range", f"against {arms[0].label}, %")
-    return TextTable("Final losses", head, rows)
+    return PageTable("Final losses", head, rows)

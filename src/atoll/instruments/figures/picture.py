@@ -29,7 +29,7 @@ class Markup(str):
 
 
 @dataclass(frozen=True)
-class TextTable:
+class PageTable:
     """Rows of text under named columns. A column whose cells are all numbers is set flush right."""
 
     title: str
@@ -75,7 +75,7 @@ class Picture:
     title: str
     """What it shows, in a few words: read aloud in place of the drawing."""
     caption: str
-    table: TextTable
+    table: PageTable
     notes: list[str] = field(default_factory=list)
     """What a reader must know, such as values that could not be drawn; part of the caption."""
     tips: Mapping[str, str] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import ConfigError
 from atoll.instruments.figures.labels import LineEnd, end_labels, finish
-from atoll.instruments.figures.picture import Picture, TextTable, unique_ids
+from atoll.instruments.figures.picture import PageTable, Picture, unique_ids
 from atoll.instruments.figures.style import AXIS, look, new_figure, styled, width_of
 from atoll.instruments.figures.ticks import linear_axis, log_axis, plain_y_axis, short
 from atoll.instruments.figures.values import Tally, as_number, limit_lines, name, pairs, rows_of
@@ -108,10 +108,10 @@ def _tip(label: str, points: Sequence[Point]) -> str:
     )
 
 
-def _table(arms: Mapping[str, Sequence[Point]], x_label: str, y_label: str) -> TextTable:
+def _table(arms: Mapping[str, Sequence[Point]], x_label: str, y_label: str) -> PageTable:
     rows = [
         (label, short(x), f"{y:.4g}".replace("-", "\u2212"), f"{half:.2g}" if half else "–")
         for label, points in arms.items()
         for x, y, half in points
     ]
-    return TextTable(f"{y_label} by {x_label}", ("series", x_label, y_label, "±"), rows)
+    return PageTable(f"{y_label} by {x_label}", ("series", x_label, y_label, "±"), rows)

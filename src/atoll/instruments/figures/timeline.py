@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from atoll.errors import ConfigError
 from atoll.instruments.figures.labels import LABEL_POINTS, LINE_INCHES, finish, legend, wrap
-from atoll.instruments.figures.picture import Picture, TextTable, unique_ids
+from atoll.instruments.figures.picture import PageTable, Picture, unique_ids
 from atoll.instruments.figures.style import INK, colour, new_figure, styled, width_of
 from atoll.instruments.figures.ticks import count_axis
 from atoll.instruments.figures.values import Tally, limit_lines, name, number, rows_of
@@ -164,6 +164,6 @@ def _total(parts: Sequence[tuple[float, float]]) -> float:
     return sum(end - start for start, end in parts)
 
 
-def _table(lanes: Spans, kinds: Mapping[str, str]) -> TextTable:
+def _table(lanes: Spans, kinds: Mapping[str, str]) -> PageTable:
     rows = [(learner, *(f"{_total(doing.get(kind, [])):.1f}" for kind in kinds)) for learner, doing in lanes.items()]
-    return TextTable("Seconds by learner and kind", ("learner", *kinds), rows)
+    return PageTable("Seconds by learner and kind", ("learner", *kinds), rows)

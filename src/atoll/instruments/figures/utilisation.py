@@ -11,7 +11,7 @@ import numpy as np
 
 from atoll.errors import ConfigError
 from atoll.instruments.figures.labels import finish, legend
-from atoll.instruments.figures.picture import Picture, TextTable, unique_ids
+from atoll.instruments.figures.picture import PageTable, Picture, unique_ids
 from atoll.instruments.figures.style import SOFT, look, new_figure, styled, width_of
 from atoll.instruments.figures.ticks import log_axis, percent_y_axis, short, signed
 from atoll.instruments.figures.values import Tally, limit_lines, name, number, optional_name, positive, rows_of
@@ -131,7 +131,7 @@ def _tip(panel: str, method: str, curve: UtilisationCurve) -> str:
     return f"{of}: " + ", ".join(f"{short(x)} Gbit/s {y:.1f}%" for x, y in points)
 
 
-def _table(panels: Panels) -> TextTable:
+def _table(panels: Panels) -> PageTable:
     """Computed against published where something is published, else the computed points, thinned."""
     rows = []
     for panel, curves in panels.items():
@@ -146,8 +146,8 @@ def _table(panels: Panels) -> TextTable:
                 rows.append((panel or "–", method, short(x), mine, "–" if theirs is None else f"{theirs:g}", gap))
     head = ("setting", "method", "bandwidth, Gbit/s", "utilisation, %", "published, %", "difference, points")
     if list(panels) == [""]:
-        return TextTable("Compute utilisation by bandwidth", head[1:], [row[1:] for row in rows])
-    return TextTable("Compute utilisation by bandwidth", head, rows)
+        return PageTable("Compute utilisation by bandwidth", head[1:], [row[1:] for row in rows])
+    return PageTable("Compute utilisation by bandwidth", head, rows)
 
 
 def _computed_at(curve: UtilisationCurve, gbit_s: float) -> float | None:
