@@ -31,7 +31,7 @@ from .learners import natural_key
 from .lines import decode
 from .log import RUNGS, bits_text, rung_text, source_text, span_text, thin_text
 from .reader import Tail, read_events
-from .rounds import RoundTimes
+from .rounds import RoundSeen
 from .summary import AWAY, SLOW_SHARE, RunState, summarize
 from .syncers import SyncerRestart
 from .traffic import data_parallel_bytes
@@ -66,7 +66,7 @@ __all__ = [
     "ProcessExited",
     "ProcessStarted",
     "Return",
-    "RoundTimes",
+    "RoundSeen",
     "RunFinished",
     "RunStarted",
     "RunState",
