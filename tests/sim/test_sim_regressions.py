@@ -37,6 +37,7 @@ STORIES = {
     "seed-5699": "the reply to a refused push was lost: the learner heard 'duplicate' and waited for a fate for ever",
     "seed-6906": "a learner that missed a roll-back applied updates of the new line to bits of the old one",
     "draw-2-seed-39": "a syncer that waited for learners lost its fragments again, and woke itself for ever",
+    "draw-2-seed-1048": "a learner came back after the run had ended and went again: its last tokens were nobody's",
     "draw-2-seed-169": "the last holder of a lost run left before it had brought all of it back, and nobody was told",
 }
 """By the file's name: the version of `draw`, where it had a number, and the seed."""

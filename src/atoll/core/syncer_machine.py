@@ -186,16 +186,18 @@ class SyncerMachine:
             self._stop_when_spent(out)
         elif MemberState.JOINING not in states and (self.stopping or MemberState.AWAY not in states):
             self.book.launch_leftovers(now_ns, out)
-            if self.stopping and not self._finished and not self.book.in_flight:
+            if self.stopping and not self.book.in_flight:
                 self._finish(out)
 
     def _finish(self, out: list[SyncerEffect]) -> None:
-        self._finished = True
+        """Again for whoever came back afterwards and went (draw 2, seed 1048): the books must close."""
         for member in self.membership.members.values():
             if member.state is not MemberState.LEFT:
                 # The run is over: what a learner that is away has not handed over will never be merged.
                 self.ledger.set_gone(member.learner, member.generation, True)
-        out.append(Finished(self.stopping))
+        if not self._finished:
+            self._finished = True
+            out.append(Finished(self.stopping))
 
     def _stop_when_spent(self, out: list[SyncerEffect]) -> None:
         budget = self.config.tokens_budget

@@ -99,7 +99,9 @@ class Call:
 
     def _fetch_here(self, request: FetchRequest) -> None:
         assert self._syncer is not None
-        found = self._syncer.fetch(request)
+        self._syncer.fetch(request, self._found)
+
+    def _found(self, found: tuple[int, Payload, int] | str) -> None:
         self._answer(found, HEADER_BYTES if isinstance(found, str) else found[2])
 
     def _answer(self, result: Any, size: int) -> None:

@@ -33,7 +33,6 @@ from atoll.core import (
     PushHeader,
     PushKind,
     PushReply,
-    Refusal,
     Refused,
     Start,
     Welcome,
@@ -66,8 +65,6 @@ SECOND = 1_000_000_000
 BACKOFF_NS = (int(BACKOFF_S_MIN * SECOND), int(BACKOFF_S_MAX * SECOND))
 CONNECT_NS = int(CONNECT_S * SECOND)
 CLOSE_LOOK_NS = WAIT_SLICE_NS // 5
-MERGE_LOOK_NS = 20 * MS
-"""A fetch that meets a merge of its fragment waits on the syncer; here it asks again after so long."""
 INNER_BYTES = 1000
 
 
@@ -348,10 +345,7 @@ class LearnerHost(Process, LearnerDriverHost):
             return
 
         def came(result: tuple[int, Payload, int] | str | None) -> None:
-            if result == Refusal.BUSY:
-                self.later(MERGE_LOOK_NS, self.fetch, request, done)
-            else:
-                done(FetchedPayload(*result) if isinstance(result, tuple) else result)
+            done(FetchedPayload(*result) if isinstance(result, tuple) else result)
 
         Call(self, 100).fetch(request, came)
 

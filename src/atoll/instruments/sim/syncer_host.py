@@ -411,19 +411,31 @@ class SyncerHost(Process):
             self.inner.setdefault(header.fragment, set()).add(header.seq)
         return reply
 
-    def fetch(self, request: FetchRequest) -> tuple[int, Payload, int] | str:
-        """Version, bytes and size, or the code of the refusal."""
+    def fetch(self, request: FetchRequest, done: Callable[[tuple[int, Payload, int] | str], None]) -> None:
+        """`done` hears version, bytes and size, or the code of the refusal. A joiner waits for the merge that is under
+        way, and its turn comes: asking again now and then, it might never find a busy fragment at rest."""
         if not self.machine.committed or self.payloads is None:
-            return Refusal.UNKNOWN_FRAGMENT
+            done(Refusal.UNKNOWN_FRAGMENT)
+            return
         self.driver.apply(fx.FetchOpened(request.learner, request.generation))
         if request.kind is FetchKind.UPDATE:
-            update = self.payloads.update(request.fragment, request.version)
-            if update is None:
-                return Refusal.UNKNOWN_VERSION
-            return request.version, update, self.payloads.contribution_bytes(request.fragment)
-        if self.driver.turns.taken(request.fragment):
-            # A joiner waits for the merge that is under way: the caller asks again.
-            return Refusal.BUSY
+            done(self._update(request))
+        else:
+            self.driver.turns.take(request.fragment, lambda: self._give_whole(request, done))
+
+    def _update(self, request: FetchRequest) -> tuple[int, Payload, int] | str:
+        assert self.payloads is not None
+        update = self.payloads.update(request.fragment, request.version)
+        if update is None:
+            return Refusal.UNKNOWN_VERSION
+        return request.version, update, self.payloads.contribution_bytes(request.fragment)
+
+    def _give_whole(self, request: FetchRequest, done: Callable[[tuple[int, Payload, int] | str], None]) -> None:
+        done(self._whole(request))
+        self.driver.turns.give_back(request.fragment)
+
+    def _whole(self, request: FetchRequest) -> tuple[int, Payload, int] | str:
+        assert self.payloads is not None
         version, _ = self.payloads.version(request.fragment)
         if request.version not in (NO_VERSION, version):
             return Refusal.UNKNOWN_VERSION
