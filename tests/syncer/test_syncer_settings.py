@@ -29,9 +29,7 @@ def test_what_is_not_given_stays_as_it_was() -> None:
     assert said == ["settings changed: outer_lr 1.0 -> 0.5"]
     assert agree_on_settings({}, ROWS) == (BEFORE, [])
     assert agree_on_settings({"fragments": 0}, ROWS) == (BEFORE, [])
-    assert agree_on_settings({"quorum": "3"}, ROWS)[0].quorum == "3", (
-        "the run has four learners, whatever is usual"
-    )
+    assert agree_on_settings({"quorum": "3"}, ROWS)[0].quorum == "3", "the run has four learners, whatever is usual"
 
 
 def test_settings_that_are_given_whole_win_whole() -> None:
