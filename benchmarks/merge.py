@@ -19,7 +19,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from atoll import kernels
-from atoll.codec import BLOCK, GradientSample, OuterRates, OuterTarget, get_codec, merge_fragment, reduce
+from atoll.codec import (
+    BLOCK,
+    GradientSample,
+    OuterRates,
+    OuterTarget,
+    Partial,
+    agreement,
+    get_codec,
+    merge_fragment,
+    reduce,
+)
 from atoll.core import CODECS, CORRECTIONS
 
 UNIQUE = 1 << 20  # random numbers are made once and repeated
@@ -70,9 +80,16 @@ class Bench:
         self.sample: GradientSample | None = None
         self.peak_before = self.grown = 0.0
 
+    def reduced(self) -> Partial:
+        return reduce(self.payloads, self.codec.name, [1.0] * len(self.payloads), self.norms, self.slices)
+
+    def compare(self) -> None:
+        names = [str(number) for number in range(len(self.payloads))]
+        agreement(self.reduced(), names, names)
+
     def merge(self) -> None:
         self.sample = merge_fragment(
-            reduce(self.payloads, self.codec.name, [1.0] * len(self.payloads), self.norms, self.slices),
+            self.reduced(),
             ["rda", "mean"],
             OuterTarget(self.theta, {"momentum": self.momentum}, self.residual),
             codec_down=self.codec.name,
@@ -92,6 +109,7 @@ class Bench:
             stages: dict[str, tuple[float, Callable[[], object]]] = {
                 "large copy": (8.0, lambda: self.copy(pool, threads)),
                 "merge, outer step, downlink": (self.merge_bytes, self.merge),
+                "compare (robust=cosine)": (2 * len(self.payloads) * self.encoded_bytes + 8, self.compare),
                 "inspect one contribution": (
                     self.encoded_bytes,
                     lambda: self.codec.inspect(self.payloads[0], self.n, self.slices),

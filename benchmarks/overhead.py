@@ -3,6 +3,8 @@
     python benchmarks/overhead.py                       tiny GPT on one CPU thread
     python benchmarks/overhead.py --device cuda --model base --batch 16 --seq 1024
     python benchmarks/overhead.py --sync-every 24
+    python benchmarks/overhead.py --device cuda --model base --batch 16 --seq 1024 --copies host   (or device)
+    python benchmarks/overhead.py --device cuda --shape 24x14x1792 --batch 8 --seq 1024            (0.93B parameters)
 
 One learner and a real syncer process on one machine, int4 both ways, overlap 2, the default H and at most one round per
 step: snapshot, encode, push, merge, publish, fetch, adopt. Segments with and without Atoll alternate, so that whatever
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -28,13 +31,16 @@ from atoll.core import SyncConfig
 from atoll.learner import Learner
 from atoll.observe import events, read_events
 from atoll.zoo import build_model
+from atoll.zoo.gpt import GPT
+from atoll.zoo.presets import GPTConfig
 
 SYNCER = """
 import sys
 from pathlib import Path
 from atoll.core.config import SyncConfig
 from atoll.syncer import SyncerOptions, run_syncer
-sys.exit(run_syncer(SyncerOptions("127.0.0.1:0", SyncConfig(sync_every=int(sys.argv[2])), Path(sys.argv[1]))))
+config = SyncConfig(sync_every=int(sys.argv[2]))
+sys.exit(run_syncer(SyncerOptions("127.0.0.1:0", config, Path(sys.argv[1]), durability=sys.argv[3])))
 """
 
 
@@ -42,6 +48,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--shape", default="", help="LAYERSxHEADSxWIDTH instead of a model's name")
+    parser.add_argument("--copies", default="auto", choices=["auto", "host", "device"], help="where the learner's are")
+    parser.add_argument("--durability", default="commit")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seq", type=int, default=128)
     parser.add_argument("--segments", type=int, default=40)
@@ -51,7 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", SYNCER, folder, str(options.sync_every)]
+        command = [sys.executable, "-c", SYNCER, folder, str(options.sync_every), options.durability]
         syncer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         try:
             measure(options, Path(folder))
@@ -62,7 +71,12 @@ def main() -> None:
 
 def measure(options: argparse.Namespace, folder: Path) -> None:
     device = torch.device(options.device)
-    model = build_model(options.model, 0).to(device)
+    torch.manual_seed(0)
+    if options.shape:
+        layers, heads, width = map(int, options.shape.split("x"))
+        model = GPT(GPTConfig(layers=layers, heads=heads, width=width, lr=1e-4)).to(device)
+    else:
+        model = build_model(options.model, 0).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
     tokens = torch.randint(0, 256, (options.batch, options.seq + 1), device=device)
 
@@ -81,7 +95,11 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         assert time.monotonic() - waited < 120, "the syncer did not start"
         time.sleep(0.1)
     address = json.loads((folder / "syncer.json").read_text())["address"]
-    with Learner(model, optimizer, address=address, learner_id="bench", run_folder=folder) as learner:
+    on_device = {"auto": None, "host": False, "device": True}[options.copies]
+    # Without checkpoints of the optimizer: they are every 60 s, and would fall into some segments and not into others.
+    settings = {"run_folder": folder, "copies_on_device": on_device, "checkpoint_every_s": 0}
+    host_before = resident_bytes()
+    with Learner(model, optimizer, address=address, learner_id="bench", **settings) as learner:
         for _ in range(24):  # every fragment once, and all caches warm
             learner.step(tokens=tokens.numel(), loss=train())
         for segment in range(2 * options.segments + 1):
@@ -95,7 +113,15 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
             synchronize(device)
             rates[name].append(options.steps / (time.perf_counter() - began))
             learner._meter.resume()
+        parameters = sum(p.numel() for p in model.parameters())
+        print(
+            f"host memory of the learner: {(resident_bytes() - host_before) / parameters:.1f} bytes per parameter more"
+        )
     report(options, rates, folder, sum(p.numel() for p in model.parameters()))
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def synchronize(device: torch.device) -> None:
@@ -117,8 +143,9 @@ def report(options: argparse.Namespace, rates: dict[str, list[float]], folder: P
         return sum(getattr(s, name) for s in steps) / count / 1e6
 
     print(
-        f"model {options.model} ({parameters / 1e6:.2f}M parameters), batch {options.batch} x {options.seq}, "
-        f"{options.device}, {options.threads} torch thread(s)"
+        f"model {options.shape or options.model} ({parameters / 1e6:.2f}M parameters), "
+        f"batch {options.batch} x {options.seq}, "
+        f"{options.device}, {options.threads} torch thread(s), H={options.sync_every}, copies: {options.copies}"
     )
     print(f"steps/s without Atoll   {without:9.3f}   ({min(rates['without']):.3f} .. {max(rates['without']):.3f})")
     print(f"steps/s with Atoll      {with_atoll:9.3f}   ({min(rates['with']):.3f} .. {max(rates['with']):.3f})")

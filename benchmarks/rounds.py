@@ -128,6 +128,7 @@ class Puppet:
             codec=codec,
             size=int(data.nbytes),
             checksum=checksum or xxhash.xxh3_64_intdigest(data.data),
+            secret=self.welcome.secret,
         )
 
     async def contribute(self, request: Request) -> None:
@@ -141,7 +142,8 @@ class Puppet:
 
     async def adopt(self, message: Published) -> None:
         self.commits += 1
-        request = FetchRequest(FetchKind.UPDATE, self.name, self.welcome.generation, message.fragment, message.version)
+        who = (self.name, self.welcome.generation, message.fragment, message.version)
+        request = FetchRequest(FetchKind.UPDATE, *who, secret=self.welcome.secret)
         try:
             await self.bulk.fetch(request)
         except RefusedError:

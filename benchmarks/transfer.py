@@ -29,6 +29,7 @@ from atoll.core import (
     FetchKind,
     FetchRequest,
     Hello,
+    Identity,
     LearnerMessage,
     PushHeader,
     PushKind,
@@ -46,7 +47,11 @@ class Sink:
         self._content = content
         self._checksum = xxhash.xxh3_64_intdigest(content.data)
 
-    def open_session(self, session: int, hello: Hello, send: SendToLearner) -> None: ...
+    def open_session(
+        self, session: int, hello: Hello, send: SendToLearner, identity: Identity | None = None
+    ) -> None: ...
+
+    def check_sender(self, header: PushHeader) -> None: ...
 
     def receive(self, session: int, message: LearnerMessage) -> None: ...
 

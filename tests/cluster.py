@@ -245,13 +245,14 @@ def small_model(width: int = 32) -> nn.Module:
 
 
 class Proxy:
-    """A TCP proxy on loopback. `bytes_per_s` limits each direction (0: no limit); `cut` drops everything and refuses
-    new connections until `mend`; `freeze` keeps connections open but moves nothing."""
+    """A TCP proxy on loopback. `bytes_per_s` limits each direction of `ways` (0: no limit); `cut` drops everything and
+    refuses new connections until `mend`; `freeze` keeps connections open but moves nothing."""
 
-    def __init__(self, target: str, bytes_per_s: int = 0) -> None:
+    def __init__(self, target: str, bytes_per_s: int = 0, ways: tuple[str, ...] = ("up", "down")) -> None:
         self._host, port = target.rsplit(":", 1)
         self._port = int(port)
         self.bytes_per_s = bytes_per_s
+        self._ways = ways
         self.moved = {"up": 0, "down": 0}
         self._down = False
         self._writers: set[asyncio.StreamWriter] = set()
@@ -284,7 +285,7 @@ class Proxy:
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
         try:
             while data := await reader.read(8192):
-                if self.bytes_per_s:
+                if self.bytes_per_s and way in self._ways:
                     await asyncio.sleep(len(data) / self.bytes_per_s)
                 if self._down:
                     break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -29,6 +30,7 @@ PRODUCT = (
     "cli",
 )
 FRONT_DOORS = {
+    "cli/options.py",  # credentials that nothing keeps
     "launch/commands.py",  # PATH of the processes that are started
     "launch/process.py",  # their environment
     "learner/environment.py",  # who a learner is
@@ -45,8 +47,19 @@ def test_only_front_doors_look_at_the_environment() -> None:
     assert {path.relative_to(home).as_posix() for path in looking} == FRONT_DOORS
 
 
-ONE_NAME_TWO_MEANINGS = {"Committed", "Refused"}
-"""Facts that the checkers are fed with are called as the event and the message that they come from."""
+INSIDE_A_MACHINE = re.compile(r"machine\.(book|fragments|healing|inner_slots|leases|ledger|membership|_\w+)\b")
+"""What machines are made of. They are told things and asked questions; effects are the only other channel."""
+
+
+def test_shells_do_not_reach_into_a_machine() -> None:
+    home = Path(atoll.__file__).parent
+    files = [path for room in PRODUCT if room != "core" for path in (home / room).rglob("*.py")]
+    assert {path.name: found for path in files if (found := INSIDE_A_MACHINE.findall(path.read_text()))} == {}
+
+
+ONE_NAME_TWO_MEANINGS = {"Committed", "Refused", "Learner", "AtollCallback"}
+"""Facts that the checkers are fed with are called as the event and the message that they come from. Users of torch and
+of JAX each have their Learner, users of two trainers their AtollCallback."""
 
 
 def test_a_class_name_has_one_meaning() -> None:

@@ -26,6 +26,8 @@ from atoll.instruments.chaos import (
     storm_plan,
 )
 
+DRAWN = {name for name, kind in KINDS.items() if kind.drawn}
+
 
 def down_learners(faults: tuple[Fault, ...], at_s: float) -> set[str]:
     """Learners that a plan holds down at a moment, counting only what the fault itself says."""
@@ -40,7 +42,8 @@ def overlap(one: Fault, other: Fault) -> bool:
 def test_the_table_has_exactly_the_promised_kinds() -> None:
     instants = {"kill", "cut"}
     assert set(KINDS) == instants | {
-        *("freeze", "slow", "away", "join", "partition", "delay", "limit", "stall", "corrupt", "disk_full", "poison")
+        *("freeze", "slow", "away", "join", "partition", "delay", "limit", "stall", "corrupt", "disk_full", "poison"),
+        "lie",
     }
     for name, kind in KINDS.items():
         assert kind.lasting is (kind.lasts_s is not None) is (name not in instants)
@@ -103,7 +106,7 @@ def test_moments_may_be_mixed() -> None:
 def test_a_storm_has_every_kind_and_every_form() -> None:
     plan = storm_plan(seed=7, learners=4, minutes=20.0)
     counts = Counter(fault.kind for fault in plan)
-    assert len(plan) == 60 and set(counts) == set(KINDS) and min(counts.values()) >= 3
+    assert len(plan) == 60 and set(counts) == DRAWN and min(counts.values()) >= 3
     assert {fault.target == "syncer" for fault in plan if fault.kind == "kill"} == {True, False}
     assert {fault.target == "syncer" for fault in plan if fault.kind == "freeze"} == {True, False}
     assert {fault.variant for fault in plan if fault.kind == "poison"} == {"nan", "huge", "flip"}
@@ -112,8 +115,23 @@ def test_a_storm_has_every_kind_and_every_form() -> None:
     assert chaos_plan("storm", 4, seed=7, minutes=20.0) == plan != storm_plan(seed=8, learners=4, minutes=20.0)
 
 
+def test_lies_are_listed_and_never_drawn_and_one_learner_may_tell_several(tmp_path: Path) -> None:
+    assert set(KINDS) - DRAWN == {"lie"}
+    lie = "[[fault]]\nkind = 'lie'\ntarget = 'learner-1'\nat = 0\nlasts = '100%'\namount = 5\nvariant = '{}'\n"
+    path = tmp_path / "plan.toml"
+    path.write_text(lie.format("flipped") + lie.format("tokens"))
+    plan = load_plan(path, learners=2, seconds=60.0)
+    assert [(fault.kind, fault.variant) for fault in plan.faults] == [("lie", "flipped"), ("lie", "tokens")]
+    path.write_text(lie.format("flipped") * 2)
+    with pytest.raises(ConfigError, match="falls together"):
+        load_plan(path, learners=2, seconds=60.0)
+    path.write_text(lie.format("crowd"))
+    with pytest.raises(ConfigError, match="variant"):
+        load_plan(path, learners=2, seconds=60.0)
+
+
 def test_few_faults_are_still_of_different_kinds() -> None:
-    for count in range(len(KINDS) + 1):
+    for count in range(len(DRAWN) + 1):
         drawn = draw_faults(random.Random(count), learners=["a", "b"], seconds=600, count=count, down_max=1)
         assert len({fault.kind for fault in drawn}) == len(drawn) == count
 

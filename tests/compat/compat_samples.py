@@ -1,7 +1,7 @@
 """One or more messages of every kind of protocol 1, and how to bring them to bytes and back.
 
-This file runs under the current code and, as a script, under that of protocol 1 (see README.md): it may use only what
-both have. As a script it takes messages that the current code encoded, as JSON on standard input, and says what it
+This file runs under the current code and, as a script, under that of older protocols (see README.md): it may use only
+what all have. As a script it takes messages that the current code encoded, as JSON on standard input, and says what it
 makes of them and which bytes it would have sent itself.
 """
 
@@ -53,7 +53,7 @@ CAUSES = ("overwritten", "learner_lost", "stale", "quarantined", "earlier_run", 
 
 LEARNER = {
     "hello": m.Hello("island-7", "4f00c1", 1, TENSORS),
-    "hello again": m.Hello("ü", "i", 1, TENSORS, 3, "run", (-1, 0, LARGE), (m.Outstanding(4095, 9),)),
+    "hello again": m.Hello("~a b~", "i", 1, TENSORS, 3, "run", (-1, 0, LARGE), (m.Outstanding(4095, 9),)),
     "ready": m.Ready(96, (-1, 5)),
     "progress": m.Progress(120, 24, 98_304, 10**9, 3.25, (5, 6), (m.DiscardCount(1, m.Discard.LOST, 77),)),
     "diverged": m.Progress(LARGE, LARGE, LARGE, LARGE, float("inf"), ()),

@@ -28,6 +28,7 @@ def test_recorded_messages_of_protocol_1_mean_what_they_meant() -> None:
     assert misread(RECORDED) == []
 
 
+@pytest.mark.parametrize("old_code", [1], indirect=True)
 def test_the_recording_is_of_the_old_code_and_complete(old_report: dict[str, Any]) -> None:
     assert old_report["protocol"] == 1
     assert old_report["encoded"] == RECORDED
@@ -41,6 +42,7 @@ def test_the_old_code_reads_what_the_current_one_says_in_protocol_1(old_report: 
     assert encoded() == old_report["encoded"]  # to the byte
 
 
+@pytest.mark.parametrize("old_code", [1], indirect=True)
 def test_what_protocol_1_knows_is_written_down_right(old_report: dict[str, Any]) -> None:
     assert old_report["settings"] == sorted(SETTINGS_1)
     assert old_report["causes"] == sorted(CAUSES_1)
@@ -48,12 +50,13 @@ def test_what_protocol_1_knows_is_written_down_right(old_report: dict[str, Any])
     assert not spoken_first_in_1 & SINCE.keys()
 
 
+@pytest.mark.parametrize("old_code", [1], indirect=True)
 def test_what_came_later_is_left_out_in_a_session_of_protocol_1(old_code: OldCode) -> None:
     """Messages with everything that protocol 2 can say, brought to protocol 1 as sessions do."""
     given = encoded()
     hello, progress, welcome = LEARNER["hello again"], LEARNER["progress"], SYNCER["welcome"]
     assert isinstance(hello, m.Hello) and isinstance(progress, m.Progress) and isinstance(welcome, m.Welcome)
-    rich = replace(hello, protocol=2, epoch=9, checksums=(1, 2, 3), wants_inner=True, frozen=7)
+    rich = replace(hello, protocol=2, epoch=9, checksums=(1, 2, 3), wants_inner=True, frozen=7, fingerprint="f")
     given["hello again"] = encode_learner_message(hello_in(rich, 1)).hex()
     told = learner_message_in(replace(progress, pending=(5, 6)), 1)
     given["progress"] = encode_learner_message(told).hex()

@@ -32,7 +32,8 @@ def running(learners: int = 2, steps: int = 20, **changes: object) -> World:
 
 def header_of(world: World, name: str, seq: int, fragment: int = 0) -> PushHeader:
     version = world.syncer.book.tracks[fragment].version
-    return PushHeader(PushKind.CONTRIBUTION, name, 1, fragment, 0, 0, seq, version, 1, 10, "int4", 1, 1)
+    counts = (fragment, 0, 0, seq, version, 1, 10, "int4", 1, 1)
+    return PushHeader(PushKind.CONTRIBUTION, name, 1, *counts, secret=world.secret_of(name))
 
 
 def test_a_refusal_whose_answer_was_lost_is_told_again() -> None:
@@ -111,7 +112,7 @@ def test_a_guard_that_refuses_everybody_begins_anew() -> None:
     for _ in range(40):
         for name in seq:
             seq[name] += 1
-            out = world.to_syncer(fx.PushCompleted(header_of(world, name, seq[name]), finite=True, norm=1e9))
+            out = world.to_syncer(fx.PushCompleted(header_of(world, name, seq[name]), finite=True, norm=1e4))
             reply = next(e.reply for e in out if isinstance(e, fx.Answer))
             accepted = accepted or reply.accepted
         if accepted:
@@ -125,7 +126,7 @@ def test_a_guard_that_refuses_most_learners_begins_anew() -> None:
     answers = []
     for seq in (900, 901):
         for index in range(8):
-            out = world.to_syncer(fx.PushCompleted(header_of(world, f"l{index}", seq), finite=True, norm=1e9))
+            out = world.to_syncer(fx.PushCompleted(header_of(world, f"l{index}", seq), finite=True, norm=1e4))
             answers.append(next(e.reply for e in out if isinstance(e, fx.Answer)).accepted)
     assert answers == [False] * 13 + [True] * 3
 
@@ -134,14 +135,14 @@ def test_half_of_the_learners_do_not_reset_the_guard() -> None:
     world = running(learners=8, steps=60)
     for seq in range(900, 920):
         for index in range(4):
-            out = world.to_syncer(fx.PushCompleted(header_of(world, f"l{index}", seq), finite=True, norm=1e9))
+            out = world.to_syncer(fx.PushCompleted(header_of(world, f"l{index}", seq), finite=True, norm=1e4))
             assert not next(e.reply for e in out if isinstance(e, fx.Answer)).accepted
 
 
 def test_one_learner_alone_does_not_reset_the_guard() -> None:
     world = running(steps=60)
     for seq in range(900, 912):
-        out = world.to_syncer(fx.PushCompleted(header_of(world, "l0", seq), finite=True, norm=1e9))
+        out = world.to_syncer(fx.PushCompleted(header_of(world, "l0", seq), finite=True, norm=1e4))
         assert not next(e.reply for e in out if isinstance(e, fx.Answer)).accepted
     assert not world.noted(NormGuardReset)
 
@@ -312,7 +313,7 @@ def test_what_a_leaver_handed_over_is_not_given_again_after_a_heal() -> None:
     world.advance(HEAL_WAIT_NS + SECOND_NS)
     world.boundary(leaver)
     progress = leaver.machine.fragments[0]
-    assert progress.local.steps == 0 and all(sent.uncertain for sent in progress.outstanding)
+    assert progress.local.steps == 0 and all(sent.discarded for sent in progress.outstanding)
 
 
 def test_a_contribution_that_the_tape_knows_is_not_pushed_again() -> None:

@@ -295,9 +295,46 @@ def test_the_names_of_reissued_chunks_are_bounded_and_the_counter_is_not() -> No
     assert again.reissued("train") == book.reissued("train")
 
 
+def test_what_a_learner_says_of_others_chunks_changes_nothing() -> None:
+    book = LeaseBook()
+    say(book, "a", 1, want=3)
+    say(book, "b", 1, want=1)
+    book.release("b")  # 3 is in the pool
+    rows = persisted(book, {})
+    answer = say(book, "liar", 1, done=(0, 3), holding=(1,), returned=(Lease(2, 2**61),))
+    assert answer.revoked == (1,) and not answer.granted
+    assert say(book, "liar", 2, returned=(Lease(3, 2**61),)).granted == ()
+    assert persisted(book, rows)["data/train"] == rows["data/train"]
+    assert [book.fate("train", chunk)[0] for chunk in range(4)] == ["in hand of a"] * 3 + ["pool"]
+    assert say(book, "c", 1, want=1).granted == (Lease(3),)
+
+
+def test_numbers_that_nobody_was_given_take_no_data_out_of_a_run() -> None:
+    book = LeaseBook()
+    say(book, "a", 1, want=1)
+    answer = say(book, "liar", 1, done=(7, 8), holding=(9,), returned=(Lease(6, 5),))
+    assert answer.revoked == (9,) and book.status()["train"]["issued"] == 1
+    again = LeaseBook()
+    again.load(persisted(book, {}), lost_rows=False)
+    answer = say(again, "liar", 2, done=(7, 8), holding=(9,), returned=(Lease(6, 5),))
+    assert answer.revoked == (9,) and again.status()["train"]["issued"] == 1, "nor after a restart that lost nothing"
+
+
+def test_who_was_lost_with_a_chunk_may_still_say_that_it_is_done_after_a_restart() -> None:
+    book = LeaseBook()
+    say(book, "a", 1, want=1)
+    book.release("a")
+    again = LeaseBook()
+    again.load(persisted(book, {}))
+    say(again, "liar", 1, done=(0,))
+    assert again.fate("train", 0)[0] == "pool"
+    say(again, "a", 2, done=(0,))
+    assert again.fate("train", 0)[0] == "done"
+
+
 def test_numbers_from_nowhere_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lease_table, "AHEAD_MAX", 3)
-    book = LeaseBook()
+    book = LeaseBook(lost_rows=True)
     answer = say(book, "a", 1, done=(100,), holding=(101, 102, 103), chunks=0)
     assert answer.revoked == (103,) and book.status()["train"]["issued"] == 3
 

@@ -419,6 +419,11 @@ def test_a_reseed_is_adopted_whole_or_not_at_all() -> None:
         ({"fragment": 4}, "unknown_fragment"),
         ({"seq": 0}, "duplicate"),
         ({"kind": PushKind.SEED}, "not_ready"),
+        ({"secret": ""}, "wrong_secret"),
+        ({"secret": "s2"}, "wrong_secret"),
+        ({"secret": "", "kind": PushKind.SEED}, "wrong_secret"),
+        ({"secret": "", "kind": PushKind.HEAL}, "wrong_secret"),
+        ({"secret": "", "kind": PushKind.INNER}, "wrong_secret"),
     ],
 )
 def test_a_forged_contribution_is_refused_and_the_run_goes_on(changes: dict[str, Any], code: str) -> None:
@@ -439,6 +444,7 @@ def test_a_forged_contribution_is_refused_and_the_run_goes_on(changes: dict[str,
         codec="int4",
         size=1,
         checksum=1,
+        secret=world.secret_of("l0"),
     )
     reply = world.complete_push(replace(header, **changes), 1.0)
     assert not reply.accepted and reply.code == code and len(reply.detail) > 20

@@ -7,14 +7,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from world import FakeLearner, World, config
+from world import TENSORS, FakeLearner, World, config
 
 from atoll.core import effects as fx
 from atoll.core.config import SECOND_NS
-from atoll.core.events import FragmentHealed, Warned
+from atoll.core.events import ContributionRefused, FragmentHealed, Warned
 from atoll.core.healing import HEAL_WAIT_NS
 from atoll.core.inner_slots import INNER_SILENCE_NS
-from atoll.core.messages import DataReport, Lease
+from atoll.core.messages import PROTOCOL_VERSION, DataReport, Hello, InnerPiece, Lease, Refusal
 
 
 def running(learners: int = 3, steps: int = 20, **changes: object) -> World:
@@ -180,14 +180,33 @@ def test_a_holder_whose_checksum_is_not_the_tapes_is_not_believed() -> None:
     check(world)
 
 
-def test_an_old_syncer_hears_of_a_newer_one_and_ends() -> None:
+def test_an_old_syncer_hears_of_a_newer_one_looks_at_its_disk_and_ends() -> None:
     world = running(learners=1)
+    world.newer = "a newer syncer has opened the run"
     hello = replace(world.learners["l0@l0-1"].machine.hello(), epoch=7)
     world.to_syncer(fx.SessionOpened(99, hello))
-    assert "newer syncer" in world.fenced
-    before = versions(world)
+    assert world.fenced == world.newer
+    before = world.learners["l0@l0-1"].machine.bases
     world.everyone_steps(20)
-    assert versions(world) == before
+    assert world.learners["l0@l0-1"].machine.bases == before, "nothing is published any more"
+
+
+@pytest.mark.parametrize("liars", [1, 20])
+def test_learners_that_speak_of_a_newer_syncer_end_none_that_the_disk_does_not_know(liars: int) -> None:
+    world = running(learners=2)
+    before = versions(world)
+    for index in range(liars):
+        hello = Hello(f"liar{index}", "x", PROTOCOL_VERSION, TENSORS, run=world.syncer.run, epoch=2**61)
+        for _ in range(3):
+            said = world.to_syncer(fx.SessionOpened(1000 + index, hello))
+            assert any(isinstance(e, fx.ToLearner) and e.message.code == Refusal.STALE_EPOCH for e in said)
+    assert world.looks == 1, "one look at a time"
+    world.run()
+    warned = [event.text for event in world.noted(Warned)]
+    assert len(warned) == liars and "restart that learner" in warned[0]
+    world.everyone_steps(20)
+    assert not world.fenced and min(versions(world)) > min(before)
+    check(world)
 
 
 def test_a_joiner_gets_inner_state_from_a_peer_that_has_caught_up() -> None:
@@ -204,6 +223,17 @@ def test_a_joiner_gets_inner_state_from_a_peer_that_has_caught_up() -> None:
     world.advance(INNER_SILENCE_NS)  # the pieces never come
     assert not world.syncer.inner_slots.open
     assert world.taken_inner[-1] == ("new", 0)
+
+
+def test_a_piece_of_inner_state_that_nobody_waits_for_is_refused_and_counts_no_tokens() -> None:
+    world = running(learners=2)
+    secret = world.syncer.membership.members["l0"].secret
+    piece = InnerPiece("l0", 1, slot=3, piece=0, pieces=1, whole_bytes=5000, size=5000, checksum=7, secret=secret)
+    assert InnerPiece.of(piece.header()) == piece
+    reply = world.driver.complete_push(piece.header(), b"", finite=True)
+    assert (reply.accepted, reply.code) == (False, Refusal.NOT_READY)
+    assert [event.tokens for event in world.noted(ContributionRefused)] == [0]
+    check(world)
 
 
 def test_a_joiner_alone_is_told_at_once_that_nobody_can_help() -> None:

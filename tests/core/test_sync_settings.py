@@ -26,6 +26,9 @@ USED: dict[str, Any] = {
     "partial": "scaled",
     "pacing": "patient",
     "outer": "toy",
+    "sizes": "confirmed",
+    "share_max": 0.25,
+    "robust": "cosine",
 }
 """What older versions do not do."""
 
@@ -38,7 +41,7 @@ def toy_outer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_older_versions_do_looks_as_it_did_to_them() -> None:
     assert set(LATER_SETTINGS) == {f.name for f in fields(SyncConfig)} - SETTINGS_1 == USED.keys()
     told = SyncConfig(**LATER_SETTINGS, merge="rda").to_dict()
-    assert set(told) == SETTINGS_1 | {"partial"}, "its default is another now"
+    assert set(told) == SETTINGS_1 | {"partial", "sizes"}, "their defaults are others now"
     assert set(settings_in(told, PROTOCOL_VERSION)) == set(settings_in(told, 1)) == SETTINGS_1, "the syncer's own"
     assert SyncConfig().to_dict()["partial"] == "scaled"
 
@@ -47,10 +50,10 @@ def test_what_older_versions_do_looks_as_it_did_to_them() -> None:
 def test_a_setting_that_is_used_is_told(name: str) -> None:
     config = SyncConfig.from_dict({name: USED[name], "tokens_budget": 1000})
     told = config.to_dict()
-    assert told[name] == USED[name] and set(told) == SETTINGS_1 | {"partial", name}
+    assert told[name] == USED[name] and set(told) == SETTINGS_1 | {"partial", "sizes", name}
     assert SyncConfig.from_dict(told) == config
     silent = SyncConfig.from_dict({**told, name: LATER_SETTINGS[name]}).to_dict()
-    assert silent.keys() == SETTINGS_1 | {"partial"}
+    assert silent.keys() == SETTINGS_1 | {"partial", "sizes"}
 
 
 @given(
@@ -88,6 +91,7 @@ def test_settings_come_back_from_their_dictionary(
         ({"outer_schedule": "step"}, "outer_schedule must be one of constant, linear, cosine"),
         ({"outer_schedule": "linear"}, "no budget of them; give tokens_budget"),
         ({"partial": "half"}, "partial must be one of scaled, full; not 'half'"),
+        ({"robust": "on"}, "robust must be one of off, cosine; not 'on'"),
         ({"codec_up": "int3"}, r"codec_up is 'int3', which is no codec .*fp32, bf16, int8, int4, int2"),
         ({"merge": "median"}, "merge is 'median', which is no merge method.*half-rda, rda, mean, or register it"),
         ({"outer": "adam"}, "outer is 'adam', which is no outer optimizer.*nesterov"),

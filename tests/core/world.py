@@ -7,6 +7,7 @@ rebases can be checked by hand. Messages are delivered in order per link; pushes
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections import deque
@@ -27,6 +28,7 @@ from atoll.core.learner_machine import LearnerMachine
 from atoll.core.messages import (
     FetchKind,
     FetchRequest,
+    InnerPiece,
     PushHeader,
     PushKind,
     PushReply,
@@ -79,6 +81,8 @@ class FakeLearner:
     """Pushes under way: what each of them does when it breaks."""
     dead: bool = False
     push_delay: int = 0
+    sign: float = 1.0
+    """-1: it lies about the direction of everything that it sends."""
     notes: list[CoreEvent] = field(default_factory=list)
     stopped: str = ""
     code: str = ""
@@ -172,7 +176,7 @@ class FakeHost(LearnerDriverHost, HostArrays):
         learner, p = self._learner, effect.header.fragment
         value = learner.snapshots.pop(p) - learner.base[p] - sum(learner.progress[p, s] for s in effect.already_merged)
         learner.progress[p, effect.header.seq] = value
-        done(OutgoingPayload(value, 1, 1))
+        done(OutgoingPayload(learner.sign * value, 1, 1))
 
     @property
     def inline_bytes_max(self) -> int:
@@ -270,6 +274,13 @@ class FakeSyncer(DisklessPlatform):
         checksums = tuple(checksum_of(0, value) for _, value in sorted(world.theta.items()))
         world.queue.append(lambda: done(checksums))
 
+    def compare(self, compare: fx.Compare, payloads: list[float], done: Callable[[fx.Compared], None]) -> None:
+        """A scalar's direction is its sign."""
+        ways = {c.learner: math.copysign(1.0, value) for c, value in zip(compare.contributions, payloads, strict=True)}
+        others = {name: sum(ways[voice] for voice in compare.voices if voice != name) for name in ways}
+        cosines = {name: way * math.copysign(1.0, others[name]) if others[name] else 0.0 for name, way in ways.items()}
+        self._world.queue.append(lambda: done(fx.Compared(compare.fragment, cosines)))
+
     def merge(self, merge: fx.Merge, payloads: list[float], done: Callable[[fx.MergeFinished], None]) -> None:
         self._world.queue.append(lambda: self._merge(merge, payloads, done))
 
@@ -316,6 +327,13 @@ class FakeSyncer(DisklessPlatform):
             self._world.disk_theta[item.fragment] = self._world.theta[item.fragment]
         done(StoreOutcome())
 
+    def check_epoch(self, done: Callable[[], None]) -> None:
+        self._world.looks += 1
+        if self._world.newer:
+            self._world.driver.fence(self._world.newer)
+        else:
+            self._world.queue.append(done)
+
     def keep_handed(
         self, items: list[tuple[ContributionRecord, float]], processed: int, done: Callable[[], None]
     ) -> None:
@@ -357,6 +375,9 @@ class World:
         """Files of merged contributions are not deleted: a crash came in between."""
         self.refuse_heals = False
         """What learners bring back turns out not to be finite."""
+        self.newer = ""
+        """What the disk says of a newer syncer."""
+        self.looks = 0
         self.disk_works = True
         self.crash_before_publish = False
         self.crashed = False
@@ -392,10 +413,14 @@ class World:
         """A learner that is not connected yet."""
         return self._new(LearnerMachine(name, f"{name}-1", TENSORS))
 
+    def secret_of(self, name: str) -> str:
+        """What the pushes of this learner carry."""
+        return self.syncer.membership.members[name].secret
+
     def connect(self, learner: FakeLearner) -> None:
         self.sessions += 1
         learner.session = self.sessions
-        self.to_syncer(fx.SessionOpened(learner.session, learner.machine.hello()))
+        self.to_syncer(fx.SessionOpened(learner.session, learner.machine.hello(), secret=f"s{learner.session}"))
         self.run()
 
     def disconnect(self, learner: FakeLearner) -> None:
@@ -542,7 +567,7 @@ class World:
         if header.kind is PushKind.CONTRIBUTION:
             return self.complete_push(header, value)
         if header.kind is PushKind.INNER:
-            self.given_inner.append((header.learner, header.fragment))
+            self.given_inner.append((header.learner, InnerPiece.of(header).slot))
             return PushReply(False, Refusal.CLOSED, "nobody takes it here")
         reply = self.driver.open_push(header)
         if not reply.accepted:
@@ -561,6 +586,10 @@ class World:
             return
         if learner.session < 0:
             done(None)
+            return
+        refusal = self.syncer.check_sender(request.learner, request.generation, request.secret)
+        if refusal is not None:
+            done(refusal.code)
             return
         if request.kind is FetchKind.INNER:
             done(FetchedPayload(request.version, b"", 1))

@@ -85,8 +85,10 @@ class OneFragment:
         self.opened: list[int] = []
         self.closed: list[int] = []
 
-    def open_session(self, session: int, hello: m.Hello, send: Callable[[m.SyncerMessage], None]) -> None:
-        if hello.protocol not in (1, 2):
+    def open_session(
+        self, session: int, hello: m.Hello, send: Callable[[m.SyncerMessage], None], identity: Any = None
+    ) -> None:
+        if hello.protocol not in (1, 2, 3):
             raise RefusedError(m.Refusal.PROTOCOL, "another protocol")
         self.opened.append(session)
         send(m.Welcome("run", 1, 1, SyncConfig(), "f", False, hello.protocol))
@@ -100,6 +102,10 @@ class OneFragment:
 
     def status(self) -> dict[str, object]:
         return {}
+
+    def check_sender(self, header: m.PushHeader) -> None:
+        if header.secret:
+            raise RefusedError(m.Refusal.SECRET, "it has none")
 
     async def push_begin(self, header: m.PushHeader) -> int:
         return self.size
@@ -151,6 +157,9 @@ class FakeCall:
     def __init__(self, messages: Sequence[bytes]) -> None:
         self._rest = iter(messages)
         self.written: list[bytes] = []
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
 
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"

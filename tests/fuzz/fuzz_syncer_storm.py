@@ -123,6 +123,13 @@ class SyncerStorm(DisklessPlatform):
         self.versions = [0] * self.machine.config.fragments
         self.coming.append(lambda: done(tuple(range(1, self.machine.config.fragments + 1))))
 
+    def compare(self, compare: fx.Compare, payloads: list[Any], done: Callable[[fx.Compared], None]) -> None:
+        learners = {identity.learner for identity in compare.contributions}
+        assert len(learners) > len(compare.voices) / 2 >= 1 and learners >= set(compare.voices)
+        assert [identity_of(header) for header in payloads] == list(compare.contributions)
+        cosines = {name: self.rng.choice([-1.0, -0.3, 0.0, 0.5, 1.0, math.nan]) for name in learners}
+        self.coming.append(lambda: done(fx.Compared(compare.fragment, cosines)))
+
     def merge(self, merge: fx.Merge, payloads: list[Any], done: Callable[[fx.MergeFinished], None]) -> None:
         assert merge.contributions and len(set(merge.contributions)) == len(merge.contributions)
         assert all(math.isfinite(w) and w >= 0 for w in merge.weights) and sum(merge.weights) > 0

@@ -36,7 +36,7 @@ TENSORS = (m.TensorSpec("embed.weight", (256, 64), "bfloat16", "mean"), m.Tensor
 REFUSED = m.PushReply(False, m.Refusal.STALE_BASE, "5 versions old; adopt the published version first")
 LEARNER: tuple[m.LearnerMessage, ...] = (
     m.Hello("island-7", "4f00c1", 2, TENSORS),
-    m.Hello("ü", "i", 2, TENSORS, 3, "run", (-1, 0, 5), (m.Outstanding(1, 9),), 4, (1, 2, CHECKSUM), True, CHECKSUM),
+    m.Hello("u", "i", 2, TENSORS, 3, "run", (-1, 0, 5), (m.Outstanding(1, 9),), 4, (1, 2, CHECKSUM), True, CHECKSUM),
     m.Ready(96, (-1, 5)),
     m.Progress(120, 24, 98_304, 10**9, 3.25, (5, 6), (m.DiscardCount(1, m.Discard.LOST, 77),), (3, 4)),
     m.Nothing(9, 4),

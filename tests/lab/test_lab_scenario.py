@@ -62,6 +62,11 @@ def test_a_file_says_who_is_how_fast(tmp_path: Path) -> None:
     }
 
 
+def test_a_learner_may_lie_all_along() -> None:
+    learners = LabScenario.from_values({"learner": [{"who": 1, "lies": "flip"}]}).learners(3, 1)
+    assert [one.lies for one in learners] == ["", "flip", ""]
+
+
 def test_a_file_says_what_happens_when(tmp_path: Path) -> None:
     file = tmp_path / "world.toml"
     file.write_text(FILE)
@@ -193,6 +198,8 @@ def test_a_killed_learner_stays_down_so_long(lasts_s: float) -> None:
         ({"failures": {"every": -1, "down": 1}}, "every is -1"),
         ({"failures": {"every": "often", "down": 1}}, "every must be a time"),
         ({"failures": 3}, "table of settings"),
+        ({"learner": [{"who": 1, "lies": "flop"}]}, "lies must be one of .*flip.*did you mean flip"),
+        ({"lies": 3}, "lies must be one of"),
         ({"extra": [{"learners": 0}]}, "learners must be"),
         ({"extra": [{"from": "soon"}]}, "must be a time"),
         ({"extra": [{"count": 3}]}, "unknown key 'count'"),

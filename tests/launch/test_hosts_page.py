@@ -31,6 +31,7 @@ ROOT = sys.platform.startswith("linux") and os.geteuid() == 0
 USABLE, WHY_NOT = namespaces_available() if ROOT else (False, "needs root on Linux")
 PAGE = (Path(__file__).parents[2] / "docs" / "HOSTS.md").read_text()
 PARTS = re.compile(r"```(?P<language>sh|python)\n(?P<block>.*?)```|<!-- test: (?P<word>.*?) -->", re.DOTALL)
+KEYS = ("init", "issue", "list", "renew", "revoke")
 SHORTER = {"--snapshot-every 5m": "--snapshot-every 2s"}
 
 TRAIN = f"""
@@ -118,6 +119,7 @@ class Hosts:
         which silence is noticed: benchmarks/hosts.py has that."""
         self.kill(host)
         shutil.rmtree(self.disk(host))
+        self.disk(host)  # a new one
 
     def ended(self, host: str) -> bool:
         status = self.running[host].poll()
@@ -127,9 +129,10 @@ class Hosts:
         return status == 0
 
     def said(self, kind: type[ev.Event]) -> list[ev.Event]:
-        """What the syncers' disks hold of this kind."""
+        """What the syncers' disks hold of this kind, in order. A folder that was copied has everything again."""
         folders = [folder for folder in self.disks.glob("syncer-*/runs/big") if any(folder.glob("events/*.jsonl"))]
-        return [event for folder in folders for _, _, event in read_events(folder) if isinstance(event, kind)]
+        found = {(t_ns, repr(event)): event for folder in folders for t_ns, _, event in read_events(folder)}
+        return [event for _, event in sorted(found.items(), key=lambda one: one[0]) if isinstance(event, kind)]
 
     def contributors(self, after: int) -> set[str]:
         """Who is in the commits that followed the first so many."""
@@ -174,6 +177,8 @@ def happen(hosts: Hosts, word: str) -> None:
         hosts.wait(lambda: set(match.groups()) <= hosts.contributors(seen), word)
     elif word == "wait for a snapshot":
         hosts.wait(lambda: bool(hosts.said(ev.SnapshotWritten)), word)
+    elif match := re.fullmatch(r"kill the syncer on (.*)", word):
+        hosts.kill(match[1])
     elif match := re.fullmatch(r"lose (.*)", word):
         hosts.lose(match[1])
     elif match := re.fullmatch(r"wait until (.*) has ended", word):
@@ -186,18 +191,21 @@ def test_every_option_that_the_page_names_exists() -> None:
     """Also where the page cannot be run; and with it the options that it names in passing."""
     commands = typer.main.get_command(app).commands
     text = re.sub(r"\\\n\s*", "", PAGE)
-    asked = re.findall(r"atoll (syncer|status|leave|export|plan)\b([^`\n]*)", text)
-    assert {name for name, _ in asked} == {"syncer", "status", "leave", "export", "plan"}
+    commands |= {f"keys {name}": command for name, command in commands["keys"].commands.items()}
+    asked = re.findall(r"atoll (syncer|status|leave|export|plan|keys [a-z]+)\b([^`\n]*)", text)
+    named = {"syncer", "status", "leave", "export", "plan"} | {f"keys {name}" for name in KEYS}
+    assert {name for name, _ in asked} == named
     known = {name: {option for one in commands[name].params for option in one.opts} for name, _ in asked}
     for name, rest in asked:
         assert set(re.findall(r"--[a-z-]+", rest)) <= known[name], f"atoll {name} {rest}"
-    in_passing = set(re.findall(r"`(--[a-z-]+)", PAGE)) - {"--watch"}
+    in_passing = set(re.findall(r"`(--[a-z-]+)", PAGE)) - {"--watch", "--tokens-per-step"}
     assert in_passing <= known["syncer"] and "--watch" in known["status"]
+    assert "--tokens-per-step" in known["keys issue"]
 
 
 @pytest.mark.skipif(not USABLE, reason=f"no network namespaces here: {WHY_NOT}")
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="the page makes certificates with openssl")
 def test_every_command_of_the_page_works_in_its_order(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography", reason="pip install 'atoll[keys]'")
     pytest.importorskip("s3fs", reason="pip install 'atoll[s3]'")
     pytest.importorskip("moto.server", reason="pip install 'atoll[dev]'")
     start_s3(hosts)
@@ -217,7 +225,7 @@ def test_every_command_of_the_page_works_in_its_order(hosts: Hosts, monkeypatch:
             else:
                 said.append(hosts.run(host, script))
         else:
-            monkeypatch.chdir(hosts.disk("syncer-b.example"))
+            monkeypatch.chdir(hosts.disk("syncer-a.example"))
             model = small_model()
             exec(part["block"], {"atoll": atoll, "model": model})
 
@@ -227,10 +235,11 @@ def test_every_command_of_the_page_works_in_its_order(hosts: Hosts, monkeypatch:
     assert any("paris" in text and "tokyo" in text for text in said), "the status names the learners"
     assert all(not text.startswith("Traceback") for text in said)
     assert hosts.contributors(0) == {"paris", "tokyo"}, "both were found again by the syncer on the other host"
-    (recovered,) = hosts.said(ev.SyncerRecovered)
-    assert recovered.source.startswith("snapshot-")
-    assert [event.learner for event in hosts.said(ev.FragmentHealed)] or min(recovered.versions) > 0
-    disk = hosts.disk("syncer-b.example")
+    lost, moved, upgraded = hosts.said(ev.SyncerRecovered)
+    assert lost.source.startswith("snapshot-") and moved.source == upgraded.source == "slots"
+    assert max(lost.versions) < max(moved.versions) < max(upgraded.versions)
+    assert [event.learner for event in hosts.said(ev.FragmentHealed)] or min(lost.versions) > 0
+    disk = hosts.disk("syncer-a.example")
     published = atoll_tensors(disk / "runs/big/model.safetensors")
     assert all(torch.equal(published[name], value) for name, value in model.state_dict().items())
     assert atoll_tensors(disk / "from-s3.safetensors").keys() == published.keys()

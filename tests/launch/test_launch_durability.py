@@ -9,9 +9,18 @@ import pytest
 
 from atoll.errors import ConfigError
 from atoll.launch.config import describe, resolved, run_config, train_config
-from atoll.launch.durability import DurabilityConfig, describe_durability, duration_text, parse_duration, parse_options
+from atoll.launch.durability import (
+    DurabilityConfig,
+    check_keepable,
+    describe_durability,
+    duration_text,
+    parse_duration,
+    parse_options,
+)
 from atoll.launch.folder import RunFolder
 from atoll.launch.options import read_config_file
+from atoll.launch.run import run_command
+from atoll.launch.train import run_train
 
 
 @pytest.mark.parametrize(
@@ -51,6 +60,35 @@ def test_what_cannot_work_is_refused(values: dict[str, Any], message: str) -> No
 def test_options_of_a_file_system_are_an_object() -> None:
     assert parse_options("") == {}
     assert parse_options('{"endpoint_url": "http://127.0.0.1:9"}') == {"endpoint_url": "http://127.0.0.1:9"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"snapshot_options": '{"key": "a", "secret": "b"}'},
+        {"snapshot_options": '{"client_kwargs": {"endpoint_url": "http://x", "verify_with": "b"}}'},
+        {"snapshot_options": '{"endpoint_url": "http://someone:b@host"}'},
+        {"snapshots": "sftp://someone:b@host/run"},
+    ],
+)
+def test_what_may_be_a_credential_is_not_kept_in_a_run_folder(tmp_path: Path, settings: dict[str, str]) -> None:
+    config = run_config({**settings, "out": str(tmp_path / "run")})
+    with pytest.raises(ConfigError, match="ATOLL_SNAPSHOT_OPTIONS"):
+        run_command(config, ["true"])
+    with pytest.raises(ConfigError, match="ATOLL_SNAPSHOT_OPTIONS"):
+        run_train(train_config({**settings, "out": str(tmp_path / "run")})[0])
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_options_of_a_file_system_are_kept() -> None:
+    kept = '{"anon": false, "client_kwargs": {"endpoint_url": "http://host:9/a@b", "region_name": "x"}, "n": [1, 2]}'
+    check_keepable(DurabilityConfig(snapshots="s3://bucket/run", snapshot_options=kept))
+
+
+def test_options_that_cannot_be_read_are_not_shown() -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_options('{"secret": "7c1e5b0d44"')
+    assert "7c1e5b0d44" not in str(raised.value)
 
 
 def test_the_settings_are_kept_in_the_run_folder_and_described(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ def test_a_given_folder_is_made_with_its_subfolders(tmp_path: Path) -> None:
     folder = create_run_folder(str(tmp_path / "a" / "b"), name="decoupled")
     assert folder.path == (tmp_path / "a" / "b").resolve()
     assert folder.events.is_dir() and folder.logs.is_dir()
+    assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_second_run_in_the_same_folder_is_refused_and_the_first_unharmed(tmp_path: Path) -> None:

@@ -81,6 +81,17 @@ def test_a_script_goes_on_with_the_same_names_token_and_place(tmp_path: Path) ->
     assert any("first time" in line for line in said)
 
 
+def test_a_token_that_others_could_read_is_said_and_the_file_closed(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path)
+    said = list[str]()
+    folder.token_file.chmod(0o644)
+    folder.warn_of_open_token(said.append)
+    assert len(said) == 1 and "chmod 600" in said[0] and "the same secret" not in said[0]
+    folder.write_token("another")
+    folder.warn_of_open_token(said.append)
+    assert len(said) == 1 and folder.read_token() == "another"
+
+
 def test_every_launch_has_events_of_its_own(tmp_path: Path) -> None:
     folder = interrupted(tmp_path)
     before = (folder.events / "launcher.jsonl").read_bytes()

@@ -10,12 +10,13 @@ import pytest
 from launch_fakes import command
 
 from atoll.core.config import SyncConfig
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, LaunchError
 from atoll.launch import run as run_module
+from atoll.launch import train as train_module
 from atoll.launch.commands import syncer_command
-from atoll.launch.config import run_config
+from atoll.launch.config import run_config, train_config
 from atoll.launch.durability import DurabilityConfig, durability_config, durability_names
-from atoll.launch.folder import RunFolder, create_run_folder
+from atoll.launch.folder import RunFolder, create_run_folder, is_finished
 from atoll.launch.options import read_config_file, split_values, sync_config
 from atoll.launch.process import Command
 
@@ -62,6 +63,29 @@ def test_every_learner_is_told_who_it_is_and_the_first_is_heard(tmp_path: Path) 
 def test_scripts_that_never_join_are_noticed(tmp_path: Path) -> None:
     finished = run_module.run_command(run_config({"learners": 2, "out": str(tmp_path / "run")}), ["true"])
     assert finished.outcome.silent == ("learner-0", "learner-1")
+
+
+@pytest.mark.usefixtures("fake_syncer")
+def test_a_run_that_fails_leaves_its_numbers_and_is_not_finished(tmp_path: Path) -> None:
+    config = run_config({"learners": 1, "out": str(tmp_path / "run")})
+    with pytest.raises(LaunchError, match="no such data"):
+        run_module.run_command(config, ["python", "-c", "raise SystemExit('no such data')"])
+    folder = RunFolder(tmp_path / "run")
+    result = json.loads(folder.result_file.read_text())
+    assert (result["finished"], result["reason"]) == (False, "failed") and not is_finished(folder)
+    assert result["ledger"] == {"processed": 0, "merged": 0, "pending": 0, "discarded": {}}
+    assert (result["steps_total"], result["restarts"]) == (0, 1)
+
+
+def test_so_does_a_training_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_module, "worker_argv", lambda folder: ["python", "-c", "raise SystemExit('no room')"])
+    text = tmp_path / "text"
+    text.write_text("to be or not to be\n" * 1000)
+    config, _ = train_config({"method": "single", "corpus": str(text), "out": str(tmp_path / "run")})
+    with pytest.raises(LaunchError, match="no room"):
+        train_module.run_train(config)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["finished"], result["reason"], result["ledger"]["processed"]) == (False, "failed", 0)
 
 
 def test_a_command_is_needed() -> None:

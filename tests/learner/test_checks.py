@@ -170,6 +170,12 @@ def test_what_is_no_optimizer_of_this_model_is_refused(make: Callable[[Any, Any]
         Learner(model, make(model, torch.optim.SGD(model.parameters(), lr=0.1)), address=NOWHERE)
 
 
+def test_a_model_and_an_optimizer_in_the_wrong_order_are_told_apart() -> None:
+    model = small_model()
+    with pytest.raises(ConfigError, match=r"not SGD; give atoll.Learner\(model, optimizer\)"):
+        Learner(torch.optim.SGD(model.parameters(), lr=0.1), model, address=NOWHERE)
+
+
 # ---------------------------------------------------------------- several ranks, sharded models
 
 

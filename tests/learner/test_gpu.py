@@ -53,7 +53,7 @@ def test_a_run_on_the_gpu(adopt: str) -> None:
     stats = syncer.check_ledger()
     assert adopt != "rebase" or stats["tokens_merged"] == stats["tokens_processed"]
     for learner in learners:
-        vault, parameters = learner.learner._engine.vault, learner.learner._parameters
+        vault, parameters = learner.learner._shell.vault, learner.learner._parameters
         assert vault is not None and vault.current[0] is not None
         theta = vault.current[0].theta
         parameters.write(0, parameters.stage(0, partial(into, theta)))

@@ -110,6 +110,9 @@ def test_a_wrong_setting_names_the_line_and_other_errors_keep_their_traceback(
     assert (
         said.startswith("atoll: no syncer to join") and "test_learner_join.py, line" in said and said.count("\n") == 1
     )
+    here = Path(__file__)  # a file, and no certificate
+    said = dies_of(lambda: Learner(small_model(), address="127.0.0.1:1", tls_ca=str(here)).start())
+    assert "ATOLL_TLS_CA" in said and f"({here}, line" in said, said
     assert not others
     for act in (lambda: 1 // 0, misused, lambda: Learner(small_model(), address="127.0.0.1:1").step(tokens=1)):
         assert dies_of(act) == ""

@@ -60,19 +60,19 @@ def test_transfers_that_are_quick_say_nothing() -> None:
 
 def test_joining_waits_for_a_thin_link_and_not_for_a_silent_one(capsys: pytest.CaptureFixture[str]) -> None:
     arriving = Arrival()
-    patience = JoinDeadline(10.0, "paris", arriving, 0.0)
+    deadline = JoinDeadline(10.0, "paris", arriving, 0.0)
     size = 200_000
     wait = {"linked": True, "started": True}
-    assert not patience.is_over(10.0 + size / RATE_GUESSED - 1, **wait, fragments=[size, size])
+    assert not deadline.is_over(10.0 + size / RATE_GUESSED - 1, **wait, fragments=[size, size])
     arriving.came(size, 40 * SECOND_NS)
-    assert not patience.is_over(70.0, **wait, fragments=[size])
+    assert not deadline.is_over(70.0, **wait, fragments=[size])
     assert "1 fragments of the model (200 kB); 200 kB came, at 40 kbit/s about 40 s are left" in capsys.readouterr().err
-    assert not patience.is_over(70.0 + 10.0 + 119.0, **wait, fragments=[size])
-    assert patience.is_over(70.0 + 10.0 + 121.0, **wait, fragments=[size])
+    assert not deadline.is_over(70.0 + 10.0 + 119.0, **wait, fragments=[size])
+    assert deadline.is_over(70.0 + 10.0 + 121.0, **wait, fragments=[size])
 
 
 def test_joining_a_syncer_that_is_not_there_ends_after_the_timeout(capsys: pytest.CaptureFixture[str]) -> None:
-    patience = JoinDeadline(2 * SAY_S, "paris", Arrival(), 0.0)
-    assert not patience.is_over(2 * SAY_S - 1, linked=False, started=False, fragments=[])
-    assert patience.is_over(2 * SAY_S + 1, linked=False, started=False, fragments=[])
+    deadline = JoinDeadline(2 * SAY_S, "paris", Arrival(), 0.0)
+    assert not deadline.is_over(2 * SAY_S - 1, linked=False, started=False, fragments=[])
+    assert deadline.is_over(2 * SAY_S + 1, linked=False, started=False, fragments=[])
     assert not capsys.readouterr().err, "why nobody is there is said elsewhere"

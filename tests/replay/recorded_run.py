@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,15 @@ def settings(**changes: Any) -> SyncConfig:
 class Puppet:
     """A learner without training. It outlives the syncers."""
 
-    def __init__(self, number: int, seed: int = 0) -> None:
+    def __init__(self, number: int, seed: int = 0, way: float = 0.0) -> None:
+        self.way = way
+        """How far its contributions lie along one direction that all have in common; negative: against it."""
         self.name, self.instance, self.session = f"p{number}", secrets.token_hex(4), number
         self.dice = np.random.default_rng([number, seed])
         self.layout = build_layout(TENSORS, 3)
         self.inbox: list[Any] = []
         self.generation = 0
-        self.run, self.epoch = "", 0
+        self.run, self.epoch, self.secret = "", 0, ""
         self.step = self.steps = 0
         self.versions = [NO_VERSION] * 3
         self.thetas = [np.zeros(fragment.size, np.float32) for fragment in self.layout.fragments]
@@ -86,17 +89,25 @@ class Puppet:
         shell.open_session(self.session, hello, self.inbox.append)
 
     def header(self, kind: PushKind, fragment: int, data: bytes, codec: str, **more: int) -> PushHeader:
-        fields = {"round": 0, "attempt": 0, "seq": 0, "base_version": NO_VERSION, "steps": 0, "tokens": 0, **more}
+        fields: dict[str, Any] = {
+            "round": 0,
+            "attempt": 0,
+            "seq": 0,
+            "base_version": NO_VERSION,
+            "steps": 0,
+            "tokens": 0,
+            **more,
+        }
         checksum = xxhash.xxh3_64_intdigest(data)
-        return PushHeader(
-            kind, self.name, self.generation, fragment, codec=codec, size=len(data), checksum=checksum, **fields
-        )
+        fields |= {"codec": codec, "size": len(data), "checksum": checksum, "secret": self.secret}
+        return PushHeader(kind, self.name, self.generation, fragment, **fields)
 
     async def pump(self, shell: SyncerShell) -> None:
         while self.inbox:
             message = self.inbox.pop(0)
             if isinstance(message, Welcome):
                 self.generation, self.run, self.epoch = message.generation, message.run, message.epoch
+                self.secret = message.secret
                 for fragment in range(3) if message.seed else ():
                     theta = self.dice.standard_normal(self.thetas[fragment].size).astype(np.float32)
                     theta *= fragment > 0  # many models begin with zeros in places
@@ -119,7 +130,8 @@ class Puppet:
 
     async def fetch(self, shell: SyncerShell, message: Start) -> None:
         for fragment in range(3):
-            request = FetchRequest(FetchKind.THETA, self.name, self.generation, fragment, NO_VERSION)
+            who = (self.name, self.generation)
+            request = FetchRequest(FetchKind.THETA, *who, fragment, NO_VERSION, secret=self.secret)
             header, data = await shell.fetch_open(request)
             self.thetas[fragment] = np.frombuffer(data, np.float32).copy()
             self.versions[fragment] = header.version
@@ -128,7 +140,7 @@ class Puppet:
 
     def contribute(self, shell: SyncerShell, request: Request) -> None:
         fragment, codec = request.fragment, shell.machine.config.codec_up
-        delta = (self.dice.standard_normal(self.thetas[fragment].size) * 1e-2).astype(np.float32)
+        delta = ((self.dice.standard_normal(self.thetas[fragment].size) + self.way) * 1e-2).astype(np.float32)
         payload = get_codec(codec).encode_delta(delta, None, None)[0].tobytes()
         header = self.header(
             PushKind.CONTRIBUTION,
@@ -157,9 +169,11 @@ class Puppet:
 class RecordedRun:
     """One run folder through several lives of its syncer."""
 
-    def __init__(self, folder: Path, *, record: bool = True, seed: int = 0, **changes: Any) -> None:
-        self.folder, self.record, self.changes = folder, record, changes
-        self.puppets = [Puppet(number, seed) for number in range(2)]
+    def __init__(
+        self, folder: Path, *, record: bool = True, seed: int = 0, ways: Sequence[float] = (0.0, 0.0), **changes: Any
+    ) -> None:
+        self.folder, self.record, self.changes = folder, record, {"learners_expected": len(ways), **changes}
+        self.puppets = [Puppet(number, seed, way) for number, way in enumerate(ways)]
 
     def live(self, merges: int, *, crash: bool = False, record: bool | None = None, **changes: Any) -> list[int]:
         """A syncer's life of so many merges; returns the versions that it came to."""

@@ -58,6 +58,30 @@ def test_a_schedule_is_on_record_as_the_sum_of_the_weights(tmp_path: Path) -> No
     assert shares == sorted(shares, reverse=True)
 
 
+def merged_by(folder: Path) -> list[set[str]]:
+    """Who is in each merge of the recording."""
+    found = []
+    for segment in segment_files(folder / "state" / "recording"):
+        with SegmentReader(segment) as reader:
+            merges = [record.head["contributions"] for record in reader.records() if record.kind == "merge"]
+        found += [{str(name) for name, *_ in contributions} for contributions in merges]
+    return found
+
+
+@pytest.mark.parametrize("correction", ["none", "heloco"])
+def test_a_run_that_left_a_liar_out_is_made_again(tmp_path: Path, correction: str) -> None:
+    run = RecordedRun(tmp_path, ways=(1.0, 1.0, 1.0, -1.0), robust="cosine", correction=correction)
+    run.live(9, crash=True)
+    run.live(9)
+    assert check_same(tmp_path) >= 17
+    assert all(names == {"p0", "p1", "p2"} for names in merged_by(tmp_path))
+
+
+def test_without_it_the_liar_is_in(tmp_path: Path) -> None:
+    RecordedRun(tmp_path, ways=(1.0, 1.0, 1.0, -1.0)).live(4)
+    assert all("p3" in names for names in merged_by(tmp_path))
+
+
 def test_a_codec_a_merge_and_an_outer_optimizer_of_a_users_own_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

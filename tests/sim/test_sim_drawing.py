@@ -151,6 +151,8 @@ def test_what_is_never_drawn_is_named() -> None:
 def test_every_part_of_the_world_is_drawn_in_more_than_one_way(scenarios: list[Scenario]) -> None:
     specs = [spec for scenario in scenarios for spec in scenario.learners]
     for entry in fields(LearnerSpec):
+        if entry.name == "lies":  # for a test and the lab; here lies are faults
+            continue
         assert len({getattr(spec, entry.name) for spec in specs}) > 1, entry.name
     for entry in fields(Scenario):
         if entry.name not in ("draw",):

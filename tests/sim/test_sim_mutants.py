@@ -79,7 +79,7 @@ class Owed:
                 return settled
             key = (vault, fragment)
             if merged:
-                progress = sending.progress()
+                progress = sending.snapshot.values() - sending.origin
                 said = get_codec(vault.config.codec_up).decode(sending.payload, progress.size)
                 self._owed[key] = (self._owed.get(key, 0.0) if sending.feedback else 0.0) + progress - said
             self.dropped += not merged

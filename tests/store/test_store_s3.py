@@ -1,13 +1,8 @@
-"""Snapshots in a bucket, against a real S3 server: moto in a process of its own, on loopback."""
+"""Snapshots in a bucket, against a real S3 server on loopback."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
-import time
-import urllib.request
-import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +10,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from ports import quiet_port
+from buckets import new_bucket, s3_server
 from store_helpers import arrays_of, meta_of, rows_at, versions_of
 
 from atoll.errors import FencedSyncerError, StoreError
@@ -24,30 +19,11 @@ from atoll.store import Hold, SnapshotTarget, claim, load_snapshot, remote_folde
 pytest.importorskip("s3fs", reason="pip install 'atoll[s3]'")
 pytest.importorskip("moto.server", reason="pip install 'atoll[dev]'")
 
-START_S_MAX = 60.0
-
 
 @pytest.fixture(scope="module")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = quiet_port()
-    log = (tmp_path_factory.mktemp("moto") / "log").open("wb")
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    server = subprocess.Popen(command, stdout=log, stderr=log)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline_s = time.monotonic() + START_S_MAX
-        while True:
-            try:
-                urllib.request.urlopen(url, timeout=5).close()
-                break
-            except OSError:
-                assert server.poll() is None and time.monotonic() < deadline_s, "moto did not start"
-                time.sleep(0.1)
+    with s3_server(tmp_path_factory.mktemp("moto")) as url:
         yield url
-    finally:
-        server.kill()
-        server.wait()
-        log.close()
 
 
 @pytest.fixture
@@ -59,9 +35,7 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> st
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setattr(snapshots, "READ_PAUSE_S", 0.0)
-    name = f"bucket-{uuid.uuid4()}"
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{name}", method="PUT"), timeout=30).close()
-    return name
+    return new_bucket(endpoint)
 
 
 def take(target: SnapshotTarget, number: int) -> None:

@@ -44,7 +44,7 @@ def held(threads: list[TrainingThread]) -> dict[tuple[int, int], set[bytes]]:
     """What learners hold as published: by fragment and version, the bytes."""
     found: dict[tuple[int, int], set[bytes]] = {}
     for thread in threads:
-        vault = thread.learner._engine.vault
+        vault = thread.learner._shell.vault
         assert vault is not None
         for fragment, published in enumerate(vault.current):
             assert published is not None

@@ -18,9 +18,10 @@ from atoll.syncer.shell import SyncerShell
 
 def header_of(shell: SyncerShell, size: int) -> PushHeader:
     """Of a contribution that nobody has sent yet."""
-    version, generation = shell.machine.book.tracks[0].version, shell.machine.membership.members["only"].generation
+    version, member = shell.machine.book.tracks[0].version, shell.machine.membership.members["only"]
     checksum = xxhash.xxh3_64_intdigest(bytes(size))
-    return PushHeader(PushKind.CONTRIBUTION, "only", generation, 0, 0, 0, 10**6, version, 1, 1, "int4", size, checksum)
+    counts = (0, 0, 0, 10**6, version, 1, 1, "int4", size, checksum, member.secret)
+    return PushHeader(PushKind.CONTRIBUTION, "only", member.generation, *counts)
 
 
 async def push(shell: SyncerShell, size: int) -> PushReply:
@@ -29,6 +30,12 @@ async def push(shell: SyncerShell, size: int) -> PushReply:
     if size > await shell.push_begin(header):
         return PushReply(False, Refusal.SIZE, "refused before it came")
     return await shell.push_complete(header, np.zeros(size, np.uint8))
+
+
+def take_inline(shell: SyncerShell, size: int) -> PushReply:
+    """On the learner's own session."""
+    session = shell.machine.membership.members["only"].session
+    return shell._take_inline(session, InlinePush(header_of(shell, size), bytes(size)))
 
 
 def test_a_contribution_of_another_size_is_refused_on_both_ways() -> None:
@@ -40,9 +47,7 @@ def test_a_contribution_of_another_size_is_refused_on_both_ways() -> None:
     size = shell.state.contribution_size_max(0)
     for wrong in (0, size - 132, size - 1, size + 1):
         reply = asyncio.run_coroutine_threadsafe(push(shell, wrong), syncer.loop).result(WAIT_S)
-        inline = syncer.ask(
-            lambda shell, wrong=wrong: shell._take_inline(InlinePush(header_of(shell, wrong), bytes(wrong)))
-        )
+        inline = syncer.ask(lambda shell, wrong=wrong: take_inline(shell, wrong))
         assert (reply.code, inline.code) == (Refusal.SIZE, Refusal.SIZE)
     assert "only" in shell.machine.membership.members, "whoever sends nonsense may send again"
     learner.stop()

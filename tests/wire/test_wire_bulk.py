@@ -299,6 +299,48 @@ def test_transfers_are_bounded_per_learner_and_a_busy_syncer_is_asked_again() ->
     run(main())
 
 
+@pytest.mark.parametrize("learner, words", [("a", "learner a has too many bytes of pushes"), ("b", "the syncer has")])
+def test_bytes_of_transfers_are_bounded_for_one_learner_and_in_all(learner: str, words: str) -> None:
+    async def main() -> None:
+        payload = payload_of(4000)
+        service = FakeSyncer()
+        service.hold_completion = asyncio.Event()
+        in_all = 4 * (payload.nbytes + 10) if learner == "a" else 2 * payload.nbytes - 1
+        async with serving(service, transfer_bytes_max=in_all) as server, bulk_client(server.address) as client:
+            # Whoever has nothing under way may have one of any size that the service takes.
+            first = asyncio.create_task(client.push(push_header(payload, seq=1), payload))
+            await until(lambda: len(service.begun) == 1)
+            raw = RawPush(server.address)
+            header = push_header(payload, seq=2, learner=learner)
+            await raw.write(encode_part(0, payload.data, encode_push_open(PushOpen(header, 2, 1, PART_BYTES))))
+            reply = await raw.reply()
+            assert reply.code == Refusal.BUSY and words in reply.detail
+            service.hold_completion.set()
+            assert (await first).accepted
+            assert (await client.push(header, payload)).accepted  # what is over counts no more
+
+    run(main())
+
+
+def test_fetches_are_bounded_for_one_learner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.wire.server.FETCHES_PER_LEARNER_MAX", 2)
+
+    async def main() -> None:
+        service = FakeSyncer(content=payload_of(1000))
+        service.hold_fetch = asyncio.Event()
+        async with serving(service) as server, bulk_client(server.address) as client:
+            waiting = [asyncio.create_task(client.fetch(fetch_request())) for _ in range(2)]
+            await until(lambda: len(service.fetches) == 2)
+            with pytest.raises(RefusedError, match="learner a has too many fetches"):
+                await client.fetch(fetch_request())
+            service.hold_fetch.set()
+            assert (await client.fetch(fetch_request(learner="b")))[1].nbytes == 1000
+            assert [(await task)[1].nbytes for task in waiting] == [1000, 1000]
+            assert (await client.fetch(fetch_request()))[1].nbytes == 1000
+
+    run(main())
+
+
 def test_an_unreachable_syncer_is_given_up_after_bounded_attempts() -> None:
     async def main() -> None:
         async with serving(FakeSyncer()) as server:

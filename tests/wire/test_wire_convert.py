@@ -23,8 +23,8 @@ from atoll.wire.convert import (
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import (
     COUNT_MAX,
-    ID_CHARS_MAX,
     INNER_PIECES_MAX,
+    LEARNER_CHARS_MAX,
     PART_BYTES_MAX,
     PART_BYTES_MIN,
     PUSH_BYTES_MAX,
@@ -38,6 +38,8 @@ fragments = st.integers(0, FRAGMENTS_MAX - 1)
 checksums = st.integers(0, 2**64 - 1)
 printable = st.characters(exclude_categories=("C", "Z"))
 ids = st.text(printable, min_size=1, max_size=20)
+learner_ids = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=64)
+secrets = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=64)
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=50)
 bases = st.lists(versions, max_size=5).map(tuple)
 slots = st.integers(0, m.INNER_SLOTS_MAX - 1)
@@ -57,7 +59,7 @@ configs = st.builds(SyncConfig, sync_every=st.integers(1, 1000), outer_lr=st.flo
 
 def push_headers(kind: m.PushKind, **narrower: Any) -> st.SearchStrategy[m.PushHeader]:
     values = {
-        "learner": ids,
+        "learner": learner_ids,
         "generation": counts,
         "fragment": fragments,
         "round": counts,
@@ -69,6 +71,7 @@ def push_headers(kind: m.PushKind, **narrower: Any) -> st.SearchStrategy[m.PushH
         "codec": ids,
         "size": st.integers(0, PUSH_BYTES_MAX),
         "checksum": checksums,
+        "secret": secrets,
     }
     return st.builds(m.PushHeader, kind=st.just(kind), **{**values, **narrower})
 
@@ -109,7 +112,7 @@ def hellos(draw: st.DrawFn) -> m.Hello:
     proofs = st.just(()) | st.lists(checksums, min_size=len(held), max_size=len(held)).map(tuple)
     hello = st.builds(
         m.Hello,
-        learner=ids,
+        learner=learner_ids,
         instance=ids,
         protocol=st.integers(0, 2**32 - 1),
         tensors=tuples(tensors),
@@ -121,6 +124,7 @@ def hellos(draw: st.DrawFn) -> m.Hello:
         checksums=proofs,
         wants_inner=st.booleans(),
         frozen=checksums,
+        fingerprint=st.just("") | ids,
     )
     return draw(hello)
 
@@ -171,6 +175,7 @@ syncer_messages = st.one_of(
         fingerprint=ids,
         seed=st.booleans(),
         protocol=st.integers(1, 2**32 - 1),
+        secret=secrets,
     ),
     st.builds(m.Refused, code=st.sampled_from(list(m.Refusal)) | ids, detail=texts),
     st.builds(
@@ -222,21 +227,23 @@ replies = st.builds(m.PushReply, accepted=st.just(True), detail=texts, late=st.b
 fetch_requests = st.builds(
     m.FetchRequest,
     kind=st.sampled_from([m.FetchKind.UPDATE, m.FetchKind.THETA]),
-    learner=ids,
+    learner=learner_ids,
     generation=counts,
     fragment=fragments,
     version=versions,
     offset=counts,
     length=counts,
+    secret=secrets,
 ) | st.builds(
     m.FetchRequest,
     kind=st.just(m.FetchKind.INNER),
-    learner=ids,
+    learner=learner_ids,
     generation=counts,
     fragment=slots,
     version=st.integers(0, INNER_PIECES_MAX - 1),
     offset=counts,
     length=counts,
+    secret=secrets,
 )
 fetch_headers = st.builds(
     m.FetchHeader, version=counts, codec=ids, size=st.integers(0, PUSH_BYTES_MAX), checksum=checksums
@@ -321,7 +328,8 @@ def test_damaged_messages_give_a_message_or_a_clear_error(
 HELLO = pb.Hello(learner="a", instance="i", protocol=1)
 BAD = {
     "empty learner id": (pb.LearnerMessage(hello=pb.Hello(instance="i")), "Hello.learner"),
-    "long learner id": (pb.LearnerMessage(hello=pb.Hello(learner="x" * (ID_CHARS_MAX + 1))), "Hello.learner"),
+    "long learner id": (pb.LearnerMessage(hello=pb.Hello(learner="x" * (LEARNER_CHARS_MAX + 1))), "Hello.learner"),
+    "a learner id that is not ASCII": (pb.LearnerMessage(hello=pb.Hello(learner="l\u0435arner")), "ASCII"),
     "control characters": (pb.LearnerMessage(hello=pb.Hello(learner="a\nb")), "printable"),
     "negative generation": (pb.LearnerMessage(hello=pb.Hello(learner="a", instance="i", generation=-1)), "generation"),
     "zero side": (

@@ -104,9 +104,9 @@ def test_the_deadline_of_a_learner_that_stands_still_ends_its_fetch(
     ended: list[str] = []
     real = RunningServer._fetch
 
-    async def watched(self: RunningServer, request: bytes, context: Any) -> None:
+    async def watched(self: RunningServer, context: Any, identity: Any) -> None:
         try:
-            await real(self, request, context)
+            await real(self, context, identity)
         except BaseException as error:
             ended.append(type(error).__name__)
             raise
@@ -134,6 +134,9 @@ class BrokenContext:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     async def read(self) -> bytes:
         if self._messages:
             return self._messages.pop()
@@ -146,7 +149,7 @@ class BrokenContext:
 class QuietSyncer(FakeSyncer):
     """Has nothing to say at first, so that it is the reader that finds the connection broken."""
 
-    def open_session(self, session: int, hello: Hello, send: Any) -> None:
+    def open_session(self, session: int, hello: Hello, send: Any, identity: Any = None) -> None:
         self.sends[session] = send
 
 

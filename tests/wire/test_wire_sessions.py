@@ -7,6 +7,7 @@ import math
 import queue
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 from ports import quiet_port
@@ -17,10 +18,12 @@ from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError, FencedError, RefusedError, UnreachableError
 from atoll.wire import BulkClient, ClientOptions, ControlClient, SendToSyncer, ask_to_leave, fetch_status, run_sessions
 from atoll.wire.channel import Backoff, open_channel
+from atoll.wire.control import PIECES_SINCE
 from atoll.wire.convert import encode_learner_message, parse_syncer_message
+from atoll.wire.limits import HELLO_PIECE_BYTES, MESSAGE_BYTES_MAX
 from atoll.wire.seal import unseal
 from atoll.wire.sessions import Session
-from atoll.wire.transport import EOF, SESSION_METHOD, control_channel_arguments
+from atoll.wire.transport import EOF, PIECES_KEY, SESSION_METHOD, control_channel_arguments, grpc
 
 
 def progress(step: int) -> m.Progress:
@@ -251,6 +254,37 @@ def test_a_message_that_breaks_the_rules_ends_the_session_with_a_reason(bad: byt
             assert await call.read() is EOF
             await until(lambda: bool(service.closed))
             assert len(service.closed) == 1 and not service.received
+            await channel.close()
+
+    run(main())
+
+
+def test_a_hello_that_is_larger_than_a_message_comes_in_pieces() -> None:
+    async def main() -> None:
+        syncer = FakeSyncer()
+        syncer.protocol = PIECES_SINCE
+        shape = tuple(range(1, 41))
+        tensors = tuple(m.TensorSpec(f"{number:0900d}", shape, "float32") for number in range(10_000))
+        large = replace(hello(protocol=PIECES_SINCE), tensors=tensors)
+        assert len(encode_learner_message(large)) > MESSAGE_BYTES_MAX
+        async with serving(syncer) as server, ControlClient(ClientOptions(server.address)) as client:
+            assert (await client.open(large)).run == "run"
+            assert syncer.hellos == [large]
+
+    run(main())
+
+
+@pytest.mark.parametrize("pieces, sent", [("0", 1), ("33", 1), ("many", 1), ("2", 1), ("2", 2)])
+def test_pieces_that_make_no_hello_are_refused(pieces: str, sent: int) -> None:
+    async def main() -> None:
+        async with serving(FakeSyncer()) as server:
+            channel = grpc.aio.insecure_channel(server.address)
+            call = channel.stream_stream(SESSION_METHOD)(metadata=((PIECES_KEY, pieces),))
+            for _ in range(sent):
+                await call.write(bytes(HELLO_PIECE_BYTES + 1))
+            await call.done_writing()
+            answer = parse_syncer_message(unseal(await call.read()))
+            assert isinstance(answer, m.Refused) and "no usable Hello" in answer.detail
             await channel.close()
 
     run(main())

@@ -22,11 +22,13 @@ from atoll.wire.transport import SESSION_METHOD, control_channel_arguments
 from atoll.wire.versions import SETTINGS_1, SINCE, hello_in, learner_message_in, settings_in
 
 REPORT = m.DataReport("train", 1, 100, 2)
-HELLO = dataclasses.replace(hello(), bases=(4, 5), epoch=3, checksums=(6, 7), wants_inner=True, frozen=8)
+LATER: dict[str, Any] = {"epoch": 3, "checksums": (6, 7), "wants_inner": True, "frozen": 8, "fingerprint": "9"}
+HELLO = dataclasses.replace(hello(), bases=(4, 5), **LATER)
+BRIEF = dataclasses.replace(HELLO, tensors=())
 
 
 class Learner:
-    """A handler that greets with everything that protocol 2 can say."""
+    """A handler that greets with everything that the newest protocol can say."""
 
     def __init__(self) -> None:
         self.send: SendToSyncer | None = None
@@ -57,13 +59,13 @@ def test_a_learner_speaks_the_older_protocol_to_an_older_syncer_and_the_newer_on
             address = server.address
             sessions = asyncio.create_task(run_sessions(ClientOptions(address), learner, stop))
             await until(lambda: len(learner.ups) == 1)
-            assert [h.protocol for h in older.hellos] == [2, 1] and learner.ups[0].protocol == 1
-            bare = dataclasses.replace(HELLO, protocol=1, epoch=0, checksums=(), wants_inner=False, frozen=0)
-            assert older.hellos[1] == bare
+            assert [h.protocol for h in older.hellos] == [3, 2, 1] and learner.ups[0].protocol == 1
+            later = {"epoch": 0, "checksums": (), "wants_inner": False, "frozen": 0, "fingerprint": ""}
+            assert older.hellos[2] == dataclasses.replace(HELLO, protocol=1, **later)
             assert not learner.downs  # the learner is not told of the first attempt
         async with serving(newer, listen=address):
             await until(lambda: len(learner.ups) == 2)
-            assert newer.hellos == [HELLO] and learner.ups[1].protocol == 2
+            assert newer.hellos == [BRIEF] and learner.ups[1].protocol == 3
             assert learner.send is not None
             learner.send(REPORT)
             newer.sends[1](m.DataLeases("train", 1))
@@ -75,12 +77,12 @@ def test_a_learner_speaks_the_older_protocol_to_an_older_syncer_and_the_newer_on
     run(main())
 
 
-@pytest.mark.parametrize("code, hellos_count", [(m.Refusal.PROTOCOL, 2), (m.Refusal.LAYOUT, 1)])
+@pytest.mark.parametrize("code, hellos_count", [(m.Refusal.PROTOCOL, 3), (m.Refusal.LAYOUT, 1), (m.Refusal.TENSORS, 2)])
 def test_only_a_refused_protocol_is_tried_again_and_the_oldest_is_final(code: m.Refusal, hellos_count: int) -> None:
     async def main() -> None:
         service = FakeSyncer()
 
-        def refuse(session: int, greeting: m.Hello, send: Any) -> None:
+        def refuse(session: int, greeting: m.Hello, *_others: Any) -> None:
             service.hellos.append(greeting)
             raise RefusedError(code, "not with you; update the learner")
 
@@ -135,7 +137,7 @@ def test_a_welcome_in_a_protocol_that_was_not_offered_is_an_error() -> None:
     async def main() -> None:
         service = FakeSyncer()
 
-        def welcome(session: int, greeting: m.Hello, send: Any) -> None:
+        def welcome(session: int, greeting: m.Hello, send: Any, _identity: Any) -> None:
             send(m.Welcome("run", 1, 1, SyncConfig(), "f" * 64, False, greeting.protocol + 1))
 
         service.open_session = welcome  # type: ignore[method-assign]
@@ -153,7 +155,21 @@ def test_a_hello_in_protocol_1_has_only_the_fields_of_protocol_1() -> None:
     encoded = pb.LearnerMessage.FromString(encode_learner_message(hello_in(HELLO, 1))).hello
     known = {"learner", "instance", "protocol", "tensors", "generation", "run", "bases", "outstanding"}
     assert {field.name for field, _ in encoded.ListFields()} <= known
-    assert hello_in(HELLO, 2) == HELLO
+    assert hello_in(HELLO, 2) == dataclasses.replace(HELLO, protocol=2, fingerprint="")
+
+
+def test_the_list_of_tensors_goes_out_only_when_the_syncer_asks_for_it() -> None:
+    async def main() -> None:
+        service, learner, stop = FakeSyncer(), Learner(), asyncio.Event()
+        service.knows_model = False
+        async with serving(service) as server:
+            sessions = asyncio.create_task(run_sessions(ClientOptions(server.address), learner, stop))
+            await until(lambda: len(learner.ups) == 1)
+            assert service.hellos == [BRIEF, HELLO] and not learner.downs
+            stop.set()
+            await sessions
+
+    run(main())
 
 
 def test_progress_in_protocol_1_has_only_its_fields_and_causes() -> None:

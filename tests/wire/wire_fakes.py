@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import xxhash
 
+from atoll.core import Identity
 from atoll.core import messages as m
 from atoll.core.config import SyncConfig
 from atoll.errors import RefusedError
@@ -76,6 +77,9 @@ class FakeSyncer:
         self.protocol = m.PROTOCOL_VERSION
         """The highest that this syncer speaks."""
         self.hellos: list[m.Hello] = []
+        self.identities: list[Identity | None] = []
+        self.secret = ""
+        self.knows_model = True
         self.sends: dict[int, SendToLearner] = {}
         self.received: list[tuple[int, m.LearnerMessage]] = []
         self.closed: list[tuple[int, str]] = []
@@ -86,10 +90,13 @@ class FakeSyncer:
         self.hold_completion: asyncio.Event | None = None
         self.hold_fetch: asyncio.Event | None = None
 
-    def open_session(self, session: int, hello: m.Hello, send: SendToLearner) -> None:
+    def open_session(self, session: int, hello: m.Hello, send: SendToLearner, identity: Identity | None = None) -> None:
+        self.identities.append(identity)
         self.hellos.append(hello)
         if not m.PROTOCOL_OLDEST <= hello.protocol <= self.protocol:
             raise RefusedError(m.Refusal.PROTOCOL, f"protocol {hello.protocol}; update the learner")
+        if not self.knows_model and not hello.tensors:
+            raise RefusedError(m.Refusal.TENSORS, "say hello again with the tensors")
         self.sends[session] = send
         send(m.Welcome("run", 1, 1, SyncConfig(), "f" * 64, False, hello.protocol))
 
@@ -101,6 +108,10 @@ class FakeSyncer:
 
     def status(self) -> dict[str, object]:
         return {"learners": len(self.sends) - len(self.closed)}
+
+    def check_sender(self, header: m.PushHeader) -> None:
+        if header.secret != self.secret:
+            raise RefusedError(m.Refusal.SECRET, "without the secret of its session")
 
     def ask_to_leave(self, learner: str) -> str:
         if learner not in {hello.learner for hello in self.hellos}:

@@ -49,8 +49,8 @@ def join(
 ) -> None:
     """Add learners to a run that is going on here, until it ends; Ctrl-C or SIGTERM makes them leave, and it goes on.
 
-    From another machine, set ATOLL_SYNCER=HOST:PORT, ATOLL_TOKEN, ATOLL_TLS_CA and ATOLL_LEARNER=NAME, and start your
-    script: that is all that joining is.
+    From another machine, set ATOLL_SYNCER=HOST:PORT, ATOLL_TOKEN_FILE, ATOLL_TLS_CA and ATOLL_LEARNER=NAME, and start
+    your script: that is all that joining is.
     """
     from atoll.launch import join_run
 
@@ -76,8 +76,10 @@ def leave(
     learner: Annotated[str, typer.Argument(help="Id of the learner, such as learner-2.")],
     *,
     token: o.Token = "",
+    token_file: o.TokenFile = "",
     tls_ca: o.TlsCa = "",
     tls_name: o.TlsName = "",
+    context: typer.Context,
 ) -> None:
     """Ask one learner to leave, wherever it runs: it hands over its progress and ends; the others go on without it.
 
@@ -88,6 +90,7 @@ def leave(
     from atoll.learner import EXIT_NOT_HANDED_OVER
 
     console = human(json_wanted=False)
+    found = o.run_token(context, token, token_file)
     folder = run_folder_of(target)
     console.print(f"{learner} is asked to leave ...", markup=False, soft_wrap=True)
     tokens = 0
@@ -96,7 +99,7 @@ def leave(
         tokens = not_handed_over(folder.path, learner)
         how += f" without handing over {tokens:,} tokens; its log says why" if tokens else ""
     else:
-        how = leave_from_afar(reach(target, token=token, tls_ca=tls_ca, tls_name=tls_name).options, learner)
+        how = leave_from_afar(reach(target, token=found, tls_ca=tls_ca, tls_name=tls_name).options, learner)
     console.print(f"{learner} {how}", markup=False, soft_wrap=True)
     if tokens:
         raise typer.Exit(EXIT_NOT_HANDED_OVER)
@@ -121,6 +124,7 @@ def export(
     ] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there already.")] = False,
     json: o.Json = False,
+    context: typer.Context,
     **named: Any,
 ) -> None:
     """Write the published model of a run as safetensors, from its state or a snapshot; nothing of it need be alive.
@@ -132,7 +136,7 @@ def export(
     from atoll.launch import export_run, parse_options
 
     console = human(json_wanted=json)
-    options = parse_options(named["snapshot_options"] or "")
+    options = parse_options(o.snapshot_options(context, named["snapshot_options"] or ""))
     done = export_run(source, to, dtype=dtype, options=options, buffers=buffers, force=force)
     for problem in done.problems:
         console.print(f"note: {problem}", style="yellow", markup=False, soft_wrap=True)

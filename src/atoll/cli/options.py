@@ -7,13 +7,28 @@ preset, then the default. A `--preset` on the command line wins over the file, a
 from __future__ import annotations
 
 import inspect
+import json
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
-from atoll.core import CODECS, CORRECTIONS, MERGES, OUTER_SCHEDULES, OUTERS, PARTIALS, SYNC_PRESETS, WEIGHTS
+from atoll.cli.terminal import warn
+from atoll.core import (
+    CODECS,
+    CORRECTIONS,
+    MERGES,
+    OUTER_SCHEDULES,
+    OUTERS,
+    PARTIALS,
+    ROBUSTS,
+    SIZES,
+    SYNC_PRESETS,
+    WEIGHTS,
+)
+from atoll.errors import ConfigError
 
 if TYPE_CHECKING:
     from atoll.launch import FaultPlanner
@@ -23,7 +38,18 @@ OptionPanel = Mapping[str, Any]
 Command = TypeVar("Command", bound=Callable[..., None])
 
 Token = Annotated[
-    str, typer.Option(envvar="ATOLL_TOKEN", help="Run token that learners must show; needed beyond this machine.")
+    str,
+    typer.Option(
+        envvar="ATOLL_TOKEN",
+        help="The run token itself, for tests: every user of this machine can read a command line. Use --token-file.",
+    ),
+]
+TokenFile = Annotated[
+    str,
+    typer.Option(
+        envvar="ATOLL_TOKEN_FILE",
+        help="File with the run token that learners must show (needed beyond this machine); only you may read it.",
+    ),
 ]
 TlsCa = Annotated[
     str,
@@ -90,6 +116,8 @@ SYNC = panel(
     quorum=(str, "Contributions that close a round: a number, 50%, or all (default 50%)."),
     grace_cap=(float, "Longest wait for more after the quorum, in steps; 0: none (default 1)."),
     weights=(str, f"Weight of a contribution: {', '.join(WEIGHTS)} (default {WEIGHTS[0]})."),
+    sizes=(str, f"Tokens per step that count for weights: {', '.join(SIZES)} (default {SIZES[0]})."),
+    share_max=(float, "The most that one learner weighs in a merge, as a share; 1: no limit (default 1)."),
     merge=(str, f"How deltas are merged: {', '.join(MERGES.names())} (default half-rda)."),
     outer=(str, f"Outer optimizer: {', '.join(OUTERS.names())} (default)."),
     outer_lr=(float, "Learning rate of the outer step (default 0.7)."),
@@ -101,6 +129,7 @@ SYNC = panel(
     momentum_restart=(int, "Versions of a fragment after which its outer momentum starts anew; 0: never (default 0)."),
     correction=(str, f"Turn deltas that disagree with the outer momentum: {', '.join(CORRECTIONS)} (default none)."),
     partial=(str, f"Step of a merge without some of those asked: {', '.join(PARTIALS)} (default scaled)."),
+    robust=(str, f"What a merge does about a learner that lies: {', '.join(ROBUSTS)} (default off)."),
     codec_up=(str, f"Encoding of contributions: {', '.join(CODECS.names())} (default int4)."),
     codec_down=(str, f"Encoding of updates: {', '.join(CODECS.names())} (default int4)."),
     feedback_up=(bool, "What encoding a contribution loses goes into the next one (default on)."),
@@ -120,10 +149,41 @@ KEEPING = panel(
     snapshot_options=(
         str,
         'JSON object for the snapshots\' file system, such as {"endpoint_url": "https://..."}. It is kept in the '
-        "run folder: put credentials into the environment instead.",
+        "run folder: put credentials into the environment instead (ATOLL_SNAPSHOT_OPTIONS, or AWS_...).",
     ),
     record=(bool, "Record what every merge is made from, so that `atoll replay` can make it again (default off)."),
 )
+
+
+def run_token(context: typer.Context, token: str, token_file: str) -> str:
+    """The run token. What is on the command line wins over the environment, and there a token over a file."""
+    from atoll.wire import read_token
+
+    typed = [name for name in ("token", "token_file") if _is_typed(context, name)]
+    if len(typed) == 2:
+        raise ConfigError("--token and --token-file both name the run token; leave --token away")
+    if "token" in typed:
+        warn("a token on the command line can be read by every user of this machine; use --token-file or ATOLL_TOKEN")
+    return read_token("" if "token_file" in typed else token, token_file)
+
+
+def snapshot_options(context: typer.Context, kept: str) -> str:
+    """The options of the snapshots' file system: those that were set, and over them those in ATOLL_SNAPSHOT_OPTIONS,
+    which may hold credentials because nothing keeps them."""
+    from atoll.launch import holds_credentials, parse_options
+
+    if _is_typed(context, "snapshot_options") and holds_credentials(kept):
+        warn(
+            "--snapshot-options may hold a credential, and a command line can be read by every user of this machine; "
+            "put it into ATOLL_SNAPSHOT_OPTIONS"
+        )
+    private = parse_options(os.environ.get("ATOLL_SNAPSHOT_OPTIONS", ""), name="ATOLL_SNAPSHOT_OPTIONS")
+    return json.dumps({**parse_options(kept), **private})
+
+
+def _is_typed(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def faults_of(context: typer.Context) -> FaultPlanner:

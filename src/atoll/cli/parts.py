@@ -15,8 +15,10 @@ from atoll.cli import options as o
 from atoll.cli.terminal import human, print_json
 from atoll.core import SyncConfig
 from atoll.errors import ConfigError, LaunchError
+from atoll.private import make_private_folder
 
-OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain")
+OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key")
+OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain", "context")
 """Options that say nothing about the run."""
 VIEW_S = 0.2
 """How often the live view may look; it draws less often than that."""
@@ -37,6 +39,13 @@ def syncer(
         typer.Option(help="Where state, events, the address and the final model are written (default nowhere)."),
     ] = None,
     token: o.Token = "",
+    token_file: o.TokenFile = "",
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder or registry of `atoll keys`: each learner has its own token, and TLS its certificate."
+        ),
+    ] = None,
     tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
     take_over: Annotated[
@@ -57,21 +66,24 @@ def syncer(
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view, also on a terminal.")] = False,
     config: o.ConfigFile = None,
+    context: typer.Context,
     **named: Any,
 ) -> None:
-    """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT (and ATOLL_TOKEN) where they run. SIGTERM ends it.
+    """Run a syncer that learners join: set ATOLL_SYNCER=HOST:PORT, and ATOLL_TOKEN_FILE, where they run.
 
-    It also ends when its --tokens-budget is spent and everybody has left. The model is in the run folder as soon as
-    nobody trains any more.
+    SIGTERM ends it. It also ends when its --tokens-budget is spent and everybody has left. The model is in the run
+    folder as soon as nobody trains any more.
 
     With a run folder its state survives: the same command again goes on from the last commit, with the run's own
     synchronisation settings where the command names none.
     """
-    values, where = o.given(locals(), "listen", "run_folder", "token", "tls_certificate", "tls_key", *OF_THE_PROCESS)
+    values, where = o.given(locals(), *OF_THE_PORT, *OF_THE_PROCESS)
     if new_run and must_continue:
         raise ConfigError("--new-run begins a run and --must-continue forbids it; give one of them")
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
+    if keys is not None and tls_certificate is None:
+        tls_certificate, tls_key = _certificate_of(keys)
     from atoll.launch import durability_config, durability_names, split_values, sync_values, take_preset
 
     rest, beneath = take_preset(values)
@@ -88,7 +100,7 @@ def syncer(
         SyncConfig.from_dict(settings)  # a run that begins: what is wrong is said before anything is made
     if run_folder is not None:
         try:
-            run_folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(run_folder)
         except OSError as error:
             raise LaunchError(
                 f"the run folder {run_folder} cannot be written ({error.strerror}); give another --run-folder"
@@ -99,7 +111,8 @@ def syncer(
         listen=listen,
         config=settings,
         run_folder=run_folder,
-        token=token,
+        token=o.run_token(context, token, token_file),
+        keys=keys,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
         durability=kept.durability if run_folder is not None else "none",
@@ -107,7 +120,7 @@ def syncer(
         snapshots=kept.snapshots,
         snapshot_every_s=kept.snapshot_every,
         snapshots_keep=kept.keep,
-        snapshot_options=kept.snapshot_options,
+        snapshot_options=o.snapshot_options(context, kept.snapshot_options),
         record=kept.record,
         take_over=take_over,
         new_run=new_run,
@@ -123,6 +136,15 @@ def syncer(
     if (run_folder / "model.safetensors").exists():
         human(json_wanted=False).print(f"published model: {run_folder}/model.safetensors", markup=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def _certificate_of(keys: Path) -> tuple[str | None, str | None]:
+    """The certificate that lies beside the registry, where there is one."""
+    from atoll.keys import CERTIFICATE_FILE, KEY_FILE, registry_path
+
+    folder = registry_path(keys).parent
+    found = (folder / CERTIFICATE_FILE, folder / KEY_FILE)
+    return (str(found[0]), str(found[1])) if all(path.exists() for path in found) else (None, None)
 
 
 @contextlib.contextmanager

@@ -23,16 +23,20 @@ def status(
     address: Annotated[str, typer.Argument(help="HOST:PORT of the syncer, or the run folder of one on this machine.")],
     *,
     token: o.Token = "",
+    token_file: o.TokenFile = "",
     tls_ca: o.TlsCa = "",
     tls_name: o.TlsName = "",
     watch: Annotated[bool, typer.Option("--watch", help="Look again every 2 s, until Ctrl-C.")] = False,
     all: Annotated[bool, typer.Option("--all", help="Everything that the syncer tells.")] = False,
     json: o.Json = False,
+    context: typer.Context,
 ) -> None:
     """Show how a run is doing: who trains, who is silent or behind, what went wrong, what is safe where."""
 
+    found = o.run_token(context, token, token_file)
+
     def look() -> dict[str, Any] | RunEnd:
-        return _look(address, token=token, tls_ca=tls_ca, tls_name=tls_name)
+        return _look(address, token=found, tls_ca=tls_ca, tls_name=tls_name)
 
     if json:
         from dataclasses import asdict

@@ -58,6 +58,13 @@ def print_error(text: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(message)
 
 
+def warn(text: str) -> None:
+    """The same for what is unwise and goes on, in yellow."""
+    from rich.console import Console
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"atoll: {text}", style="yellow", markup=False)
+
+
 def save_text(option: str, path: Path, text: str) -> None:
     """What `option` writes; a file that is there is replaced by a whole one or not at all."""
     from errno import ENOENT, ENOSPC

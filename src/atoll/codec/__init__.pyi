@@ -1,26 +1,29 @@
 from .merge import SAMPLE_ALL_MAX, SAMPLE_EVERY, GradientSample, MergeResult, OuterTarget, merge_fragment
 from .merges import MergeMethod, SliceSums, get_merge
 from .outer import OuterOptimizer, OuterRates, get_outer
-from .partial import MergedGradient, Partial, combine, finish, reduce
+from .partial import NORM_MAX, Partial, combine, finish, reduce
 from .plain_codec import PlainCodec
-from .protocol import BLOCK, Codec, get_codec
+from .protocol import BLOCK, Codec, get_codec, not_finite
 from .rates import needed_bytes_s
+from .robust import agreement, balanced
 
 __all__ = [
     "BLOCK",
+    "NORM_MAX",
     "SAMPLE_ALL_MAX",
     "SAMPLE_EVERY",
     "Codec",
     "GradientSample",
     "MergeMethod",
     "MergeResult",
-    "MergedGradient",
     "OuterOptimizer",
     "OuterRates",
     "OuterTarget",
     "Partial",
     "PlainCodec",
     "SliceSums",
+    "agreement",
+    "balanced",
     "combine",
     "finish",
     "get_codec",
@@ -28,5 +31,6 @@ __all__ = [
     "get_outer",
     "merge_fragment",
     "needed_bytes_s",
+    "not_finite",
     "reduce",
 ]

@@ -75,7 +75,7 @@ class Partial:
     divisors: F64
     """[slice, column] What makes a direction of the column; infinite if D has no part of it."""
     in_mean: F64
-    """[column] 1 if it is a part of S, else 0."""
+    """[slice, column] How much of it is a part of S: 1, or less if it is shortened; 0 if it is none."""
     turned: Turned | None = None
 
     def shares(self) -> F64:
@@ -128,7 +128,7 @@ class Partial:
         """One member with the sums of all, in fp32."""
         shares = self.shares()
         of_column, slices = shares[self.member], len(self.divisors)
-        mean = np.tile(of_column * self.in_mean, (slices, 1))
+        mean = of_column * self.in_mean
         sums = (self.sum(quotient(of_column, self.divisors)), self.sum(mean))
         return Partial(
             codec=FP32,
@@ -140,7 +140,7 @@ class Partial:
             directed=self.share_directed(shares)[:, None],
             member=np.zeros(2, np.int64),
             divisors=np.tile([1.0, np.inf], (slices, 1)),
-            in_mean=np.array([0.0, 1.0]),
+            in_mean=np.tile([0.0, 1.0], (slices, 1)),
         )
 
 
@@ -182,7 +182,7 @@ def reduce(
         directed=_has_direction(lengths),
         member=np.arange(len(payloads)),
         divisors=lengths,
-        in_mean=np.ones(len(payloads)),
+        in_mean=np.ones_like(lengths),
     )
 
 
@@ -205,7 +205,7 @@ def combine(partials: Sequence[Partial]) -> Partial:
         directed=np.concatenate([part.directed for part in partials], axis=1),
         member=np.concatenate([start + part.member for start, part in zip(starts, partials, strict=False)]),
         divisors=np.concatenate([part.divisors for part in partials], axis=1),
-        in_mean=np.concatenate([part.in_mean for part in partials]),
+        in_mean=np.concatenate([part.in_mean for part in partials], axis=1),
     )
 
 
@@ -213,18 +213,19 @@ def corrected(partial: Partial, momentum: F32) -> Partial:
     """Every contribution turned towards the momentum (`heloco`)."""
     if partial.weights.size != len(partial.columns):
         raise PayloadError("a correction takes single contributions, and some were added up; use correction=none")
-    products, squares = _alignment(partial, momentum)
-    turned = correct(partial.radii, -products, np.sqrt(squares), zero=NORM_ZERO)
+    products, squares = alignment(partial, momentum)
+    turned = correct(partial.radii, -products * partial.in_mean, np.sqrt(squares), zero=NORM_ZERO)
     return replace(
         partial,
         radii=turned.norms,
         divisors=turned.norms,
         directed=_has_direction(turned.norms),
-        turned=Turned(turned.own, turned.pull, momentum),
+        in_mean=np.ones_like(partial.in_mean),
+        turned=Turned(turned.own * partial.in_mean, turned.pull, momentum),
     )
 
 
-def _alignment(partial: Partial, momentum: F32) -> tuple[F64, F64]:
+def alignment(partial: Partial, momentum: F32) -> tuple[F64, F64]:
     """delta_i . momentum per slice and contribution, and momentum . momentum per slice."""
     segments = partial.segments
     if isinstance(partial.codec, KernelCodec):

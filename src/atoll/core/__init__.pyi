@@ -1,4 +1,5 @@
 from . import effects, messages
+from .arrayless import ArraylessHost, checksum_of
 from .beginning import EPOCHS_SKIPPED, Begin
 from .config import (
     CODECS,
@@ -10,7 +11,9 @@ from .config import (
     OUTER_SCHEDULES,
     OUTERS,
     PARTIALS,
+    ROBUSTS,
     SECOND_NS,
+    SIZES,
     TENSOR_MERGES,
     TIMEOUT_NS_MAX,
     WEIGHTS,
@@ -40,8 +43,9 @@ from .events import (
     SyncerRecovered,
     Warned,
 )
+from .identity import SECRET_PROTOCOL, Identity, Role, check_learner, check_leave, same_secret
 from .inner_slots import InnerSlot
-from .layout import BLOCK, PARAMETERS_MAX, Fragment, Layout, build_layout, elements_of, padded
+from .layout import BLOCK, PARAMETERS_MAX, Fragment, Layout, TensorSlice, build_layout, elements_of, padded
 from .learner_driver import LearnerDriver
 from .learner_fetches import Arrival
 from .learner_host import (
@@ -58,9 +62,11 @@ from .learner_waits import CLOSE_TIMEOUT_NS, INNER_WAIT_NS, JOIN_TIMEOUT_NS, LET
 from .lease_table import HAND_MAX
 from .leases import check_stream_name
 from .membership import MEMBERS_MAX, MERGED_KEPT, Member, MemberState
+from .merging import discounts_of
 from .messages import (
     ASKED_TO_LEAVE,
     INLINE_BYTES_MAX,
+    INNER_CODEC,
     INNER_PIECE_BYTES,
     INNER_SLOTS_MAX,
     NO_VERSION,
@@ -73,10 +79,14 @@ from .messages import (
     FetchHeader,
     FetchKind,
     FetchRequest,
+    Heal,
     Hello,
     InlinePush,
+    InnerPiece,
     LearnerMessage,
     Lease,
+    Leave,
+    Nothing,
     Progress,
     Published,
     PushHeader,
@@ -87,6 +97,7 @@ from .messages import (
     Refused,
     Request,
     Start,
+    Stop,
     SyncerMessage,
     TensorSpec,
     Welcome,
@@ -99,13 +110,13 @@ from .policy import (
     fragments_for,
     grace_ns,
     moving_average,
+    norm_limit_absolute,
     quorum_count,
     scales_steps,
     stale_factor,
     step_factor_min,
 )
 from .presets import SYNC_PRESETS, sync_preset
-from .progress import FragmentProgress
 from .ranks import numbers
 from .registry import Registry
 from .rounds import ContributionId, ContributionRecord, HandedOver
@@ -125,6 +136,7 @@ __all__ = [
     "FRAGMENT_PARAMETERS_MIN",
     "HAND_MAX",
     "INLINE_BYTES_MAX",
+    "INNER_CODEC",
     "INNER_PIECE_BYTES",
     "INNER_SLOTS_MAX",
     "INNER_WAIT_NS",
@@ -143,8 +155,11 @@ __all__ = [
     "PARTIALS",
     "PROTOCOL_OLDEST",
     "PROTOCOL_VERSION",
+    "ROBUSTS",
     "SECOND_NS",
+    "SECRET_PROTOCOL",
     "SETTINGS_KEY",
+    "SIZES",
     "SYNC_PRESETS",
     "SYNC_WAIT_NS_MAX",
     "TENSOR_MERGES",
@@ -153,6 +168,7 @@ __all__ = [
     "WEIGHTS",
     "WHOLE_CODEC",
     "Adopt",
+    "ArraylessHost",
     "Arrival",
     "Begin",
     "Committed",
@@ -174,12 +190,14 @@ __all__ = [
     "FetchedPayload",
     "Fragment",
     "FragmentHealed",
-    "FragmentProgress",
     "FragmentRecord",
     "HandedOver",
+    "Heal",
     "Hello",
     "HostArrays",
+    "Identity",
     "InlinePush",
+    "InnerPiece",
     "InnerSlot",
     "Layout",
     "LearnerAdopted",
@@ -189,12 +207,14 @@ __all__ = [
     "LearnerMachine",
     "LearnerMessage",
     "Lease",
+    "Leave",
     "Member",
     "MemberAside",
     "MemberChanged",
     "MemberState",
     "Merge",
     "NormGuardReset",
+    "Nothing",
     "OutgoingPayload",
     "PaceChanged",
     "Pacing",
@@ -211,24 +231,31 @@ __all__ = [
     "Refused",
     "Registry",
     "Request",
+    "Role",
     "RoundAborted",
     "RoundClosed",
     "RoundLaunched",
     "Start",
+    "Stop",
     "StoreOutcome",
     "SyncConfig",
     "SyncerDriver",
     "SyncerMachine",
     "SyncerMessage",
     "SyncerRecovered",
+    "TensorSlice",
     "TensorSpec",
     "VersionToStore",
     "Warned",
     "Welcome",
     "age_limit",
     "build_layout",
+    "check_learner",
+    "check_leave",
     "check_stream_name",
+    "checksum_of",
     "contribution_weight",
+    "discounts_of",
     "effects",
     "elements_of",
     "fragments_for",
@@ -236,11 +263,13 @@ __all__ = [
     "meant",
     "messages",
     "moving_average",
+    "norm_limit_absolute",
     "numbers",
     "one_of",
     "padded",
     "parse_quorum",
     "quorum_count",
+    "same_secret",
     "scales_steps",
     "settings_of",
     "stale_factor",

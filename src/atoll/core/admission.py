@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from atoll.core.config import SyncConfig
+from atoll.core.identity import same_secret
 from atoll.core.layout import Layout
 from atoll.core.membership import Member, MemberState
 from atoll.core.messages import (
     PROTOCOL_OLDEST,
     PROTOCOL_VERSION,
+    STEP_MAX,
+    TOKENS_MAX,
     Hello,
     PushHeader,
     PushReply,
@@ -24,6 +27,25 @@ CODECS_EARLIER = frozenset({"fp32", "bf16", "int8", "int4"})
 """What they know of codecs."""
 
 
+def check_sender(member: Member | None, learner: str, generation: int, secret: str) -> PushReply | None:
+    """None if this push or fetch comes from the process in whose name it comes. The one place that looks at secrets."""
+    if member is None:
+        return _refuse(Refusal.UNKNOWN_LEARNER, f"learner {learner!r}: not a member of this run; say hello first")
+    if generation != member.generation:
+        return _refuse(
+            Refusal.STALE_GENERATION,
+            f"learner {learner!r}: generation {generation} was replaced by {member.generation}; restart that process",
+        )
+    if member.revoked:
+        return _refuse(Refusal.KEY_REVOKED, member.revoked)
+    if member.secret and not same_secret(secret, member.secret):
+        return _refuse(
+            Refusal.SECRET,
+            f"learner {learner!r}: without the secret of its session; push and fetch with the one in the last Welcome",
+        )
+    return None
+
+
 def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | None) -> Refused | None:
     """None if the learner may join, else the refusal."""
     if not PROTOCOL_OLDEST <= hello.protocol <= PROTOCOL_VERSION:
@@ -32,7 +54,10 @@ def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | 
             f"learner {hello.learner!r} speaks protocol {hello.protocol}, this syncer speaks {PROTOCOL_OLDEST} to "
             f"{PROTOCOL_VERSION}; install the same version of atoll on both sides",
         )
-    if layout is not None and hello.tensors != layout.tensors:
+    brief = bool(hello.fingerprint) and not hello.tensors
+    if brief and (layout is None or hello.fingerprint != layout.tensors_fingerprint):
+        return Refused(Refusal.TENSORS, f"say hello again with the tensors of learner {hello.learner!r}")
+    if layout is not None and not brief and hello.tensors != layout.tensors:
         return Refused(
             Refusal.LAYOUT,
             f"the model of learner {hello.learner!r} differs from the run's: {describe_difference(layout, hello)}; "
@@ -120,10 +145,11 @@ def check_contribution(
         return _refuse(Refusal.CODEC, f"{who}: encoded as {header.codec!r}, the run uses {config.codec_up!r}")
     if not 0 <= header.round <= rounds_started:
         return _refuse(Refusal.UNKNOWN_ROUND, f"{who}: round {header.round} was never launched")
-    if header.steps < 1 or header.tokens < 1:
+    if not 1 <= header.steps <= STEP_MAX or not 1 <= header.tokens <= TOKENS_MAX:
         return _refuse(
             Refusal.COUNTERS,
-            f"{who}: {header.steps} steps and {header.tokens} tokens; a contribution needs at least one of each",
+            f"{who}: {header.steps} steps and {header.tokens} tokens; a contribution needs at least one of each, and "
+            "nobody has made so many",
         )
     if not 0 <= header.base_version <= track.version:
         return _refuse(Refusal.UNKNOWN_VERSION, f"{who}: base version {header.base_version}, newest is {track.version}")

@@ -24,8 +24,9 @@ from atoll.core.messages import Hello
 
 HEAL_PROTOCOL = 2
 """The protocol that knows how to bring versions back."""
-EPOCH_CLAIMED_MAX = 10**12
-"""An epoch that a learner may claim to have seen, as in the store: a restart every second for thirty thousand years."""
+EPOCH_CLAIMED_MAX = 10**9
+"""An epoch that a learner may claim to have seen: a restart every second for thirty years. The store counts on from it
+to a thousand times that, so that no claim uses its numbers up."""
 EPOCHS_SKIPPED = 1000
 """Epochs left out where the count goes on from a snapshot's or a learner's: restarts since then are not in it."""
 SAID_MAX = 1000

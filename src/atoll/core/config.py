@@ -49,6 +49,8 @@ WEIGHTS = ("tokens2_per_step", "tokens", "uniform")
 CORRECTIONS = ("none", "heloco")
 OUTER_SCHEDULES = ("constant", "linear", "cosine")
 PARTIALS = ("scaled", "full")
+SIZES = ("confirmed", "claimed")
+ROBUSTS = ("off", "cosine")
 FRAGMENTS_MAX = 4096
 """More fragments than this only add overhead: at 100B parameters one would still be 24M parameters."""
 LEARNERS_MAX = 1_000_000
@@ -63,6 +65,9 @@ LATER_SETTINGS: Mapping[str, Any] = {
     "partial": "full",
     "pacing": "fixed",
     "outer": "nesterov",
+    "sizes": "claimed",
+    "share_max": 1.0,
+    "robust": "off",
 }
 """Settings that came after the first release, whose code refuses names that it does not know, and what its code does.
 `to_dict` leaves them out where they say just that and it is the default, so that older learners take part as long as
@@ -99,6 +104,11 @@ class SyncConfig:
     """Share of the measured slack that the grace window may use."""
     weights: str = "tokens2_per_step"
     """Weight of a contribution: tokens2_per_step (the paper's), tokens, or uniform."""
+    sizes: str = "confirmed"
+    """Tokens per step that count for weights and budget: confirmed (what was declared with a learner's key, or is like
+    the others', or was shown over some periods) or claimed (whatever a learner says)."""
+    share_max: float = 1.0
+    """The most that one learner may weigh in a merge with others, as a share of the whole. 1.0: no such limit."""
     age_discount: float = 1.0
     """A contribution's weight is multiplied by this once per version of age. 1.0: no discount."""
     merge: str = "half-rda"
@@ -147,6 +157,9 @@ class SyncConfig:
     """How many steps lie between two rounds of the same fragment: fixed (`sync_every`), or a policy of your own."""
     outer: str = "nesterov"
     """The outer optimizer: what becomes of a merged gradient. nesterov, or a registered one."""
+    robust: str = "off"
+    """What a merge does about a learner that lies: off (nothing), or cosine (who points against the others is left out,
+    and who is far longer than they are weighs less)."""
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
@@ -162,6 +175,7 @@ class SyncConfig:
         _at_least("momentum_restart", self.momentum_restart, 0, MOMENTUM_RESTART_MAX)
         _real("grace_cap_steps", self.grace_cap_steps, 0.0, 1000.0)
         _real("grace_gamma", self.grace_gamma, 0.0, 1.0)
+        _real("share_max", self.share_max, 0.001, 1.0)
         _real("age_discount", self.age_discount, 0.0, 1.0)
         _real("outer_lr", self.outer_lr, 0.0, 100.0)
         _real("outer_momentum", self.outer_momentum, 0.0, 0.9999)
@@ -174,6 +188,8 @@ class SyncConfig:
         one_of("correction", self.correction, CORRECTIONS)
         one_of("outer_schedule", self.outer_schedule, OUTER_SCHEDULES)
         one_of("partial", self.partial, PARTIALS)
+        one_of("sizes", self.sizes, SIZES)
+        one_of("robust", self.robust, ROBUSTS)
         PACING.check("pacing", self.pacing)
         _truth("feedback_up", self.feedback_up)
         _truth("feedback_down", self.feedback_down)

@@ -10,7 +10,8 @@ from atoll.core.effects import Answer, Note, PushCompleted, SyncerEffect, ToLear
 from atoll.core.events import ContributionReceived, NormGuardReset
 from atoll.core.membership import Member
 from atoll.core.messages import Fate, Nothing, PushHeader, PushKind, PushReply, Refusal, Reseed
-from atoll.core.policy import NORMS_KEPT, norm_limit
+from atoll.core.plausible import step_credit, steps_burst, steps_overtaking
+from atoll.core.policy import low_median, norm_limit, norm_limit_absolute
 from atoll.core.round_scheduler import refused
 from atoll.core.rounds import ContributionId, ContributionRecord, FragmentTrack
 from atoll.core.syncer_state import SyncerState, warned
@@ -18,6 +19,11 @@ from atoll.core.syncer_state import SyncerState, warned
 OUTLIERS_IN_A_ROW = 4
 """How many contributions to a fragment, with none accepted between them, are refused as outliers before the guard may
 take it for a change of scale."""
+KEPT_PER_LEARNER_MAX = 4
+"""Contributions of one learner to one fragment that wait for a merge: it has one in the air, two while it leaves, and
+its process may have been restarted since."""
+KEPT_LEARNERS_MIN = 16
+"""For so many learners there is room at least, and for all that were expected or have answered before."""
 OUTLIERS_EACH = 2
 """How many of those each of most learners must have had: the second after it was given the run's own state again."""
 
@@ -26,14 +32,48 @@ class ContributionIntake:
     def __init__(self, state: SyncerState) -> None:
         self._state = state
 
-    def check(self, header: PushHeader) -> PushReply | None:
+    def check(self, header: PushHeader, now_ns: int) -> PushReply | None:
         """Asked before the bytes come and again when they are here: the world may have moved on in between."""
         if not self._state.committed:
             who = f"learner {header.learner!r}, fragment {header.fragment}"
             return PushReply(False, Refusal.NOT_READY, f"{who}: the run has no committed state yet")
         member = self._state.membership.members.get(header.learner)
         track = self._state.book.tracks[header.fragment]
-        return check_contribution(header, self._state.config, member, track, self._state.book.rounds_started)
+        refusal = check_contribution(header, self._state.config, member, track, self._state.book.rounds_started)
+        return refusal or self._check_room(header) or self._check_counters(header, now_ns)
+
+    def _check_room(self, header: PushHeader) -> PushReply | None:
+        """Contributions wait for a merge in memory, each as large as its fragment."""
+        kept, expected = self._state.book.kept(header.fragment), self._state.config.learners_expected
+        own = sum(item.id.learner == header.learner for item in kept)
+        most = KEPT_PER_LEARNER_MAX * max(KEPT_LEARNERS_MIN, expected, self._state.membership.proven())
+        if own < KEPT_PER_LEARNER_MAX and len(kept) < most:
+            return None
+        detail = (
+            f"learner {header.learner!r}, fragment {header.fragment}: {own} of its contributions wait for a merge, and "
+            f"{len(kept)} in all; send it again when some are merged"
+        )
+        return PushReply(False, Refusal.BUSY, detail)
+
+    def _check_counters(self, header: PushHeader, now_ns: int) -> PushReply | None:
+        """A contribution is of steps that its learner has reported and not yet given, or of some that it has taken
+        since: as many as there was time for. Of one that was in the run before this syncer, nothing is known before its
+        first report."""
+        member = self._state.membership.members[header.learner]
+        if not member.newcomer and member.steps_before < 0:
+            return None
+        rest = self._state.ledger.account(header.learner, header.generation).rest(header.fragment)
+        pace_ns = low_median(self._state.membership.counted_paces())
+        possible = steps_burst(self._state.config) + member.credit + step_credit(now_ns - member.credit_ns, pace_ns)
+        if steps_overtaking(header.steps, header.tokens, rest) <= possible:
+            return None
+        return PushReply(
+            False,
+            Refusal.COUNTERS,
+            f"learner {header.learner!r}, fragment {header.fragment}, contribution {header.seq}: {header.tokens} "
+            f"tokens in {header.steps} steps, and {rest} of its reported ones are in no contribution; restart that "
+            "process",
+        )
 
     def check_values(self, event: PushCompleted) -> PushReply | None:
         """One learner's NaN, or a vector a thousand times too long, must never reach the parameters of all."""
@@ -45,12 +85,20 @@ class ContributionIntake:
             )
         if header.kind is not PushKind.CONTRIBUTION:
             return None
-        limit = norm_limit(self._state.config, self._state.book.tracks[header.fragment].norms, header.steps)
+        limit = min(self._norm_limit_absolute(header.fragment), self._norm_limit(header))
         if event.norm > limit:
-            return PushReply(
-                False, Refusal.NORM_OUTLIER, f"{who}: norm {event.norm:.3g} is above the limit {limit:.3g}"
+            detail = (
+                f"{who}: norm {event.norm:.3g} is above the limit {limit:.3g}; its learner starts from the run's state"
             )
+            return PushReply(False, Refusal.NORM_OUTLIER, detail)
         return None
+
+    def _norm_limit(self, header: PushHeader) -> float:
+        return norm_limit(self._state.config, self._state.book.tracks[header.fragment].norms, header.steps)
+
+    def _norm_limit_absolute(self, fragment: int) -> float:
+        assert self._state.layout is not None
+        return norm_limit_absolute(self._state.config, self._state.layout.fragments[fragment].parameters)
 
     def accept(self, event: PushCompleted, now_ns: int, out: list[SyncerEffect]) -> None:
         """From here on this number of its learner's is used up, so that the same bytes cannot be merged twice (I2)."""
@@ -58,6 +106,7 @@ class ContributionIntake:
         member = self._state.membership.members[header.learner]
         member.heard_ns = now_ns
         member.seq_seen[header.fragment] = header.seq
+        self._state.membership.prove(member, now_ns)
         track = book.tracks[header.fragment]
         late = header.round > 0 and (track.round is None or track.round.number != header.round)
         contribution = ContributionRecord(
@@ -72,6 +121,7 @@ class ContributionIntake:
         )
         track.outliers.clear()
         self._state.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)
+        self._state.judge_tokens(member)
         out.append(Answer(PushReply(accepted=True, late=late)))
         received = ContributionReceived(
             round=header.round,
@@ -101,7 +151,8 @@ class ContributionIntake:
         """Say loudly why this push, of whichever kind, does not come in."""
         header = event.header
         out.append(Answer(refusal))
-        out.append(refused(_identity(header), header.tokens, refusal.code, refusal.detail))
+        tokens = header.tokens if header.kind is PushKind.CONTRIBUTION else 0
+        out.append(refused(_identity(header), tokens, refusal.code, refusal.detail))
         member = self._sender(header)
         if member is not None and refusal.code == Refusal.DUPLICATE:
             self._tell_fate_again(member, header, out)
@@ -126,10 +177,8 @@ class ContributionIntake:
         header = event.header
         member.seq_seen[header.fragment] = header.seq
         track = self._state.book.tracks[header.fragment]
-        if event.finite:
-            # The limit itself enters the median, so that a lasting change of scale is accepted in the end.
-            limit = norm_limit(self._state.config, track.norms, header.steps)
-            track.norms = [*track.norms[-NORMS_KEPT + 1 :], min(event.norm, limit)]
+        # What was refused tells nothing about the usual norm: one learner could raise the limit by repeating itself.
+        if event.finite and event.norm <= self._norm_limit_absolute(header.fragment):
             self._judge_guard(track, header.learner, out)
         if member.connected:
             out.append(ToLearner(member.session, Reseed(refusal.detail)))

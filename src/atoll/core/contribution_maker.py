@@ -217,20 +217,29 @@ class ContributionMaker:
         sent = progress.find(message.seq)
         if sent is None or sent.merged_version != NO_VERSION:
             return
-        if message.version == NO_VERSION:
+        if message.reason == Discard.QUARANTINED:
+            # It is taken out of the parameters at the next boundary, as if it were inside the base. A synchronous
+            # learner waits for the version that was merged without it, as everybody does.
+            self._settle_as_discarded(progress, sent, max(0, progress.base), Discard.QUARANTINED, out)
+        elif message.version == NO_VERSION:
             self.dropped(progress, sent, message.reason, out)
             progress.due_step = max(progress.due_step, self._state.step + progress.period)
+        elif message.reason == Discard.UNCERTAIN:
+            self._settle_as_discarded(progress, sent, message.version, Discard.UNCERTAIN, out)
         else:
             sent.merged_version = message.version
-            if message.reason == Discard.UNCERTAIN:
-                sent.uncertain = True
-                self._state.discard(progress, sent.counters.tokens, Discard.UNCERTAIN, out)
+
+    def _settle_as_discarded(
+        self, progress: FragmentProgress, sent: Sent, version: int, cause: Discard, out: list[LearnerEffect]
+    ) -> None:
+        sent.merged_version, sent.discarded = version, True
+        self._state.discard(progress, sent.counters.tokens, cause, out)
 
     def dropped(self, progress: FragmentProgress, sent: Sent, reason: str, out: list[LearnerEffect]) -> None:
         """The contribution will not be merged: its progress is local again, or (if overwritten) discarded."""
         progress.outstanding.remove(sent)
         out.append(Settle(progress.index, sent.seq, merged=False))
-        if sent.uncertain:
+        if sent.discarded:
             return  # its tokens are discarded; what is left of it in the parameters is nobody's
         if sent.overwritten:
             self._state.discard(progress, sent.counters.tokens, _CAUSES.get(reason, Discard.REFUSED), out)

@@ -1,5 +1,6 @@
 """A platform for a SyncerDriver whose gate is at level `none`: what it would ask of a disk does not happen, and nothing
-that stands for parameters is small enough, or healed. A world without a disk begins here and adds links and merges."""
+that stands for parameters is small enough, healed or compared. A world without a disk begins here and adds links and
+merges."""
 
 from __future__ import annotations
 
@@ -25,6 +26,9 @@ class DisklessPlatform:
 
     def lay_out(self, layout: Layout, *, lost: bool) -> None:
         return
+
+    def compare(self, compare: fx.Compare, payloads: list[Payload], done: Callable[[fx.Compared], None]) -> None:
+        raise AssertionError("nothing that stands for parameters has a direction")
 
     def heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
         raise AssertionError("without a disk there is no earlier run")

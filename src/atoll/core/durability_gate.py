@@ -80,10 +80,6 @@ class DurabilityGate:
         """How many facts that something waits for the tape has been given: a sync that begins now covers so many."""
         return self._appended
 
-    @property
-    def syncing(self) -> bool:
-        return self._syncing
-
     def synced(self, upto: int, error: str = "") -> bool:
         """A sync is over. True if another is to follow for facts that have come meanwhile. With an `error` the gate is
         degraded already, and nothing waits any more."""

@@ -77,7 +77,7 @@ def member_key(learner: str) -> str:
 
 def member_row(member: Member) -> dict[str, Any]:
     row = {"generation": member.generation, "instance": member.instance, "state": str(member.state)}
-    return {**row, "rank": member.rank}
+    return {**row, "rank": member.rank, "proven": member.proven}
 
 
 def version_key(fragment: int) -> str:
@@ -129,6 +129,7 @@ def _column(
         "handed": [list(entry) for entry in handed_after(track, items, version, membership)],
         "folded": folded,
         "accounts": accounts,
+        "sizes": {m.learner: m.size_confirmed for m in membership.members.values() if m.size_confirmed},
     }
 
 
@@ -179,6 +180,8 @@ def restore_members(
         if state not in (MemberState.LEFT, MemberState.LOST):
             member.state, member.away_ns = MemberState.AWAY, now_ns
         member.rank = int(row.get("rank", -1))
+        if row.get("proven"):
+            membership.prove(member, now_ns)
         member.recovered = member.unbalanced = state is not MemberState.LEFT
         member.seq_seen = [-1] * fragments
         member.merged = [[] for _ in range(fragments)]
@@ -209,8 +212,14 @@ def restore_column(
     for learner, generation, _, _, _, merged in fragment_record["accounts"]:
         member = membership.members.get(learner)
         if member is not None and member.generation == generation:
+            if merged:
+                membership.prove(member, member.heard_ns)
             member.merged[fragment] = [(int(seq), int(version)) for seq, version in merged]
             member.seq_seen[fragment] = max((seq for seq, _ in member.merged[fragment]), default=-1)
+    for learner, size in fragment_record.get("sizes", {}).items():
+        member = membership.members.get(learner)
+        if member is not None:
+            member.size_confirmed = max(member.size_confirmed, float(size))
     book.rounds_started = max(book.rounds_started, int(fragment_record["rounds_started"]) + ROUNDS_SKIPPED)
     book.clock_last = max(book.clock_last, int(fragment_record["clock_step"]))
     book.contributions_merged += track.contributions_merged

@@ -8,10 +8,11 @@ is named by its ContributionId, and the shell keeps the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.core.events import CoreEvent
+from atoll.core.identity import Identity
 from atoll.core.messages import (
     FetchKind,
     Hello,
@@ -40,6 +41,10 @@ class Note:
 class SessionOpened:
     session: int
     hello: Hello
+    secret: str = field(default="", repr=False)
+    """What the pushes and fetches of this session must carry, drawn by the shell; empty: nothing."""
+    identity: Identity | None = None
+    """Whose key the learner has; None: the run's one token, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,8 @@ class PushOpened:
 
 @dataclass(frozen=True, slots=True)
 class PushCompleted:
-    """All bytes are here and their checksum is right. `finite` and `norm` are of the decoded values."""
+    """All bytes are here and their checksum is right. `finite` and `norm` are of the decoded values; of a healing push
+    the norm is that of its difference to what is on disk."""
 
     header: PushHeader
     finite: bool
@@ -77,6 +83,15 @@ class SeedCommitted:
     """The seed is stored as version 0; one checksum per fragment."""
 
     checksums: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The answer to Compare. By learner: the cosine of what it contributed with the sum of the voices' directions, its
+    own left out; NaN where one of them is zero."""
+
+    fragment: int
+    cosines: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +148,14 @@ class LeaveAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRevoked:
+    """The operator has revoked this learner's key: it is out, at once."""
+
+    learner: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; see `next_wake_ns`."""
 
@@ -144,12 +167,14 @@ SyncerInput = (
     | PushOpened
     | PushCompleted
     | SeedCommitted
+    | Compared
     | MergeFinished
     | HealCommitted
     | InnerTaken
     | FetchOpened
     | StopRequested
     | LeaveAsked
+    | KeyRevoked
     | Tick
 )
 
@@ -182,6 +207,16 @@ class CommitSeed:
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """Measure how far these contributions agree with those of the learners that have a voice, and come back with
+    Compared. Nothing is changed."""
+
+    fragment: int
+    contributions: tuple[ContributionId, ...]
+    voices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Merge:
     """Merge these contributions, in this order and with these weights, into `version`, commit, and come back with
     MergeFinished. Only then is it published. The ratios of the weights matter, and where `policy.scales_steps`
@@ -196,7 +231,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The payload of this contribution is no longer needed."""
+    """The payload of this contribution is no longer needed. Merged ones may be compared with later ones before."""
 
     contribution: ContributionId
 
@@ -238,10 +273,9 @@ class ForgetInner:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
-    """A newer syncer has taken over this run: commit and publish nothing more, and end."""
-
-    reason: str
+class LookForNewer:
+    """A learner says that a newer syncer has taken over this run: look where the epoch is kept. Its word alone ends
+    nobody; what is found there does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,13 +291,14 @@ SyncerEffect = (
     | EndSession
     | Answer
     | CommitSeed
+    | Compare
     | Merge
     | Forget
     | Remember
     | KeepHeld
     | CommitHealed
     | ForgetInner
-    | Fenced
+    | LookForNewer
     | Finished
 )
 

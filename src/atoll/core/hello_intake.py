@@ -5,8 +5,11 @@ What a Hello says of itself is checked in `admission`; which run it belongs to i
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from atoll.core.admission import check_hello, check_settings
-from atoll.core.effects import SyncerEffect
+from atoll.core.effects import SessionOpened, SyncerEffect
+from atoll.core.identity import SECRET_PROTOCOL, Identity, NewIds, check_learner
 from atoll.core.inner_slots import INNER_PROTOCOL
 from atoll.core.layout import build_layout, elements_of
 from atoll.core.membership import CLAIMED_MAX, Member
@@ -22,9 +25,14 @@ class HelloIntake:
     def __init__(self, state: SyncerState, selection: RunSelection) -> None:
         self._state = state
         self._selection = selection
+        self._new_ids = NewIds()
 
-    def check(self, hello: Hello, stopping: str, now_ns: int, out: list[SyncerEffect]) -> Refused | None:
+    def check(self, event: SessionOpened, stopping: str, now_ns: int, out: list[SyncerEffect]) -> Refused | None:
         """None if this learner may join. `stopping` is why the run ends, if it does."""
+        hello = event.hello
+        refusal = check_learner(event.identity, hello.learner) or _check_protocol(hello, event.identity)
+        if refusal is not None:
+            return refusal
         if self._selection.fresh and not self._state.membership.connected():
             self._state.layout = None  # whoever fixed it is gone and gave no parameters
         gives_way = self._selection.gives_way(hello)  # then neither its layout nor its members count
@@ -36,7 +44,9 @@ class HelloIntake:
             return refusal
         if stopping:
             return Refused(Refusal.CLOSED, f"the run is over ({stopping}); start a new one to train on")
-        return self._selection.meet(hello, now_ns, out) or self._fix_layout(hello)
+        if event.identity is None and hello.learner not in self._state.membership.members:
+            refusal = self._new_ids.check(now_ns)
+        return refusal or self._selection.meet(hello, now_ns, out) or self._fix_layout(hello)
 
     def _fix_layout(self, hello: Hello) -> Refused | None:
         """The first learner says what the model looks like."""
@@ -56,14 +66,21 @@ class HelloIntake:
         """The generation that this learner was given earlier in this run, by its own word; 0: none."""
         return hello.generation if hello.run == self._state.run and hello.generation <= CLAIMED_MAX else 0
 
-    def admit(self, hello: Hello, session: int, now_ns: int) -> tuple[Member, Member | None]:
+    def admit(self, event: SessionOpened, now_ns: int) -> tuple[Member, Member | None]:
         """The learner's place in the books; and, if a newer process took its id over, who is fenced out."""
+        hello = event.hello
         claimed = self.claimed(hello)
         known = self._state.membership.members.get(hello.learner)
+        if known is None and event.identity is None:
+            self._new_ids.count()
         member, fenced = self._state.membership.admit(
-            hello.learner, hello.instance, session, now_ns, self._state.config.fragments, claimed
+            hello.learner, hello.instance, event.session, now_ns, self._state.config.fragments, claimed
         )
         member.protocol = min(hello.protocol, PROTOCOL_VERSION)
+        member.secret = event.secret if member.protocol >= SECRET_PROTOCOL else ""
+        member.revoked = ""
+        member.tokens_per_step_declared = event.identity.tokens_per_step if event.identity is not None else 0
+        member.newcomer, member.start_step = not hello.bases, -1
         if claimed and (fenced is not None or known is None):
             # It was in the run before, and the record that this syncer continues from is older than that.
             member.recovered = member.unbalanced = True
@@ -77,7 +94,7 @@ class HelloIntake:
         self._state.prune_members()
         self._state.ledger.set_gone(member.learner, member.generation, False)
         self._state.remember_member(member)
-        self._state.hellos[member.learner] = hello
+        self._state.hellos[member.learner] = replace(hello, tensors=())  # the layout has them
         return member, fenced
 
     def compare_frozen(self, hello: Hello, out: list[SyncerEffect]) -> None:
@@ -93,3 +110,14 @@ class HelloIntake:
                 "before it makes its Learner"
             )
             out.append(warned(text))
+
+
+def _check_protocol(hello: Hello, identity: Identity | None) -> Refused | None:
+    """Where each learner has its key, nobody may push or fetch without a secret."""
+    if identity is None or hello.protocol >= SECRET_PROTOCOL:
+        return None
+    return Refused(
+        Refusal.PROTOCOL,
+        f"this run has a key for each learner, and learner {hello.learner!r} speaks protocol {hello.protocol}, which "
+        f"knows no secrets ({SECRET_PROTOCOL} does); install the syncer's version of atoll where it runs",
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from atoll.core.effects import Answer, ForgetInner, InnerTaken, SyncerEffect, ToLearner
 from atoll.core.inner_slots import InnerSlot, InnerSlots
 from atoll.core.membership import Member
-from atoll.core.messages import INNER_PIECE_BYTES, Donate, InnerOffer, PushHeader, PushReply, Refusal
+from atoll.core.messages import INNER_PIECE_BYTES, Donate, InnerOffer, InnerPiece, PushReply, Refusal
 from atoll.core.syncer_state import SyncerState
 
 INNER_BYTES_PER_PARAMETER = 64
@@ -32,23 +32,23 @@ class InnerHandoff:
         peer = self._state.membership.members[inner_slot.peer]
         out.append(ToLearner(peer.session, Donate(inner_slot.slot, joiner.bases)))
 
-    def check(self, header: PushHeader) -> PushReply | None:
+    def check(self, piece: InnerPiece) -> PushReply | None:
         """A piece must be of the size that its place says: nobody can fill the syncer with what a joiner never asked
         for."""
-        inner_slot = self.inner_slots.from_peer(header.fragment, header.learner, header.generation)
+        inner_slot = self.inner_slots.from_peer(piece.slot, piece.learner, piece.generation)
         if inner_slot is None:
-            detail = f"learner {header.learner!r}: nobody waits for its inner state any more; it may be forgotten"
+            detail = f"learner {piece.learner!r}: nobody waits for its inner state any more; it may be forgotten"
             return PushReply(False, Refusal.NOT_READY, detail)
-        size = min(INNER_PIECE_BYTES, header.tokens - header.seq * INNER_PIECE_BYTES)
-        whole = -(-header.tokens // INNER_PIECE_BYTES)
+        size = min(INNER_PIECE_BYTES, piece.whole_bytes - piece.piece * INNER_PIECE_BYTES)
+        pieces = -(-piece.whole_bytes // INNER_PIECE_BYTES)
         sound = (
-            header.steps == whole
-            and 0 <= header.seq < whole
-            and header.size == size
-            and inner_slot.pieces in (0, whole)
+            piece.pieces == pieces
+            and 0 <= piece.piece < pieces
+            and piece.size == size
+            and inner_slot.pieces in (0, pieces)
         )
-        if not sound or header.tokens > self._bytes_max():
-            detail = f"learner {header.learner!r}: piece {header.seq} of {header.steps} does not fit its inner state"
+        if not sound or piece.whole_bytes > self._bytes_max():
+            detail = f"learner {piece.learner!r}: piece {piece.piece} of {piece.pieces} does not fit its inner state"
             return PushReply(False, Refusal.SIZE, detail)
         return None
 
@@ -56,17 +56,16 @@ class InnerHandoff:
         assert self._state.layout is not None
         return INNER_BYTES_PER_PARAMETER * self._state.layout.parameters + INNER_BYTES_FIXED
 
-    def take(self, header: PushHeader, now_ns: int, out: list[SyncerEffect]) -> None:
+    def take(self, piece: InnerPiece, now_ns: int, out: list[SyncerEffect]) -> None:
         """A piece is here; with the first one the joiner hears how many there are."""
-        inner_slot = self.inner_slots.open[header.fragment]
+        inner_slot = self.inner_slots.open[piece.slot]
         inner_slot.moved_ns = now_ns
         out.append(Answer(PushReply(accepted=True)))
         if inner_slot.pieces == 0:
-            inner_slot.pieces = header.steps
+            inner_slot.pieces = piece.pieces
             joiner = self._state.membership.members[inner_slot.joiner]
-            out.append(
-                ToLearner(joiner.session, InnerOffer(inner_slot.slot, header.steps, header.tokens, inner_slot.peer))
-            )
+            offer = InnerOffer(inner_slot.slot, piece.pieces, piece.whole_bytes, inner_slot.peer)
+            out.append(ToLearner(joiner.session, offer))
 
     def taken(self, event: InnerTaken, now_ns: int, out: list[SyncerEffect]) -> None:
         inner_slot = self.inner_slots.open.get(event.slot)

@@ -47,7 +47,7 @@ class InnerSlots:
         busy = {inner_slot.peer for inner_slot in self.open.values()}
         fit = [m for m in members if m.learner != joiner.learner and m.state is MemberState.ACTIVE and m.connected]
         fit = [m for m in fit if m.protocol >= INNER_PROTOCOL and not m.wants_inner and m.steps > 0]
-        peers = sorted((m for m in fit if m.learner not in busy), key=lambda m: (-m.steps, m.learner))
+        peers = sorted((m for m in fit if m.learner not in busy), key=lambda m: (not m.proven, -m.steps, m.learner))
         if not peers:
             return "no other learner has inner state to give" if not fit else "every healthy peer serves another"
         peer = peers[0]
@@ -75,6 +75,4 @@ class InnerSlots:
         return [inner_slot for inner_slot in self.open.values() if now_ns - inner_slot.moved_ns >= INNER_SILENCE_NS]
 
     def next_wake_ns(self) -> int | None:
-        if not self.open:
-            return None
         return min((inner_slot.moved_ns + INNER_SILENCE_NS for inner_slot in self.open.values()), default=None)

@@ -84,6 +84,16 @@ class Layout:
         }
         return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()
 
+    @cached_property
+    def tensors_fingerprint(self) -> str:
+        return tensors_fingerprint(self.tensors)
+
+
+def tensors_fingerprint(tensors: Sequence[TensorSpec]) -> str:
+    """SHA-256 over names, shapes, dtypes and merge modes: equal models, equal fingerprints, however they are cut."""
+    document = [[t.name, t.shape, t.dtype, t.merge] for t in tensors]
+    return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()
+
 
 def padded(elements: int) -> int:
     """The next multiple of BLOCK."""

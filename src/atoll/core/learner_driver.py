@@ -10,6 +10,7 @@ do (`learner_host`). It is as pure as they are: no clock, thread, IO or array.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
 from atoll.core import effects as fx
@@ -29,8 +30,10 @@ class LearnerDriver:
         self.link = LinkState()
         self.left = False
         """Everything was handed over and the goodbye is said; the syncer may not have let go yet."""
+        self.watch: Callable[[fx.LearnerInput], None] | None = None
+        """Told of every input before the machine."""
         self._host = host
-        self.pushes = ContributionPushes(host, self.link, self._feed)
+        self.pushes = ContributionPushes(machine, host, self.link, self._feed)
         self.fetches = VersionFetches(machine, host, self.handle)
         self._gifts = LearnerGifts(machine, host, self.link)
         self._inner = InnerTransfer(machine, host)
@@ -48,6 +51,8 @@ class LearnerDriver:
 
     def handle(self, event: fx.LearnerInput) -> None:
         """Feed the machine and do what it says, in its order."""
+        if self.watch is not None:
+            self.watch(event)
         for effect in self.machine.handle(event, self._host.now_ns()):
             self._perform(effect)
 

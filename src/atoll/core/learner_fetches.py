@@ -100,7 +100,8 @@ class VersionFetches:
     def _fetch(self, wanted: Fetch) -> None:
         version = NO_VERSION if wanted.kind is FetchKind.THETA else wanted.version
         machine = self._machine
-        request = FetchRequest(wanted.kind, machine.learner, machine.generation, wanted.fragment, version)
+        who = (machine.learner, machine.generation)
+        request = FetchRequest(wanted.kind, *who, wanted.fragment, version, secret=machine.secret)
         self._host.fetch(request, partial(self._fetched, wanted, self._host.now_ns()))
 
     def _fetched(self, wanted: Fetch, began_ns: int, answer: FetchAnswer) -> None:

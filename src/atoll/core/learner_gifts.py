@@ -110,4 +110,5 @@ class LearnerGifts:
             codec=WHOLE_CODEC,
             size=made.size,
             checksum=made.checksum,
+            secret=self._machine.secret,
         )

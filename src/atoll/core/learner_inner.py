@@ -12,7 +12,7 @@ from atoll.core.effects import TakeInner
 from atoll.core.learner_host import FetchAnswer, FetchedPayload, LearnerDriverHost, OutgoingPayload, Payload
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_waits import INNER_TRIES, RETRY_NS
-from atoll.core.messages import NO_VERSION, FetchKind, FetchRequest, PushHeader, PushKind, PushReply, Refusal
+from atoll.core.messages import FetchKind, FetchRequest, InnerPiece, PushReply, Refusal
 
 
 class InnerTransfer:
@@ -30,22 +30,18 @@ class InnerTransfer:
         if index == len(pieces):
             return
         piece = pieces[index]
-        header = PushHeader(
-            kind=PushKind.INNER,
+        about = InnerPiece(
             learner=self._machine.learner,
             generation=self._machine.generation,
-            fragment=slot,
-            round=0,
-            attempt=0,
-            seq=index,
-            base_version=NO_VERSION,
-            steps=len(pieces),
-            tokens=sum(one.size for one in pieces),
-            codec="inner",
+            slot=slot,
+            piece=index,
+            pieces=len(pieces),
+            whole_bytes=sum(one.size for one in pieces),
             size=piece.size,
             checksum=piece.checksum,
+            secret=self._machine.secret,
         )
-        self._host.push(header, piece.payload, partial(self._pushed, slot, pieces, index, tries))
+        self._host.push(about.header(), piece.payload, partial(self._pushed, slot, pieces, index, tries))
 
     def _pushed(
         self, slot: int, pieces: Sequence[OutgoingPayload], index: int, tries: int, reply: PushReply | None
@@ -65,9 +61,9 @@ class InnerTransfer:
             self._host.inner_came([], effect.peer, effect.reason)
 
     def _fetch(self, effect: TakeInner, came: list[Payload], tries: int) -> None:
-        request = FetchRequest(
-            FetchKind.INNER, self._machine.learner, self._machine.generation, effect.slot, version=len(came)
-        )
+        machine = self._machine
+        who = (machine.learner, machine.generation)
+        request = FetchRequest(FetchKind.INNER, *who, effect.slot, version=len(came), secret=machine.secret)
         self._host.fetch(request, partial(self._fetched, effect, came, tries))
 
     def _fetched(self, effect: TakeInner, came: list[Payload], tries: int, answer: FetchAnswer) -> None:

@@ -43,6 +43,7 @@ from atoll.core.effects import (
     ToSyncer,
 )
 from atoll.core.events import Warned
+from atoll.core.layout import tensors_fingerprint
 from atoll.core.learner_state import LearnerState
 from atoll.core.messages import (
     ASKED_TO_LEAVE,
@@ -85,6 +86,7 @@ class LearnerMachine:
         self.instance = instance
         self.tensors = tensors
         self.frozen = frozen
+        self._fingerprint = tensors_fingerprint(tensors)
         self.run = ""
         self.stopped = ""
         self.epoch = 0
@@ -148,6 +150,7 @@ class LearnerMachine:
             tuple(p.newest_checksum for p in self.fragments) if self.joined else (),
             self.wants_inner and not self.joined,
             self.frozen,
+            self._fingerprint,
         )
 
     def heartbeat(self) -> Progress | None:
@@ -171,6 +174,21 @@ class LearnerMachine:
     @property
     def fragments(self) -> list[FragmentProgress]:
         return self._state.fragments
+
+    @property
+    def unanswered_tokens(self) -> list[int]:
+        """Of each fragment: tokens that the syncer does not have, as far as it has answered."""
+        return [p.unanswered_tokens for p in self.fragments]
+
+    @property
+    def handed_over(self) -> list[tuple[int, int]]:
+        """Of each fragment: contributions that the syncer has answered, ever, and those that it has not."""
+        return [(p.answered, p.to_give) for p in self.fragments]
+
+    @property
+    def pending_tokens(self) -> list[int]:
+        """Of each fragment: tokens that are in no published version."""
+        return [p.pending_tokens for p in self.fragments]
 
     @property
     def step(self) -> int:
@@ -198,6 +216,11 @@ class LearnerMachine:
     def protocol(self) -> int:
         """What the session speaks."""
         return self._state.protocol
+
+    @property
+    def secret(self) -> str:
+        """What the pushes and fetches of the session carry."""
+        return self._state.secret
 
     @property
     def linked(self) -> bool:
@@ -349,6 +372,7 @@ class LearnerMachine:
             self._versions.new_run(out)
             self.epoch = 0
         self.epoch, state.protocol = max(self.epoch, message.epoch), message.protocol
+        state.secret = message.secret
         self.run, state.generation, state.config = message.run, message.generation, message.config
         if self.rank < 0:  # a script has chosen its data by it: it stays what it was
             self.rank = message.rank

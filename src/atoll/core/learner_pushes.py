@@ -13,6 +13,7 @@ from functools import partial
 
 from atoll.core.effects import Contribute, LearnerInput, NotFinite, PushBroken, PushDone
 from atoll.core.learner_host import LearnerDriverHost, LinkState, OutgoingPayload, Payload
+from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_waits import INLINE_NS_MAX, RETRY_NS
 from atoll.core.messages import InlinePush, InlineReply, PushHeader, PushReply, Refusal
 
@@ -29,7 +30,14 @@ class OutgoingContribution:
 
 
 class ContributionPushes:
-    def __init__(self, host: LearnerDriverHost, link: LinkState, feed: Callable[[LearnerInput], None]) -> None:
+    def __init__(
+        self,
+        machine: LearnerMachine,
+        host: LearnerDriverHost,
+        link: LinkState,
+        feed: Callable[[LearnerInput], None],
+    ) -> None:
+        self._machine = machine
         self._host = host
         self._link = link
         self._feed = feed
@@ -72,7 +80,7 @@ class ContributionPushes:
             return
         self._pushing.add(key)
         answered = partial(self._pushed, key, outgoing, self._host.now_ns())
-        self._host.push(outgoing.header, outgoing.payload, answered)
+        self._host.push(replace(outgoing.header, secret=self._machine.secret), outgoing.payload, answered)
 
     def _small(self, outgoing: OutgoingContribution) -> bool:
         return outgoing.header.size <= self._host.inline_bytes_max
@@ -85,7 +93,8 @@ class ContributionPushes:
     def _pushed(
         self, key: tuple[int, int], outgoing: OutgoingContribution, began_ns: int, reply: PushReply | None
     ) -> None:
-        if reply is None or reply.code == Refusal.BUSY:
+        # A secret that is wrong is of an earlier session: the machine pushes it again in this one.
+        if reply is None or reply.code in (Refusal.BUSY, Refusal.SECRET):
             self._host.later(RETRY_NS, self._broken, key)
             return
         self._pushing.discard(key)

@@ -31,6 +31,8 @@ class LearnerState:
         self.joined = False
         self.protocol = PROTOCOL_VERSION
         """What the session speaks."""
+        self.secret = ""
+        """What the session's pushes and fetches carry."""
         self.linked = False
         """A session is open."""
         self.started = False

@@ -20,6 +20,8 @@ AHEAD_MAX = 10 * CHUNKS_MAX
 full hands know."""
 REISSUED_KEPT = 1000
 """Re-issued chunk numbers remembered by name, newest last; the counter counts all of them."""
+FORMER_MAX = 4
+"""Learners remembered that had a chunk and were lost with it: it is seldom issued more than twice."""
 NUMBER_MAX = 2**62
 """Chunk numbers, sample positions, serials: what a signed 64-bit field carries with room to add."""
 AGAIN = "/again"
@@ -68,6 +70,10 @@ class StreamTable:
     """Issued numbers above `next`."""
     again: OrderedDict[int, int] = field(default_factory=OrderedDict)
     """Re-issued chunks and how often."""
+    former: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    """Who had a chunk before and was lost with it: such a one may still say what became of it."""
+    lost_rows: bool = False
+    """An earlier syncer may have issued numbers that this book does not know."""
     reissued: int = 0
     repeated: int = 0
     changed: set[str] = field(default_factory=set)
@@ -85,8 +91,9 @@ class StreamTable:
         return chunk < self.next or chunk in self.ahead
 
     def _learn(self, chunk: int) -> bool:
-        """Take note of a number that a syncer issued before this one lost its rows. False if there is no room."""
-        if self.knows(chunk) or len(self.ahead) >= AHEAD_MAX:
+        """Take note of a number that a syncer issued before this one lost its rows. False if there was no such syncer,
+        or no room."""
+        if self.knows(chunk) or not self.lost_rows or len(self.ahead) >= AHEAD_MAX:
             return False
         self.ahead.add(chunk)
         self.changed.add("")
@@ -94,14 +101,22 @@ class StreamTable:
 
     # ------------------------------------------------------------ what a report says of one chunk
 
+    def had(self, learner: str, chunk: int) -> bool:
+        """Whether the chunk is or was in this learner's hand, or may have been as far as is known."""
+        return self.owner.get(chunk) == learner or learner in self.former.get(chunk, ()) or not self.knows(chunk)
+
     def done(self, learner: str, chunk: int) -> None:
+        if not self.had(learner, chunk):
+            return
         holder = self.owner.pop(chunk, None)
         if holder is not None:
             del self.hands[holder].leases[chunk]
             self.changed.add(HAND + holder)
             if holder != learner:
                 self._count_repeated()
+            self._forget_former(chunk)
         elif self.pool.pop(chunk, None) is not None:
+            self._forget_former(chunk)
             self.changed.add("")
         elif self.knows(chunk):
             if chunk in self.again and chunk not in self.hands[learner].told:
@@ -112,6 +127,8 @@ class StreamTable:
     def returned(self, learner: str, lease: Lease) -> None:
         holder = self.owner.get(lease.chunk)
         pooled = self.pool.get(lease.chunk)
+        if not self.had(learner, lease.chunk):
+            return
         if holder == learner:
             start = self.hands[learner].leases.pop(lease.chunk)
             del self.owner[lease.chunk]
@@ -130,7 +147,7 @@ class StreamTable:
         hand = self.hands[learner]
         if chunk in hand.leases:
             return True
-        if len(hand.leases) >= HAND_MAX:
+        if len(hand.leases) >= HAND_MAX or not self.had(learner, chunk):
             return False
         pooled = self.pool.pop(chunk, None)
         if pooled is None and not self._learn(chunk):
@@ -179,14 +196,23 @@ class StreamTable:
         for chunk, start in hand.leases.items():
             del self.owner[chunk]
             self.pool[chunk] = Pooled(start, lost=True)
+            others = tuple(name for name in self.former.get(chunk, ()) if name != learner)
+            self.former[chunk] = (*others, learner)[-FORMER_MAX:]
         self.changed |= {"", HAND + learner}
         return len(hand.leases)
+
+    def _forget_former(self, chunk: int) -> None:
+        """It is done; who else has finished it is of interest while it is among those that were issued again."""
+        if chunk not in self.again:
+            self.former.pop(chunk, None)
 
     def _count_reissued(self, chunk: int) -> None:
         self.reissued += 1
         self.again[chunk] = self.again.pop(chunk, 0) + 1
         if len(self.again) > REISSUED_KEPT:
-            self.again.popitem(last=False)
+            oldest, _ = self.again.popitem(last=False)
+            if oldest not in self.owner and oldest not in self.pool:
+                self.former.pop(oldest, None)
         self.changed |= {"", AGAIN}
 
     def _count_repeated(self) -> None:
@@ -214,7 +240,8 @@ class StreamTable:
         if key.startswith(HAND):
             hand = self.hands.get(key.removeprefix(HAND))
             return hand.row() if hand is not None else None
-        return {
+        former = {"former": [[chunk, *names] for chunk, names in self.former.items()]} if self.former else {}
+        return former | {
             "chunks": self.chunks,
             "next": self.next,
             "pool": [[chunk, pooled.start, int(pooled.lost)] for chunk, pooled in self.pool.items()],
@@ -245,10 +272,13 @@ class StreamTable:
             self.owner[chunk] = learner
 
 
-def load_table(row: Any) -> StreamTable:
+def load_table(row: Any, *, lost_rows: bool) -> StreamTable:
     """A stream from its own row."""
     table = StreamTable(row["chunks"], row["next"], reissued=row["reissued"], repeated=row["repeated"])
-    table.ahead = set(row.get("ahead", ()))
+    table.ahead, table.lost_rows = set(row.get("ahead", ())), lost_rows
+    for chunk, *names in row.get("former", ()):
+        demand(whole([chunk]) and all(type(name) is str for name in names), "former holders")
+        table.former[chunk] = tuple(names[-FORMER_MAX:])
     demand(whole([table.chunks, table.next, table.reissued, table.repeated, *table.ahead]), "numbers")
     demand(len(table.ahead) <= AHEAD_MAX and all(chunk >= table.next for chunk in table.ahead), "ahead")
     for chunk, start, lost, *_ in row["pool"]:

@@ -13,15 +13,19 @@ done = issued - in hand - pool. Grants take the pool first, then the next number
 A report says all that a learner has to say about a stream and replaces its earlier ones, so reports and answers may be
 lost or repeated at will. What becomes of a chunk that a report names, by where the book has it:
 
-                 in this hand         in the pool            in another hand          done         unknown (*)
+                 in this hand         in the pool (+)        in another hand (+)      done         unknown (*)
     done         done                 done, out of the pool  done, `repeated`;        stays done   done
                                                              the other is revoked
     holding      stays                back into this hand    revoked                  revoked      into this hand
     returned     pool, at its start   the larger start       ignored                  ignored      pool
     not named    granted again        -                      -                        -            -
 
+(+) If it was in this hand before, and its learner was taken for lost. What a learner says of chunks that were never
+leased to it is passed over: nobody takes data out of the run that it was not given.
+
 (*) A number that this book never issued: an earlier syncer did, and its newest rows were lost. The learner knows
-better. The number is kept in `ahead` until fresh grants reach it, and is not issued a second time.
+better. The number is kept in `ahead` until fresh grants reach it, and is not issued a second time. A book that has
+never been read from disk has issued all that there is, and passes over such numbers, too.
 
 A hand belongs to one generation. A newer generation's report, or `release`, puts the older one's chunks into the pool;
 a report of an older generation is ignored and answered with nothing. A learner that was taken for lost and comes back
@@ -68,8 +72,10 @@ PREFIX = "data/"
 class LeaseBook:
     """All streams of a run. A report that is refused changes nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, lost_rows: bool = False) -> None:
         self._streams: dict[str, StreamTable] = {}
+        self._lost_rows = lost_rows
+        """An earlier syncer issued numbers that this book does not know."""
 
     # ------------------------------------------------------------ learners
 
@@ -95,7 +101,7 @@ class LeaseBook:
                     f"learner {learner!r} asks for data stream {message.stream!r}, but the run has {STREAMS_MAX} "
                     "already; use one of those, or start a new run"
                 )
-            table = self._streams[message.stream] = StreamTable(message.chunks, changed={""})
+            table = self._streams[message.stream] = StreamTable(message.chunks, changed={""}, lost_rows=self._lost_rows)
         if table.chunks != message.chunks:
             raise ConfigError(
                 f"data stream {message.stream!r} of this run has {_size(table.chunks)}, learner {learner!r} says "
@@ -153,9 +159,10 @@ class LeaseBook:
             table.changed.clear()
         return rows
 
-    def load(self, rows: Mapping[str, Any]) -> None:
-        """Rebuild the book from its rows; rows and fields that this version does not know are passed over. Raises
-        StoreError, and leaves the book as it was, if they contradict each other."""
+    def load(self, rows: Mapping[str, Any], *, lost_rows: bool = True) -> None:
+        """Rebuild the book from its rows; rows and fields that this version does not know are passed over. `lost_rows`:
+        some may be missing, so that learners may know more. Raises StoreError, and leaves the book as it was, if they
+        contradict each other."""
         streams: dict[str, StreamTable] = {}
         for key, row in sorted(rows.items()):  # a stream's own row sorts before those below it
             if not key.startswith(PREFIX) or row is None:
@@ -166,7 +173,7 @@ class LeaseBook:
                     streams[name].load_row(slash + rest, row)
                 else:
                     demand(STREAM_NAME.fullmatch(name) is not None and len(streams) < STREAMS_MAX, "stream name")
-                    streams[name] = load_table(row)
+                    streams[name] = load_table(row, lost_rows=lost_rows)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 text = f"row {key!r} of the data ledger makes no sense ({error!r}); recover from an older snapshot"
                 raise StoreError(text) from error

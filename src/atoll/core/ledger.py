@@ -27,6 +27,8 @@ class Account:
     held: list[int] = field(default_factory=list)
     """Tokens of contributions that the syncer has and has not merged yet."""
     discarded: list[dict[str, int]] = field(default_factory=list)
+    excess: int = 0
+    """Of the processed tokens, what its learner cannot have processed: claimed, and not counted for the budget."""
 
     def __post_init__(self) -> None:
         self.merged = [0] * self.fragments
@@ -126,8 +128,12 @@ class Ledger:
         self.account(learner, generation).merge(fragment, tokens)
         self._fold(learner, generation)
 
-    def release(self, learner: str, generation: int, fragment: int, tokens: int) -> None:
-        self.account(learner, generation).release(fragment, tokens)
+    def release(self, learner: str, generation: int, fragment: int, tokens: int, cause: str = "") -> None:
+        """A held contribution was dropped. `cause` counts where its learner is gone for good and cannot say it."""
+        account = self.account(learner, generation)
+        account.release(fragment, tokens)
+        if cause and (learner, generation) in self._retired:
+            account.discarded[fragment][cause] = account.discarded[fragment].get(cause, 0) + tokens
         self._fold(learner, generation)
 
     def retire(self, learner: str, generation: int) -> None:
@@ -144,6 +150,7 @@ class Ledger:
         if key not in self._retired or any(account.held):
             return
         self._folded.processed += account.processed
+        self._folded.excess += account.excess
         for fragment in range(len(self._parameters)):
             self._folded.merged[fragment] += account.merged[fragment]
             fragment_records = self._folded.discarded[fragment]
@@ -161,7 +168,7 @@ class Ledger:
         return self._folded.processed + sum(self._accounts[key].processed for key in self._retired)
 
     def fragment_record(self, fragment: int) -> tuple[dict[str, Any], list[list[Any]]]:
-        """One fragment's share of the books: the folded sums, and a line for every account.
+        """One fragment's share of the books: the folded sums, and a line for every account that has anything.
 
         It is written together with the fragment's parameters, so each record is exact for its own version however old
         the other records are. What is lost is never written: it is what remains of the processed tokens."""
@@ -169,6 +176,7 @@ class Ledger:
         lines = [
             [learner, generation, account.processed, account.merged[fragment], dict(account.discarded[fragment])]
             for (learner, generation), account in sorted(self._accounts.items())
+            if account.processed or account.held[fragment]
         ]
         return folded, lines
 
@@ -184,10 +192,22 @@ class Ledger:
             else:
                 self._folded.restore(fragment, 0, merged, discarded)
 
-    def restore_gone(self, processed: int) -> None:
-        """After all records: the tokens of the generations that are over (at least what the records imply)."""
+    def restore_gone(self, processed: int, excess: int = 0) -> None:
+        """After all records: the tokens of the generations that are over (at least what the records imply), and those
+        that did not count."""
+        self._folded.excess = excess
         waiting = sum(self._accounts[key].processed for key in self._retired)
         self._folded.processed = max(self._folded.processed, processed - waiting)
+
+    @property
+    def excess(self) -> int:
+        """Tokens that were claimed and cannot have been processed."""
+        return self._folded.excess + sum(account.excess for account in self._accounts.values())
+
+    @property
+    def spent(self) -> int:
+        """What counts of the processed tokens for the run's budget."""
+        return self.processed - self.excess
 
     @property
     def processed(self) -> int:

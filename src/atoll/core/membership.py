@@ -12,6 +12,11 @@ what the learner has already contributed stays valid until a newer instance fenc
 
 An active member may be *set aside*: it is connected and asked, but rounds neither wait for it nor count it, because it
 does not answer them or is silent for longer than its heartbeat. What it sends is merged all the same.
+
+Rounds count on those that are not set aside and have *proven* themselves: a contribution of theirs was once accepted.
+Ids are free, and a hundred of them that never answer must raise no quorum and hold no clock. When a run begins nobody
+has proven anything: those who are there then count until PROOF_NS after the first of them has. So do the others where
+too few have.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from atoll.core.config import SECOND_NS
 from atoll.core.messages import PROTOCOL_OLDEST
 
 MERGED_KEPT = 4
@@ -29,8 +35,15 @@ has more than two in the air."""
 CLAIMED_MAX = 2**40
 """A generation that a learner may claim to have been given. Nobody restarts that often, and from here on the syncer can
 count up for ever without leaving the wire's range."""
+PROOF_NS = 30 * SECOND_NS
+"""How long those who were there at the beginning may take for their first contribution once somebody's has come. Later
+ones count from theirs on."""
 MEMBERS_MAX = 100_000
-"""Learner ids remembered, present or gone."""
+"""Learner ids remembered, present or gone, of a model of few fragments."""
+MEMBER_FRAGMENTS_MAX = 4_000_000
+"""And times the run's fragments: each member has some hundred bytes for each."""
+MEMBERS_MIN = 1000
+"""Whatever the fragments, so many."""
 
 
 class MemberState(StrEnum):
@@ -63,6 +76,38 @@ class Member:
     """When it last began to fetch a version."""
     joined_ns: int = 0
     step: int = 0
+    """As it says."""
+    step_counted: int = 0
+    """Of that, what it can have reached: the clock goes by this."""
+    credit: float = 0.0
+    """Steps beyond that which the time that has passed allows for."""
+    credit_ns: int = 0
+    """When that was worked out."""
+    newcomer: bool = True
+    """It came without a past: it begins at the step that it was told."""
+    start_step: int = -1
+    """The step that it was last told; -1: none."""
+    steps_before: int = -1
+    """Its step less its own steps, which never changes while its process lives; -1: not known yet."""
+    launch_step: int = 0
+    """Where it was, as far as that counts, when the last round was launched."""
+    moved_far: bool = False
+    """It has gone far since then."""
+    proven: bool = False
+    """A contribution under its id was accepted in this run."""
+    trial_ns: int = -1
+    """Since when it counts without having proven anything, because nobody had or too few; -1: it does not."""
+    size_confirmed: float = 0.0
+    """Tokens per step that count because it has shown them for long enough; see `sizes`."""
+    size_seen: float = math.inf
+    """The least that it has claimed since that was last looked at."""
+    size_merges: int = 0
+    """Contributions of it that were merged since then."""
+    reports: float = 0.0
+    """How many reports on data it may send now."""
+    reports_ns: int = -(10**12)
+    tokens_before: int = 0
+    """What it had processed by the record that this syncer continues from."""
     steps: int = 0
     tokens: int = 0
     step_ns: float = 0.0
@@ -77,12 +122,20 @@ class Member:
     """Why rounds neither wait for it nor count it although it is active; empty: they do."""
     quiet: bool = False
     """It is set aside only because nothing was heard of it for a while."""
+    doubt: float = 0.0
+    """How often of late it was left out of a merge (`agreement`)."""
     missed: int = 0
     """Rounds that others' contributions have closed since it last answered one."""
     dismissed: str = ""
     """Why it was asked to leave, alone; said again when it comes back."""
     protocol: int = PROTOCOL_OLDEST
     """What its session speaks."""
+    secret: str = field(default="", repr=False)
+    """What its pushes and fetches must carry; empty: nothing, because its session's protocol is older."""
+    revoked: str = ""
+    """Why nothing more is taken from it or given to it."""
+    tokens_per_step_declared: int = 0
+    """With its key, by the operator; 0: not declared."""
     rank: int = -1
     """Its number among the learners (see `ranks`); -1 before it has one."""
     wants_inner: bool = False
@@ -112,7 +165,13 @@ class Membership:
         """Grows whenever somebody's state changes; what was worked out before is then out of date."""
         self._known_at = -1
         self._active: list[Member] = []
-        self._counted = 0
+        self._counted: frozenset[str] = frozenset()
+        self._proven = 0
+        self._moved_far = 0
+        self.far_steps = 1
+        """From how many steps since the last launch on a member has gone far."""
+        self.first_proof_ns = -1
+        """When the first contribution of all was accepted; -1: none was."""
         self._states: frozenset[MemberState] = frozenset()
         self._steps: list[int] = []
         self._paces: list[float] = []
@@ -127,10 +186,13 @@ class Membership:
         self._known_at = self.stamp
         self._active = [m for _, m in sorted(self.members.items()) if m.state is MemberState.ACTIVE]
         self._states = frozenset(m.state for m in self.members.values())
-        counted = [m for m in self._active if not m.aside]
-        self._counted = len(counted)
-        self._steps = sorted(m.step for m in counted)
+        present = [m for m in self._active if not m.aside]
+        counted = [m for m in present if m.proven or m.trial_ns >= 0] or present
+        self._counted = frozenset(m.learner for m in counted)
+        self._steps = sorted(m.step_counted for m in counted)
         self._paces = sorted(m.step_ns for m in counted if m.step_ns > 0)
+        self._proven = sum(m.proven for m in self._active)
+        self._moved_far = sum(m.moved_far for m in self._active if m.proven or m.learner in self._counted)
 
     def active(self) -> list[Member]:
         """Active members in learner-id order."""
@@ -143,9 +205,25 @@ class Membership:
         return self._states
 
     def counted(self) -> int:
-        """How many rounds count on: the active members less those that are set aside."""
+        """How many rounds count on."""
         self._look()
-        return self._counted
+        return len(self._counted)
+
+    def counts(self, learner: str) -> bool:
+        """True if rounds count on this member."""
+        self._look()
+        return learner in self._counted
+
+    def proven(self) -> int:
+        """How many of the active members have answered a round."""
+        self._look()
+        return self._proven
+
+    def moved_far(self) -> int:
+        """How many have gone far since the last round was launched: of those, and of those who once answered and were
+        set aside."""
+        self._look()
+        return self._moved_far
 
     def counted_steps(self) -> list[int]:
         """The steps of those members, smallest first."""
@@ -169,18 +247,47 @@ class Membership:
         member.aside, member.quiet = reason, quiet
         self.stamp += 1
 
-    def moved(self, member: Member, step: int, step_ns: float) -> None:
-        """A member is at another step, and its steps take so long."""
-        if self._known_at == self.stamp and member.state is MemberState.ACTIVE and not member.aside:
-            if step != member.step:
-                del self._steps[bisect_left(self._steps, member.step)]
-                insort(self._steps, step)
+    def moved(self, member: Member, step: int, counted: int, step_ns: float) -> None:
+        """A member is at another step, of which so much counts, and its steps take so long."""
+        far = counted - member.launch_step >= self.far_steps
+        known = self._known_at == self.stamp and member.state is MemberState.ACTIVE
+        if known and (member.proven or member.learner in self._counted):
+            self._moved_far += far - member.moved_far
+        if known and member.learner in self._counted:
+            if counted != member.step_counted:
+                del self._steps[bisect_left(self._steps, member.step_counted)]
+                insort(self._steps, counted)
             if step_ns != member.step_ns:
                 if member.step_ns > 0:
                     del self._paces[bisect_left(self._paces, member.step_ns)]
                 if step_ns > 0:
                     insort(self._paces, step_ns)
-        member.step, member.step_ns = step, step_ns
+        member.step, member.step_counted, member.step_ns, member.moved_far = step, counted, step_ns, far
+
+    def launched(self, far_steps: int) -> None:
+        """A round was launched: from here on it is watched who goes far."""
+        self.far_steps, self._moved_far = far_steps, 0
+        for member in self.active():
+            member.launch_step, member.moved_far = member.step_counted, False
+
+    def prove(self, member: Member, now_ns: int) -> None:
+        """A contribution of this member was accepted."""
+        if not member.proven:
+            member.proven = True
+            self.first_proof_ns = now_ns if self.first_proof_ns < 0 else self.first_proof_ns
+            self.stamp += 1
+
+    def begin_patience(self, now_ns: int) -> None:
+        """Too few have proven themselves: the others count as well, for a while."""
+        for member in self.active():
+            if not member.proven and member.trial_ns < 0:
+                member.trial_ns = now_ns
+                self.stamp += 1
+
+    def end_patience(self, member: Member) -> None:
+        """It has answered nothing in all the time that it had."""
+        member.trial_ns = -1
+        self.stamp += 1
 
     # ------------------------------------------------------------ changes
 
@@ -216,26 +323,32 @@ class Membership:
         member = Member(learner, generation, instance, session, MemberState.JOINING, now_ns)
         member.seq_seen = [-1] * fragments
         member.merged = [[] for _ in range(fragments)]
+        member.proven = old is not None and old.proven
         self.members[learner] = member
         self._by_session[session] = learner
         self.stamp += 1
         return member, old
 
-    def prune(self) -> list[Member]:
+    def prune(self, fragments: int) -> list[Member]:
         """Forget the longest gone once there are very many, so that memory does not grow with the number of ids.
         Returns who was forgotten."""
-        if len(self.members) <= MEMBERS_MAX:
+        most = min(MEMBERS_MAX, max(MEMBERS_MIN, MEMBER_FRAGMENTS_MAX // max(1, fragments)))
+        if len(self.members) <= most:
             return []
         gone = [m for m in self.members.values() if m.state in (MemberState.LEFT, MemberState.LOST)]
-        forgotten = sorted(gone, key=lambda m: m.heard_ns)[: len(self.members) - MEMBERS_MAX]
+        # Some more than must be: else every new one would have all of them sorted again.
+        forgotten = sorted(gone, key=lambda m: m.heard_ns)[: len(self.members) - most + most // 10]
         for member in forgotten:
             del self.members[member.learner]
         self.stamp += 1
         return forgotten
 
-    def activate(self, member: Member, now_ns: int) -> None:
+    def activate(self, member: Member, now_ns: int, *, trusted: bool = False) -> None:
+        """A member trains. `trusted`: what it did before may count, which nobody here can know."""
         self.mark(member, MemberState.ACTIVE)
         member.joined_ns = now_ns
+        if self.first_proof_ns < 0 or trusted:
+            member.trial_ns = now_ns
         self.joined_max = max(self.joined_max, len(self.active()))
 
     def disconnect(self, session: int, now_ns: int) -> Member | None:

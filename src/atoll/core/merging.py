@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from atoll.core.agreement import length_factors
 from atoll.core.config import SyncConfig
 from atoll.core.ledger import Ledger
 from atoll.core.membership import Membership, MemberState
+from atoll.core.plausible import capped, tokens_counted
 from atoll.core.policy import (
     MISSING_PERIODS,
     contribution_weight,
@@ -19,6 +21,7 @@ from atoll.core.policy import (
     with_norm,
 )
 from atoll.core.rounds import ContributionRecord, FragmentTrack, Round
+from atoll.core.sizes import LearnerSizes
 
 HANDED_KEPT = 256
 """Merged contributions of learners that have left, remembered per fragment: their files are deleted at once, so this
@@ -36,8 +39,9 @@ class MergeWeights:
 class MergeScales:
     """Weighs the contributions of a round (design section 4, syncer 4)."""
 
-    def __init__(self, config: SyncConfig, membership: Membership, ledger: Ledger) -> None:
+    def __init__(self, config: SyncConfig, membership: Membership, ledger: Ledger, sizes: LearnerSizes) -> None:
         self._config = config
+        self._sizes = sizes
         self._membership = membership
         self._ledger = ledger
 
@@ -45,31 +49,59 @@ class MergeScales:
         self, track: FragmentTrack, opened: Round, items: Sequence[ContributionRecord], ending: int
     ) -> MergeWeights:
         """Weights in the order of `items`. `ending` is how many learners there were when the run was told to stop."""
-        ages = [track.age(item) for item in items]
-        weights = [contribution_weight(self._config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
+        ages, usual = [track.age(item) for item in items], self._sizes.usual(items)
+        tokens = [tokens_counted(i.steps, i.tokens, self._sizes.limit(i.id.learner, usual)) for i in items]
+        weights = [
+            contribution_weight(self._config, item.steps, counted, age)
+            for item, counted, age in zip(items, tokens, ages, strict=True)
+        ]
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
+        weights = self._capped(items, weights)
         fresh = sum(weights)
-        weights = [w * stale_factor(self._config, a) for w, a in zip(weights, ages, strict=True)]
+        discounts = discounts_of(self._config, track, items)
+        weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
         if not scales_steps(self._config):
             return MergeWeights(weights, 1.0)
-        present = [present_tokens(self._config, item.steps, item.tokens) for item in items]
-        share = step_share(self._config, self._ledger.processed, present, self._missing(track, opened))
+        present = [present_tokens(self._config, i.steps, counted) for i, counted in zip(items, tokens, strict=True)]
+        share = step_share(self._config, self._ledger.spent, present, self._missing(track, opened, usual))
         share = min(share, _share_at_the_end(track, opened, ending))
-        # What is taken from old contributions is not given to the others: the step is so much smaller.
+        if len(opened.asked) > len(opened.contributors()):
+            share = min(share, self._config.share_max * len(opened.contributors()))
+        # What is taken from old and long contributions is not given to the others: the step is so much smaller.
         return MergeWeights([weight * (share / fresh) for weight in weights], share)
 
-    def _missing(self, track: FragmentTrack, opened: Round) -> list[int]:
+    def _capped(self, items: Sequence[ContributionRecord], weights: list[float]) -> list[float]:
+        """No learner weighs more than `share_max`, however many contributions it has in the merge."""
+        if self._config.share_max >= 1.0:
+            return weights
+        of: dict[str, float] = {}
+        for item, weight in zip(items, weights, strict=True):
+            of[item.id.learner] = of.get(item.id.learner, 0.0) + weight
+        left = dict(zip(of, capped(list(of.values()), self._config.share_max), strict=True))
+        return [w * (left[i.id.learner] / of[i.id.learner]) if w else 0.0 for i, w in zip(items, weights, strict=True)]
+
+    def _missing(self, track: FragmentTrack, opened: Round, usual: float) -> list[int]:
         """What learners hold of this fragment who were asked, have neither answered nor gone, and have nothing from an
-        earlier round in this one; of each no more than it can have made meanwhile, and nothing of one that has missed
-        the last two rounds of the fragment, whatever it does with others."""
+        earlier round in this one, of those that rounds count on; of each no more than it can have made meanwhile, and
+        nothing of one that has missed the last two rounds of the fragment, whatever it does with others."""
         tokens = []
         for learner in sorted(opened.waiting - opened.contributors()):
             member = self._membership.members.get(learner)
-            if member is not None and track.missed.get(learner, 0) < MISSING_PERIODS:
+            counts = member is not None and self._membership.counts(learner)
+            if member is not None and counts and track.missed.get(learner, 0) < MISSING_PERIODS:
                 rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
-                tokens.append(missing_tokens(self._config, rest, member.steps, member.tokens))
+                made = tokens_counted(member.steps, member.tokens, self._sizes.limit(learner, usual))
+                tokens.append(missing_tokens(self._config, rest, member.steps, made))
         return tokens
+
+
+def discounts_of(config: SyncConfig, track: FragmentTrack, items: Sequence[ContributionRecord]) -> list[float]:
+    """What is left of the weight of contributions that are too old or, where `robust`, too long."""
+    stale = [stale_factor(config, track.age(item)) for item in items]
+    if config.robust == "off":
+        return stale
+    return [old * long for old, long in zip(stale, length_factors(config, track.norms, items), strict=True)]
 
 
 def _share_at_the_end(track: FragmentTrack, opened: Round, ending: int) -> float:

@@ -25,13 +25,14 @@ the update inside Published): for small fragments a bulk call would cost more th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from atoll.core.config import SyncConfig
 
-PROTOCOL_VERSION = 2
-"""2 added healing, inner state from a peer, data leases and the epoch in Hello."""
+PROTOCOL_VERSION = 3
+"""2 added healing, inner state from a peer, data leases and the epoch in Hello; 3 a secret for each session, and the
+model's fingerprint in place of its tensors."""
 PROTOCOL_OLDEST = 1
 """The oldest protocol that is still spoken, both ways. Nothing that a version does not know is ever sent to it."""
 INNER_PIECE_BYTES = 8 * 1024 * 1024
@@ -44,8 +45,13 @@ INLINE_BYTES_MAX = 64 * 1024
 """A payload up to this size may travel on the control connection: 52 ms of a 10 Mbit/s link."""
 WHOLE_CODEC = "fp32"
 """How whole fragments travel (seeds, heals, Theta for joiners): as they are, whatever codecs the run has."""
-STEP_MAX = 2**61
-"""A step that somebody may claim to be at. The wire carries twice that, so that periods can be added to it."""
+INNER_CODEC = "inner"
+"""What a piece of inner state is encoded as: opaque to everybody but learners."""
+STEP_MAX = 10**12
+"""A step that somebody may claim to be at: thirty years of a millisecond each."""
+TOKENS_MAX = 10**17
+"""Tokens that one process may claim to have processed: five thousand times the largest corpus, or a hundred thousand
+steps of the most that `learner.step` takes. Sums over a run stay numbers that every reader of its books can read."""
 NO_VERSION = -1
 """The base version of a learner that has not adopted anything, and "the current one" in a fetch."""
 
@@ -75,6 +81,13 @@ class Refusal(StrEnum):
     CLOSED = "run_closed"
     BAD_REQUEST = "bad_request"
     STALE_EPOCH = "stale_epoch"
+    SECRET = "wrong_secret"
+    """A push or fetch without the secret of its learner's session: it is of an earlier session, or somebody else's."""
+    NOT_ALLOWED = "not_allowed"
+    """This key does not let its owner do that."""
+    KEY_REVOKED = "key_revoked"
+    TENSORS = "tensors_wanted"
+    """The fingerprint alone does not do: say hello again, with the list of tensors."""
 
 
 class Discard(StrEnum):
@@ -87,7 +100,8 @@ class Discard(StrEnum):
     STALE = "stale"
     """A contribution more than `carry_versions_max` versions old."""
     QUARANTINED = "quarantined"
-    """Progress of a learner whose contribution was not finite or far too large; it was re-seeded."""
+    """Progress of a learner whose contribution was not finite or far too large, and which was re-seeded; or one that
+    pointed against the others' and was left out of its merge."""
     EARLIER_RUN = "earlier_run"
     """Merged by a run whose syncer came back without its state: accounted for there, not here."""
     ROLLED_BACK = "rolled_back"
@@ -159,6 +173,8 @@ class Hello:
     """This process has no inner optimizer state of its own; a healthy peer's would spare it a cold start."""
     frozen: int = 0
     """Checksum of the parameters that this learner does not train, which are never sent; 0: there are none."""
+    fingerprint: str = ""
+    """Of the tensors (`tensors_fingerprint`). On the wire it comes without them, until the syncer asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +197,8 @@ class Progress:
     bases: tuple[int, ...]
     discarded: tuple[DiscardCount, ...] = ()
     pending: tuple[int, ...] = ()
-    """Tokens of this generation that are neither merged nor discarded, per fragment. A syncer that lost some of its
-    record balances its books with them."""
+    """Tokens of this generation that are neither merged nor discarded, per fragment. From these a syncer that
+    lost some of its record works out what an earlier one had merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +262,8 @@ class Welcome:
     """What this session speaks: the lower of both sides."""
     rank: int = -1
     """A number that no other learner has, for those that were not given one; -1: a syncer that gives none."""
+    secret: str = field(default="", repr=False)
+    """Every push and fetch of this session carries it. Empty: the session's protocol is older."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,8 +399,7 @@ class PushKind(StrEnum):
     HEAL = "heal"
     """fp32 parameters of a committed version (`base_version`) that a recovering syncer has lost."""
     INNER = "inner"
-    """One piece of a peer's inner state: `fragment` is the inner slot, `seq` the piece, `steps` the number of pieces,
-    `tokens` the size of the whole; codec "inner"."""
+    """One piece of a peer's inner state: see InnerPiece."""
 
 
 class FetchKind(StrEnum):
@@ -411,6 +428,58 @@ class PushHeader:
     codec: str
     size: int
     checksum: int
+    secret: str = field(default="", repr=False)
+    """Of the session. One inside a control message needs none."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerPiece:
+    """The header of a push of kind INNER, by what it means. On the wire its fields have the names of a contribution's,
+    which they must keep; nobody but this class reads them there."""
+
+    learner: str
+    generation: int
+    slot: int
+    piece: int
+    pieces: int
+    whole_bytes: int
+    """Of all pieces."""
+    size: int
+    """Of this piece, as is the checksum."""
+    checksum: int
+    secret: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, header: PushHeader) -> InnerPiece:
+        return cls(
+            learner=header.learner,
+            generation=header.generation,
+            slot=header.fragment,
+            piece=header.seq,
+            pieces=header.steps,
+            whole_bytes=header.tokens,
+            size=header.size,
+            checksum=header.checksum,
+            secret=header.secret,
+        )
+
+    def header(self) -> PushHeader:
+        return PushHeader(
+            kind=PushKind.INNER,
+            learner=self.learner,
+            generation=self.generation,
+            fragment=self.slot,
+            round=0,
+            attempt=0,
+            seq=self.piece,
+            base_version=NO_VERSION,
+            steps=self.pieces,
+            tokens=self.whole_bytes,
+            codec=INNER_CODEC,
+            size=self.size,
+            checksum=self.checksum,
+            secret=self.secret,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,6 +503,8 @@ class FetchRequest:
     version: int
     offset: int = 0
     length: int = 0
+    secret: str = field(default="", repr=False)
+    """Of the session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,23 @@ STALE_FACTOR = 64
 """How much older than `carry_versions_max` a contribution may be whose learner is set aside. At 50 kbit/s the 400 kB of
 a model of 100,000 parameters take 64 s, in which a run of 0.1 s a step publishes some 80 versions."""
 NORMS_NEEDED = 8
-"""No contribution is called an outlier before this many norms are known."""
+"""Before this many norms are known, contributions are held against each other and against DELTA_RMS_MAX only."""
+NORM_PERIODS_MAX = 16
+"""How far the limit of a norm grows with the steps behind it. A learner that was cut off for a day has not moved ten
+thousand times as far as in a period: the ways of single periods point in many directions. With the factor of 10 this
+allows for 160 periods of walking straight ahead, and a claim of 2^60 steps brings no more."""
+DELTA_RMS_MAX = 100.0
+"""Times `norm_outlier_factor`: what a contribution's values may be at most, in the root of their mean square, from the
+first one on. Parameters of networks are of the order of 0.01 to 1 and move by less than themselves, so 1000 is far
+above any honest contribution, and far below what overflows fp32 (1e30 once stopped all commits of a run). Whoever
+trains parameters of another order raises `norm_outlier_factor`."""
+CROWD_MIN = 3
+"""Contributions in one merge from which on there is a majority that can say which of them is too long."""
+CROWD_JUDGES = 64
+"""How many of a merge judge each: as good as all of them, and a thousand learners cost no million comparisons."""
+CROWD_AHEAD_MAX = 4.0
+"""How many times the others' steps are believed then. 16 times the factor is more than a learner needs that has taken
+eight steps of a warm-up while the others took one (36 times their way)."""
 
 
 def fragments_for(parameters: int, sync_every: int) -> int:
@@ -178,13 +194,45 @@ def with_norm(config: SyncConfig, norms: list[float], norm: float, steps: int) -
 def norm_limit(config: SyncConfig, norms: Sequence[float], steps: int) -> float:
     """Largest norm that is accepted. A learner that was away legitimately brings more than H steps at once, so the
     limit grows with its steps beyond H."""
-    if len(norms) < NORMS_NEEDED:
-        return math.inf
-    ordered = sorted(norms)
-    median = ordered[len(ordered) // 2]
-    if median <= 0.0:
-        return math.inf
-    return config.norm_outlier_factor * median * max(1.0, steps / config.sync_every)
+    usual = median(sorted(norms)) if len(norms) >= NORMS_NEEDED else 0.0
+    return config.norm_outlier_factor * usual * _norm_periods(config, steps) if usual > 0.0 else math.inf
+
+
+def norm_limit_absolute(config: SyncConfig, parameters: int) -> float:
+    """Largest norm that a fragment of so many parameters may ever have, whatever is known of others."""
+    return config.norm_outlier_factor * DELTA_RMS_MAX * math.sqrt(parameters)
+
+
+def heal_limit(config: SyncConfig, norms: Sequence[float], versions: int) -> float:
+    """How far the parameters that one learner alone brings back may be from those on the disk, which are so many
+    versions older: each version goes about as far as a contribution."""
+    usual = median(sorted(norms)) if len(norms) >= NORMS_NEEDED else 0.0
+    return config.norm_outlier_factor * usual * max(1, versions) if usual > 0.0 else math.inf
+
+
+def crowd_outliers(config: SyncConfig, norms: Sequence[float], steps: Sequence[int]) -> list[int]:
+    """Which contributions of one merge are too long beside the others: what holds while the guard knows too few norms
+    to judge each when it comes in. Most of the others must say so, and two at least: two cannot say which of them is
+    wrong, nor can one that brings next to nothing have those refused who move.
+
+    In a warm-up the way grows with the square of the steps, so that a learner which is ahead may bring so much more."""
+    judges = range(min(len(norms), CROWD_JUDGES))
+
+    def is_long(one: int, beside: int) -> bool:
+        ahead = max(1.0, min(CROWD_AHEAD_MAX, steps[one] / steps[beside])) ** 2
+        return norms[one] > config.norm_outlier_factor * norms[beside] * ahead > 0.0
+
+    found = []
+    for one in range(len(norms)):
+        others = [beside for beside in judges if beside != one]
+        against = sum(is_long(one, beside) for beside in others)
+        if against >= CROWD_MIN - 1 and 2 * against > len(others):
+            found.append(one)
+    return found
+
+
+def _norm_periods(config: SyncConfig, steps: int) -> float:
+    return max(1.0, min(float(NORM_PERIODS_MAX), steps / config.sync_every))
 
 
 def upcoming_steps(learner_step_ns: float, run_step_ns: float) -> int:
@@ -197,6 +245,11 @@ def upcoming_steps(learner_step_ns: float, run_step_ns: float) -> int:
 def moving_average(old: float, sample: float) -> float:
     """Exponential moving average that starts at its first sample."""
     return sample if old <= 0.0 else old + EMA_WEIGHT * (sample - old)
+
+
+def low_median(ordered: Sequence[float]) -> float:
+    """The lower one of two middle values: a claim counts as large only if most are."""
+    return ordered[(len(ordered) - 1) // 2] if ordered else 0.0
 
 
 def median(ordered: Sequence[float]) -> float:

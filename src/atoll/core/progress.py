@@ -36,8 +36,9 @@ class Sent:
     counters: Counters
     pushed: bool = False
     merged_version: int = NO_VERSION
-    uncertain: bool = False
-    """Nobody knows whether it is inside `merged_version`: its tokens are discarded already."""
+    discarded: bool = False
+    """Its tokens are discarded already: nobody knows whether it is inside `merged_version`, or it was quarantined. In
+    both cases the parameters go on without it."""
     overwritten: bool = False
     """The local progress behind it was overwritten by an adopt, so a drop cannot give it back."""
 
@@ -97,6 +98,21 @@ class FragmentProgress:
         if not self.outstanding:
             return self.local.tokens
         return self.local.tokens + sum(s.counters.tokens for s in self.outstanding if s.merged_version == NO_VERSION)
+
+    @property
+    def unanswered_tokens(self) -> int:
+        """Tokens of which the syncer has not said that it has them."""
+        return self.local.tokens + sum(sent.counters.tokens for sent in self.outstanding if not sent.pushed)
+
+    @property
+    def answered(self) -> int:
+        """Contributions that the syncer has answered, ever."""
+        return self.next_seq - sum(not sent.pushed for sent in self.outstanding)
+
+    @property
+    def to_give(self) -> int:
+        """Contributions that it has not: those on their way, and one of what is left."""
+        return self.next_seq - self.answered + (self.local.steps > 0)
 
     @property
     def may_contribute(self) -> bool:

@@ -10,18 +10,30 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from atoll.core.agreement import AgreementWatch, Verdict
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.delivery import DeliveryWatch
-from atoll.core.effects import Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
-from atoll.core.events import Committed, ContributionRefused, PaceChanged, RoundAborted, RoundClosed, RoundLaunched
+from atoll.core.effects import Compare, Compared, Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
+from atoll.core.events import (
+    Committed,
+    ContributionRefused,
+    PaceChanged,
+    RoundAborted,
+    RoundClosed,
+    RoundLaunched,
+    Warned,
+)
 from atoll.core.ledger import Ledger
 from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
 from atoll.core.merging import HANDED_KEPT, MergeScales, handed_after, norms_after
-from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request
+from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request, Reseed
 from atoll.core.pacing import Pace, period
+from atoll.core.plausible import PACE_FACTOR
 from atoll.core.policy import (
+    NORMS_NEEDED,
     age_limit,
     clock_step,
+    crowd_outliers,
     first_due_step,
     grace_ns,
     may_set_aside,
@@ -30,11 +42,15 @@ from atoll.core.policy import (
     quorum_count,
 )
 from atoll.core.rounds import ContributionId, ContributionRecord, FragmentTrack, Round
+from atoll.core.sizes import LearnerSizes
 
 STANDSTILL_NS = 15 * SECOND_NS
 STANDSTILL_STEPS = 4
 """A synchronous run in which nothing moves for this long is asked for its next fragment: several steps of the slowest
 learner, so that a long step is not mistaken for it."""
+FAR_PERIODS = 2
+"""If a quorum has gone so many periods since the last launch and the clock has not come to the next one, somebody holds
+the clock who was ahead and has stopped: with a quorum of one that is whoever claims the largest step."""
 NEVER_NS = 2**63
 DUE_STEP_PROTOCOL = 2
 """Learners of older protocols are not told when a fragment is next due; they know `sync_every`."""
@@ -48,7 +64,10 @@ class RoundScheduler:
         self._membership = membership
         self._ledger = ledger
         self._delivery = DeliveryWatch(config, membership)
-        self._scales = MergeScales(config, membership, ledger)
+        self.sizes = LearnerSizes(config, membership)
+        self._scales = MergeScales(config, membership, ledger, self.sizes)
+        self.agreement = AgreementWatch(config, membership)
+        membership.far_steps = FAR_PERIODS * config.sync_every
         self.tracks = [FragmentTrack(p, first_due_step(config, p), config.sync_every) for p in range(config.fragments)]
         self.clock_last = 0
         """The last clock there was: where a joiner starts while too few are active to have one."""
@@ -135,8 +154,9 @@ class RoundScheduler:
 
     def launch_due(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """Launch what the clock says. Nothing can have changed unless the clock, a round or the membership did."""
-        self._keep_enough(out)
+        self._keep_enough(now_ns, out)
         clock = self.clock()
+        self._keep_moving(clock)
         seen = (clock, self._moved, self._membership.stamp)
         if clock is None or (seen == self._launched_for and now_ns < self._standstill_ns()):
             return
@@ -152,6 +172,23 @@ class RoundScheduler:
         )
         for track in due[: max(0, self.config.rounds_in_flight_max - self.in_flight)]:
             self._launch(track, clock, now_ns, out)
+
+    def _keep_moving(self, clock: int | None) -> None:
+        """Nobody's standing still stops the others: when enough of them have gone far without a round, all fragments
+        are due. (Learners of a synchronous run do stand still, see `_standstill_ns`.)"""
+        if clock is None or self.config.synchronous or self._membership.moved_far() < self._enough_movers():
+            return
+        if not self.in_flight and all(track.due_step > clock for track in self.tracks):
+            self._moved += 1
+            for track in self.tracks:
+                track.due_step = clock
+
+    def _enough_movers(self) -> int:
+        """A quorum; before anybody has answered, one of those who are expected."""
+        counted, expected = self._membership.counted(), self.config.learners_expected
+        if self._membership.first_proof_ns >= 0 or counted <= expected:
+            return self.quorum()
+        return quorum_count(self.config, expected, expected)
 
     def _ask_newcomers(self, track: FragmentTrack, clock: int, out: list[SyncerEffect]) -> None:
         """A round that has waited a whole period for its quorum, and not asked everybody who is here by now, begins
@@ -174,7 +211,8 @@ class RoundScheduler:
         paces = self._membership.counted_paces()
         if not self.config.synchronous or not self._disturbed or self.in_flight or not self.clock() or not paces:
             return NEVER_NS
-        return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * paces[-1]))
+        slowest = min(paces[-1], PACE_FACTOR * median(paces))
+        return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * slowest))
 
     def launch_leftovers(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """Nobody is left to ask: merge what is held, without a quorum, so that nothing handed over is lost."""
@@ -190,7 +228,7 @@ class RoundScheduler:
             number = self.rounds_started
         active = self._membership.active()
         asked = [m.learner for m in active]
-        waiting = {m.learner for m in active if not m.aside}
+        waiting = {m.learner for m in active if self._membership.counts(m.learner)}
         before, (track.period, why) = track.period, period(self.config, self._pace(track, clock))
         if track.period != before:
             out.append(Note(PaceChanged(track.index, clock, track.period, why)))
@@ -199,6 +237,7 @@ class RoundScheduler:
             number, attempt, track.index, now_ns, clock, due_step, track.due_step, asked=asked, waiting=waiting
         )
         track.round, track.last_round = opened, self.rounds_started
+        self._membership.launched(FAR_PERIODS * max(t.period for t in self.tracks))
         track.asked_last = len(asked) or track.asked_last
         out.append(
             Note(
@@ -298,13 +337,14 @@ class RoundScheduler:
             self._close(track, opened, reason, now_ns, out)
         elif now_ns >= opened.launched_ns + self.config.quorum_timeout_ns:
             self._abort(track, opened, f"no quorum of {quorum} in time", out)
+            self._set_absent_aside(opened, now_ns, out)
         elif not opened.waiting:
             self._abort(track, opened, f"fewer than {quorum} learners are left to answer", out)
 
     def _close(self, track: FragmentTrack, opened: Round, reason: str, now_ns: int, out: list[SyncerEffect]) -> None:
         self._moved += 1
-        items = [opened.contributions[identity] for identity in sorted(opened.contributions)]
         track.round, track.aborted = None, (0, 0)
+        items = self._without_outliers(track, opened, out)
         if not items:
             return
         out.append(
@@ -321,17 +361,78 @@ class RoundScheduler:
                 )
             )
         )
-        made = self._scales.weigh(track, opened, items, self.ending)
-        track.merging, track.weights, track.share = True, made.weights, made.share
+        track.merging = True
         self._closed[track.index] = (opened, items, now_ns)
-        identities = tuple(item.id for item in items)
-        out.append(Merge(track.index, opened.number, track.version + 1, identities, tuple(made.weights)))
+        self._next(track, self.agreement.judge(items), out)
         for item in items:
             track.missed.pop(item.id.learner, None)
             fresh = track.age(item) <= self.config.carry_versions_max
             self._delivery.answered(item.id.learner, item.round != opened.number, fresh, out)
         for member, why in self._delivery.missed(track, opened):
             self.set_aside(member, why, now_ns, out)
+
+    def _set_absent_aside(self, opened: Round, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Some have answered this round and others have kept it from closing: the next one does without those, as far
+        as it can. They count again from their next answer on."""
+        for learner in sorted(opened.waiting) if opened.contributions else ():
+            member = self._membership.members.get(learner)
+            if member is not None and member.state is MemberState.ACTIVE and not member.aside:
+                waited_s = self.config.quorum_timeout_ns / 1e9
+                self.set_aside(member, f"did not answer a round within {waited_s:g} s", now_ns, out)
+
+    def _without_outliers(
+        self, track: FragmentTrack, opened: Round, out: list[SyncerEffect]
+    ) -> list[ContributionRecord]:
+        """What the round has, in the order of a merge. While too few norms are known, each is held against the rest."""
+        items = [opened.contributions[identity] for identity in sorted(opened.contributions)]
+        if len(track.norms) >= NORMS_NEEDED:
+            return items
+        far = crowd_outliers(self.config, [item.norm for item in items], [item.steps for item in items])
+        for index in far:
+            self.drop(items[index], Refusal.NORM_OUTLIER, out)
+        return [item for index, item in enumerate(items) if index not in far]
+
+    # ------------------------------------------------------------ who points against the others
+
+    def compared(self, event: Compared, out: list[SyncerEffect]) -> None:
+        """How far the contributions of a closed round agree: measure the rest of it, or merge."""
+        track = self.tracks[event.fragment]
+        if track.merging:
+            self._next(track, self.agreement.heard(event, self._closed[event.fragment][1]), out)
+
+    def _next(self, track: FragmentTrack, decided: Compare | Verdict, out: list[SyncerEffect]) -> None:
+        if isinstance(decided, Compare):
+            out.append(decided)
+            return
+        opened, items, closed_ns = self._closed[track.index]
+        for item in items:
+            if item.id.learner in decided.left_out:
+                del opened.contributions[item.id]
+                self.drop(item, Discard.QUARANTINED, out, decided.left_out[item.id.learner])
+        out += [Note(Warned("syncer", text)) for text in decided.news]
+        items = [item for item in items if item.id in opened.contributions]
+        if not items:
+            del self._closed[track.index]
+            track.merging = False
+            self._moved += 1
+            if self.config.synchronous:  # everybody waits for it: ask again at once
+                track.due_step = min(opened.due_step, opened.clock_step)
+            return
+        self._merge(track, opened, items, closed_ns, out)
+
+    def _merge(
+        self,
+        track: FragmentTrack,
+        opened: Round,
+        items: list[ContributionRecord],
+        now_ns: int,
+        out: list[SyncerEffect],
+    ) -> None:
+        made = self._scales.weigh(track, opened, items, self.ending)
+        track.merging, track.weights, track.share = True, made.weights, made.share
+        self._closed[track.index] = (opened, items, now_ns)
+        identities = tuple(item.id for item in items)
+        out.append(Merge(track.index, opened.number, track.version + 1, identities, tuple(made.weights)))
 
     def set_aside(
         self, member: Member, reason: str, now_ns: int, out: list[SyncerEffect], *, quiet: bool = False
@@ -350,10 +451,12 @@ class RoundScheduler:
         """Rounds count on this member again."""
         self._delivery.take_in(member, reason, out)
 
-    def _keep_enough(self, out: list[SyncerEffect]) -> None:
-        """When others have gone, those who were set aside may be needed for a quorum."""
+    def _keep_enough(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """When others have gone, those who were set aside may be needed for a quorum, and those who have not answered
+        yet."""
         if self._membership.counted() < self.quorum():
             self._delivery.take_all_in("too few others are left", out)
+            self._membership.begin_patience(now_ns)
 
     def _abort(self, track: FragmentTrack, opened: Round, reason: str, out: list[SyncerEffect]) -> None:
         self.aborts += 1
@@ -374,17 +477,20 @@ class RoundScheduler:
             )
         )
 
-    def drop(self, item: ContributionRecord, reason: str, out: list[SyncerEffect]) -> None:
+    def drop(self, item: ContributionRecord, reason: str, out: list[SyncerEffect], why: str = "") -> None:
         """A contribution that was accepted will not be merged: say so to its learner, loudly."""
-        self._ledger.release(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
+        cause = str(reason) if reason == Discard.QUARANTINED else ""
+        self._ledger.release(item.id.learner, item.id.generation, item.id.fragment, item.tokens, cause)
         out.append(Forget(item.id))
-        detail = f"contribution {item.id.seq} of fragment {item.id.fragment} was dropped: {reason}"
+        detail = f"contribution {item.id.seq} of fragment {item.id.fragment} was dropped: {why or reason}"
         out.append(refused(item.id, item.tokens, reason, detail))
         if reason == Discard.UNCERTAIN:
             return  # only while healing: when the run goes on its learner hears it, with the version
         member = self._membership.members.get(item.id.learner)
         if member is not None and member.generation == item.id.generation and member.connected:
             out.append(ToLearner(member.session, Fate(item.id.fragment, item.id.seq, -1, reason)))
+            if reason in (Refusal.NORM_OUTLIER, Refusal.NOT_FINITE):
+                out.append(ToLearner(member.session, Reseed(detail)))
 
     def drop_handed(self, fragment: int, version: int, out: list[SyncerEffect]) -> None:
         """Contributions of learners that left, from before a crash, of a fragment that a learner brings back: they may
@@ -405,8 +511,7 @@ class RoundScheduler:
         track.merging = False
         self._moved += 1
         if not done.finite:
-            for item in items:
-                self.drop(item, Refusal.NOT_FINITE, out)
+            self._merge_without_worst(track, opened, items, now_ns, out)
             return
         track.handed = handed_after(track, items, track.version + 1, self._membership)
         track.version += 1
@@ -417,6 +522,7 @@ class RoundScheduler:
         track.contributions_merged += len(items)
         track.rho = done.rho if math.isfinite(done.rho) else 0.0
         track.norms = norms_after(self.config, track, items)
+        self.sizes.merged(items)
         self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
         for item in items:
             self._ledger.merge(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
@@ -425,7 +531,7 @@ class RoundScheduler:
                 kept = member.merged[done.fragment][-MERGED_KEPT + 1 :]
                 assert all(seq != item.id.seq for seq, _ in kept), f"I2: {item.id} was merged twice"
                 member.merged[done.fragment] = [*kept, (item.id.seq, track.version)]
-            out.append(Forget(item.id))
+        out += [Forget(identity) for identity in self.agreement.merged(items)]
         out.append(
             Note(
                 Committed(
@@ -449,6 +555,22 @@ class RoundScheduler:
         )
         self._publish(track, opened, self._membership.connected(), len(items), out)
 
+    def _merge_without_worst(
+        self,
+        track: FragmentTrack,
+        opened: Round,
+        items: list[ContributionRecord],
+        now_ns: int,
+        out: list[SyncerEffect],
+    ) -> None:
+        """A merge was not finite and changed nothing. The longest contribution is dropped, and the rest is merged, as
+        often as it takes: one learner's numbers must not cost everybody theirs."""
+        worst = max(items, key=lambda item: (item.norm, item.id))
+        self.drop(worst, Refusal.NOT_FINITE, out)
+        rest = [item for item in items if item is not worst]
+        if rest:
+            self._merge(track, opened, rest, now_ns, out)
+
     def _publish(
         self, track: FragmentTrack, opened: Round, members: Iterable[Member], contributors: int, out: list[SyncerEffect]
     ) -> None:
@@ -467,13 +589,15 @@ class RoundScheduler:
             )
             out.append(ToLearner(member.session, message))
 
+    def kept(self, fragment: int) -> list[ContributionRecord]:
+        """Everything of this fragment that was received and is not merged yet."""
+        track = self.tracks[fragment]
+        in_round = track.round.contributions.values() if track.round is not None else ()
+        return [*track.held.values(), *in_round, *(self._closed[fragment][1] if track.merging else ())]
+
     def held_of(self, learner: str, generation: int) -> list[ContributionRecord]:
         """Everything of this learner that was received and is not merged yet."""
-        items: list[ContributionRecord] = []
-        for track in self.tracks:
-            items += track.held.values()
-            items += track.round.contributions.values() if track.round is not None else ()
-            items += self._closed[track.index][1] if track.merging else ()
+        items = [item for track in self.tracks for item in self.kept(track.index)]
         return [item for item in items if (item.id.learner, item.id.generation) == (learner, generation)]
 
     def merging(self, fragment: int) -> list[ContributionRecord]:
@@ -482,10 +606,7 @@ class RoundScheduler:
 
     def holds(self, identity: ContributionId) -> bool:
         """True while this contribution waits for a round, is in one, or is being merged."""
-        track = self.tracks[identity.fragment]
-        in_round = track.round is not None and identity in track.round.contributions
-        merging = self._closed[identity.fragment][1] if track.merging else []
-        return identity in track.held or in_round or any(item.id == identity for item in merging)
+        return any(item.id == identity for item in self.kept(identity.fragment))
 
     # ------------------------------------------------------------ time
 

@@ -47,6 +47,11 @@ class RunSelection:
         return not self._state.committed and not self._seeding.committing and self._recovery.healing is None
 
     @property
+    def has_past(self) -> bool:
+        """True if learners may know more of this run than this syncer: it came back, or goes on from another one."""
+        return bool(self._recovery.source) or self._seeding.rooted
+
+    @property
     def _young(self) -> bool:
         """Nothing was merged into what a newcomer gave, so that nothing is lost if it is given up."""
         seeding, recovery = self._seeding, self._recovery
@@ -124,6 +129,18 @@ class RunSelection:
         out.append(warned(text))
         self._beginning.waits = ""
         return None
+
+    def give_up_claimed(self, out: list[SyncerEffect]) -> None:
+        """A learner said that it holds a run, and brought nothing of it: a run begins with whoever is here. If somebody
+        does hold it after all, it is not taken for one of those that gave way here."""
+        claimed = self._state.run
+        self._drop_run(out)
+        self._given_up.discard(claimed)
+        self._recovery.forget_run()
+        self._state.run = f"{claimed}-again"
+        out.append(
+            warned(f"nobody brought anything of run {claimed}, which a learner claimed to hold; a new one begins")
+        )
 
     def _drop_run(self, out: list[SyncerEffect]) -> None:
         """Give up what a newcomer began. Everybody says hello again, to whichever run there is then."""

@@ -6,6 +6,8 @@ A learner says something every 2 s, whatever the length of its step. The longer 
     lease_ns        it is away: rounds no longer wait for it
     lost_after_ns   after that it is lost: its unmerged tokens count as lost until it comes back
 
+One that was there when the run began, and has answered nothing PROOF_NS after another did, is no longer counted on,
+if there are enough others.
 One that is heard but adopts nothing is deaf: its session is ended, so that it says hello again over a new connection.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from atoll.core.config import SECOND_NS
-from atoll.core.membership import Member, MemberState
+from atoll.core.membership import PROOF_NS, Member, MemberState
 from atoll.core.seed_intake import SeedIntake
 from atoll.core.syncer_state import SyncerState
 
@@ -38,6 +40,7 @@ class Silence(Enum):
     QUIET = auto()
     AWAY = auto()
     LOST = auto()
+    UNPROVEN = auto()
     DEAF = auto()
 
 
@@ -54,6 +57,8 @@ class SilenceWatch:
             return Silence.AWAY
         if self._may_be_quiet(member) and now_ns - member.heard_ns >= QUIET_NS:
             return Silence.QUIET
+        if self._proof_due_ns(member) is not None and now_ns >= (self._proof_due_ns(member) or 0):
+            return Silence.UNPROVEN
         if self._is_deaf(member, now_ns):
             return Silence.DEAF
         away = member.state is MemberState.AWAY
@@ -68,7 +73,8 @@ class SilenceWatch:
             leased = [m.heard_ns + self._silence_ns(m) for m in membership.members.values() if self._on_lease(m)]
             away = [m.away_ns for m in membership.members.values() if m.state is MemberState.AWAY]
             lost = [away_ns + self._state.config.lost_after_ns for away_ns in away]
-            self._wake_ns = min([*leased, *lost], default=-1)
+            proofs = [self._proof_due_ns(m) for m in membership.members.values()]
+            self._wake_ns = min([*leased, *lost, *(due_ns for due_ns in proofs if due_ns is not None)], default=-1)
         return self._wake_ns if self._wake_ns >= 0 else None
 
     def look_again(self) -> None:
@@ -93,6 +99,13 @@ class SilenceWatch:
         """True if this member is set aside once it was silent for QUIET_NS."""
         counted = member.state is MemberState.ACTIVE and not member.aside
         return counted and self._state.config.lease_ns > QUIET_NS and self._state.book.spares_one()
+
+    def _proof_due_ns(self, member: Member) -> int | None:
+        """Until when a member that counts for the time being may take to answer a round; None: it has, or others have
+        not either."""
+        first_ns = self._state.membership.first_proof_ns
+        waits = member.trial_ns >= 0 and not member.proven and first_ns >= 0
+        return max(first_ns, member.trial_ns) + PROOF_NS if waits and member.state is MemberState.ACTIVE else None
 
     def _is_deaf(self, member: Member, now_ns: int) -> bool:
         """A learner that reports steps but has adopted nothing for long: what we send does not reach it."""

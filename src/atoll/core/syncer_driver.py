@@ -22,10 +22,12 @@ from atoll.core import effects as fx
 from atoll.core.durability_gate import Chore, DurabilityGate
 from atoll.core.durable import FragmentRecord, Recovery
 from atoll.core.fragment_turns import FragmentTurns
+from atoll.core.identity import Identity
 from atoll.core.layout import Layout
 from atoll.core.learner_host import Payload
 from atoll.core.messages import (
     NO_VERSION,
+    FetchRequest,
     Hello,
     InlineReply,
     Published,
@@ -36,6 +38,7 @@ from atoll.core.messages import (
     Refused,
     SyncerMessage,
 )
+from atoll.core.note_budget import NoteBudget
 from atoll.core.rounds import ContributionId, ContributionRecord
 from atoll.core.syncer_machine import SyncerMachine
 
@@ -90,6 +93,9 @@ class SyncerDriverHost(Protocol):
     def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
         """Make what was put as the seed version 0; gives one checksum per fragment."""
 
+    def compare(self, compare: fx.Compare, payloads: list[Payload], done: Callable[[fx.Compared], None]) -> None:
+        """Measure how far the contributions agree; not at once."""
+
     def merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
         """Merge into the arrays and note the decision for replay. Nothing is changed if the result is not finite."""
 
@@ -142,6 +148,8 @@ class SyncerDriver:
         self._host = host
         self._layout: Layout | None = None
         self._replies: list[PushReply] = []
+        self._looking = False
+        self._notes = NoteBudget()
 
     # ------------------------------------------------------------ machine in, effects out
 
@@ -177,9 +185,13 @@ class SyncerDriver:
             case fx.Answer():
                 self._replies.append(effect.reply)
             case fx.Note():
-                self._host.note(effect)
+                for event in self._notes.take(effect.event, self._host.now_ns()):
+                    self._host.note(fx.Note(event))
             case fx.Remember():
                 self._remember(effect)
+            case fx.Compare():
+                payloads = [self.held[identity] for identity in effect.contributions]
+                self._host.compare(effect, payloads, self.apply)
             case fx.Merge():
                 self.turns.take(effect.fragment, lambda: self._merge(effect))
             case fx.Forget():
@@ -195,23 +207,32 @@ class SyncerDriver:
                 self.turns.take(effect.fragment, lambda: self._heal(effect))
             case fx.ForgetInner():
                 self._host.forget_inner(effect.slot)
-            case fx.Fenced():
-                self.fence(effect.reason)
+            case fx.LookForNewer():
+                self._look_for_newer()
             case fx.Finished():
                 self._host.end_finished(effect.reason)
             case _:
                 assert_never(effect)
 
     def fence(self, reason: str) -> None:
-        """A newer syncer was seen, by a learner or on the disk: nothing is written or said any more."""
+        """A newer syncer was seen on the disk: nothing is written or said any more."""
         if not self.gate.fenced:
             self.gate.fence()
             self._host.end_fenced(reason)
 
+    def _look_for_newer(self) -> None:
+        """One look at a time: whoever says so may say it as often as it likes."""
+        if self.gate.level != "none" and not self._looking and not self.gate.fenced:
+            self._looking = True
+            self._host.check_epoch(self._looked)
+
+    def _looked(self) -> None:
+        self._looking = False
+
     # ------------------------------------------------------------ sessions and messages
 
-    def open_session(self, session: int, hello: Hello) -> None:
-        self.apply(fx.SessionOpened(session, hello))
+    def open_session(self, session: int, hello: Hello, *, secret: str = "", identity: Identity | None = None) -> None:
+        self.apply(fx.SessionOpened(session, hello, secret, identity))
         layout = self.machine.layout
         if layout is not None and layout is not self._layout:
             self._layout = layout
@@ -293,6 +314,13 @@ class SyncerDriver:
         """Every push gets one answer."""
         self.apply(event)
         return self._replies.pop()
+
+    def open_fetch(self, request: FetchRequest) -> PushReply | None:
+        """None if this learner may fetch, else the refusal."""
+        refusal = self.machine.check_sender(request.learner, request.generation, request.secret)
+        if refusal is None:
+            self.apply(fx.FetchOpened(request.learner, request.generation))
+        return refusal
 
     # ------------------------------------------------------------ versions
 

@@ -23,23 +23,28 @@ for a learner) they return, and the machine does it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, assert_never
 
+from atoll.core.admission import check_sender
 from atoll.core.beginning import Begin, Beginning
-from atoll.core.config import SyncConfig
+from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.contribution_intake import ContributionIntake
 from atoll.core.durable import FragmentRecord, Recovery
 from atoll.core.effects import (
     Answer,
+    Compared,
     EndSession,
-    Fenced,
     FetchOpened,
     Finished,
     FromLearner,
     HealCommitted,
     InnerTaken,
     KeepHeld,
+    KeyRevoked,
     LeaveAsked,
+    LookForNewer,
     MergeFinished,
     PushCompleted,
     PushOpened,
@@ -63,9 +68,10 @@ from atoll.core.ledger import Ledger
 from atoll.core.membership import Member, Membership, MemberState
 from atoll.core.messages import (
     ASKED_TO_LEAVE,
-    STEP_MAX,
     DataReport,
     Hello,
+    InlinePush,
+    InnerPiece,
     Leave,
     Nothing,
     Progress,
@@ -83,9 +89,14 @@ from atoll.core.rounds import ContributionId
 from atoll.core.run_selection import RunSelection
 from atoll.core.seed_intake import SeedIntake
 from atoll.core.silence import QUIET_NS, Silence, SilenceWatch
-from atoll.core.syncer_recovery import SyncerRecovery
+from atoll.core.syncer_recovery import FROM_LEARNERS, SyncerRecovery
 from atoll.core.syncer_state import SyncerState, changed, warned
 from atoll.errors import AtollError
+
+REPORTS_BURST = 200.0
+"""Reports on data that a learner may send at once: for all streams of a mixture, several times over."""
+REPORT_NS = SECOND_NS // 20
+"""And one more after this time: each may write a row of ten thousand chunks on the tape."""
 
 
 class SyncerMachine:
@@ -106,8 +117,6 @@ class SyncerMachine:
         self.stopping = ""
         """Why the run ends; empty: it does not yet."""
         self._finished = False
-        self._fenced = ""
-        """Why this syncer may say nothing more: a newer one has taken over."""
 
     # ------------------------------------------------------------ the one entrance
 
@@ -122,6 +131,8 @@ class SyncerMachine:
                 return self._state.remembered(out)
             case PushCompleted():
                 self._push_completed(event, now_ns, out)
+            case Compared():
+                self.book.compared(event, out)
             case MergeFinished():
                 self.book.merge_finished(event, now_ns, out)
                 if event.finite:
@@ -145,6 +156,8 @@ class SyncerMachine:
                 self._stop(event.reason, out)
             case LeaveAsked():
                 self._ask_to_leave(event.learner, out)
+            case KeyRevoked():
+                self._revoke(event, out)
             case Tick():
                 self._expire(now_ns, out)
                 self.book.tick(now_ns, out)
@@ -159,30 +172,32 @@ class SyncerMachine:
 
     def next_wake_ns(self) -> int | None:
         """When to send the next Tick, if nothing else happens before."""
-        healing = self._recovery.healing
-        known = (
-            self.book.next_wake_ns(),
-            self.inner_slots.next_wake_ns(),
+        healing, inner_slots = self._recovery.healing, self._handoff.inner_slots
+        known = [
+            self._state.book.next_wake_ns(),
+            inner_slots.next_wake_ns() if inner_slots.open else None,
             self._seeding.next_wake_ns(),
             healing.next_wake_ns() if healing is not None else None,
             self._silence.next_wake_ns(),
             self._expected.next_wake_ns(),
-        )
-        return min((wake_ns for wake_ns in known if wake_ns is not None), default=None)
+        ]
+        return min([wake_ns for wake_ns in known if wake_ns is not None], default=None)
 
     def _follow_up(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """What follows from any change: ask for what was lost, stop when the budget is spent, launch what is due, merge
         leftovers, finish."""
-        if not self._fenced:
-            self._begin_with(self._recovery.heal(now_ns, out), out)
+        self._begin_with(self._recovery.heal(now_ns, out), out)
+        if self._recovery.in_vain:
+            self._selection.give_up_claimed(out)
         self._seeding.watch(now_ns, out)
-        if not self.committed or self._fenced:
+        state = self._state
+        if not state.committed:
             self._expected.no_round_is_wanted()
             return
-        states = self.membership.states()
+        states = state.membership.states()
         self._expected.watch(now_ns, out)
         if MemberState.ACTIVE in states:
-            self.book.launch_due(now_ns, out)
+            state.book.launch_due(now_ns, out)
             self._stop_when_spent(out)
         elif MemberState.JOINING not in states and (self.stopping or MemberState.AWAY not in states):
             self.book.launch_leftovers(now_ns, out)
@@ -201,7 +216,7 @@ class SyncerMachine:
 
     def _stop_when_spent(self, out: list[SyncerEffect]) -> None:
         budget = self.config.tokens_budget
-        if not budget or self.stopping or self.ledger.processed < budget:
+        if not budget or self.stopping or self.ledger.spent < budget:
             return
         if self.config.synchronous and self.book.in_flight:
             return  # the last boundary's merge belongs to the run: learners wait for it
@@ -211,20 +226,12 @@ class SyncerMachine:
 
     def _open(self, event: SessionOpened, now_ns: int, out: list[SyncerEffect]) -> None:
         hello, session = event.hello, event.session
-        if hello.run == self.run and hello.epoch > self.epoch:
-            self._fenced = (
-                f"learner {hello.learner!r} was welcomed by a newer syncer of this run (epoch {hello.epoch}, this one "
-                f"is {self.epoch}); this one ends, nothing is to be done"
-            )
-            refusal: Refused | None = Refused(Refusal.STALE_EPOCH, self._fenced)
-        else:
-            refusal = self._hellos.check(hello, self.stopping, now_ns, out)
+        refusal = self._check_epoch(hello, out) or self._hellos.check(event, self.stopping, now_ns, out)
         if refusal is not None:
             out += [ToLearner(session, refusal), EndSession(session, refusal.detail)]
-            if refusal.code != Refusal.BUSY or self._beginning.is_news(refusal.detail):
+            again = refusal.code in (Refusal.BUSY, Refusal.STALE_EPOCH)  # it says hello every few seconds
+            if refusal.code != Refusal.TENSORS and (not again or self._beginning.is_news(refusal.detail)):
                 out.append(warned(refusal.detail))
-            if self._fenced:
-                out.append(Fenced(self._fenced))
             return
         known = self.membership.members.get(hello.learner)
         silent_ns = 0
@@ -232,7 +239,7 @@ class SyncerMachine:
             silent_ns = now_ns - known.heard_ns
             _replace_session(known, hello, out)
             self.book.learner_gone(known.learner, now_ns, out)
-        member, fenced = self._hellos.admit(hello, session, now_ns)
+        member, fenced = self._hellos.admit(event, now_ns)
         seed = not self._selection.begun
         if seed:
             self._seeding.ask(member)
@@ -243,6 +250,20 @@ class SyncerMachine:
         if self.committed and not self._recovery.must_wait_for_clock(member):
             self._begin_with([member], out)
 
+    def _check_epoch(self, hello: Hello, out: list[SyncerEffect]) -> Refused | None:
+        """A learner that says it was welcomed by a newer syncer of this run is refused for the time being: it goes on
+        with that one, or comes back. If there is one, the disk knows; so that is looked at, and the snapshot location
+        is watched anyhow. What learners say ends no syncer, however many say it: ids are free."""
+        if hello.run != self.run or hello.epoch <= self.epoch:
+            return None
+        out.append(LookForNewer())
+        detail = (
+            f"learner {hello.learner!r} says that a newer syncer of this run has welcomed it (epoch {hello.epoch}, "
+            f"this one is {self.epoch}); this one ends if its disk or snapshots say so, too. If there is no newer one, "
+            "restart that learner"
+        )
+        return Refused(Refusal.STALE_EPOCH, detail)
+
     def _begin_with(self, members: list[Member], out: list[SyncerEffect]) -> None:
         """The run goes on, or begins, for these learners: what became of their contributions, then where the run is."""
         for member in members:
@@ -250,7 +271,9 @@ class SyncerMachine:
             if hello is not None:
                 self._recovery.tell_fates(member, hello, out)
                 member.recovered = False
-            out.append(ToLearner(member.session, self._state.start()))
+            start = self._state.start()
+            member.start_step = start.step
+            out.append(ToLearner(member.session, start))
             if hello is not None:
                 self._selection.reseed(member, hello, out)
 
@@ -294,21 +317,23 @@ class SyncerMachine:
             case Leave() as message:
                 self._leave(member, message, now_ns, out)
             case DataReport() as message:
-                self._data_report(member, message, out)
-            case message:
+                self._data_report(member, message, now_ns, out)
+            case Hello() | InlinePush() as message:
                 # A second Hello; or a contribution, which the shell takes out before it comes here.
                 out.append(EndSession(event.session, f"unexpected {type(message).__name__} in an open session"))
+            case message:
+                assert_never(message)
 
     def _ready(self, member: Member, message: Ready, now_ns: int, out: list[SyncerEffect]) -> None:
         if not self.committed or len(message.bases) != self.config.fragments:
             self._end_for(member, Refusal.NOT_READY, "said ready before committed state was adopted", out)
             return
-        if message.step > STEP_MAX:
-            self._end_for(member, Refusal.COUNTERS, "said ready at a step that nobody can have reached", out)
+        wrong = self._progress.ready(member, message, now_ns, past=self._selection.has_past)
+        if wrong:
+            self._end_for(member, Refusal.COUNTERS, f"said ready at {wrong}", out)
             return
-        member.bases, member.behind_ns = message.bases, 0
-        self.membership.moved(member, message.step, member.step_ns)
-        self.membership.activate(member, now_ns)
+        back = not member.newcomer and self._recovery.source == FROM_LEARNERS
+        self.membership.activate(member, now_ns, trusted=back)
         if self._recovery.holders:
             self._begin_with(self._recovery.hear_clock(message), out)
         out.append(changed(member, f"ready at step {message.step}"))
@@ -331,7 +356,12 @@ class SyncerMachine:
         self.leases.release(member.learner)
         self._gone(member, now_ns, out)
 
-    def _data_report(self, member: Member, message: DataReport, out: list[SyncerEffect]) -> None:
+    def _data_report(self, member: Member, message: DataReport, now_ns: int, out: list[SyncerEffect]) -> None:
+        member.reports = min(REPORTS_BURST, member.reports + (now_ns - member.reports_ns) / REPORT_NS)
+        member.reports_ns = now_ns
+        if member.reports < 1.0:
+            return  # as if it were lost: the next one says it again
+        member.reports -= 1.0
         try:
             answer = self.leases.report(member.learner, member.generation, message)
         except AtollError as error:
@@ -342,20 +372,19 @@ class SyncerMachine:
     # ------------------------------------------------------------ bulk
 
     def _push_opened(self, header: PushHeader, now_ns: int, out: list[SyncerEffect]) -> None:
-        refusal = self._check_push(header)
-        if refusal is not None:
-            self._not_given(header, refusal, now_ns, out)
-        sender = self._current(header.learner, header.generation)
-        if sender is not None:
-            sender.heard_ns = now_ns
+        refusal = self.check_sender(header.learner, header.generation, header.secret)
+        if refusal is None:
+            # Only what comes from the learner itself is a sign of its life, or an answer that a round waits for.
+            self.membership.members[header.learner].heard_ns = now_ns
+            refusal = self._check_push(header, now_ns)
+            if refusal is not None:
+                self._not_given(header, refusal, now_ns, out)
         out.append(Answer(refusal or PushReply(accepted=True)))
 
-    def _check_push(self, header: PushHeader) -> PushReply | None:
+    def _check_push(self, header: PushHeader, now_ns: int) -> PushReply | None:
         who = f"learner {header.learner!r}, fragment {header.fragment}"
-        if self._fenced:
-            return PushReply(False, Refusal.STALE_EPOCH, self._fenced)
         if header.kind is PushKind.INNER:
-            return self._handoff.check(header)
+            return self._handoff.check(InnerPiece.of(header))
         if self.layout is None or not 0 <= header.fragment < self.config.fragments:
             return PushReply(False, Refusal.UNKNOWN_FRAGMENT, f"{who}: this run has no such fragment")
         if header.kind is PushKind.HEAL:
@@ -364,14 +393,18 @@ class SyncerMachine:
             return self._seeding.check(header)
         if self.healing is not None:
             return PushReply(False, Refusal.BUSY, f"{who}: the syncer is collecting what it lost; send it again")
-        return self._contributions.check(header)
+        return self._contributions.check(header, now_ns)
 
     def _push_completed(self, event: PushCompleted, now_ns: int, out: list[SyncerEffect]) -> None:
         header = event.header
-        refusal = self._check_push(header) or self._contributions.check_values(event)
+        wrong = self.check_sender(header.learner, header.generation, header.secret)
+        refusal = wrong or self._check_push(header, now_ns) or self._contributions.check_values(event)
+        if refusal is None and header.kind is PushKind.HEAL:
+            refusal = self._recovery.check_values(header, event.norm)
         if refusal is not None:
             self._contributions.refuse(event, refusal, out)
-            self._not_given(header, refusal, now_ns, out)
+            if wrong is None:
+                self._not_given(header, refusal, now_ns, out)
             return
         match header.kind:
             case PushKind.CONTRIBUTION:
@@ -381,7 +414,7 @@ class SyncerMachine:
             case PushKind.HEAL:
                 self._recovery.take(header, out)
             case PushKind.INNER:
-                self._handoff.take(header, now_ns, out)
+                self._handoff.take(InnerPiece.of(header), now_ns, out)
             case _:
                 assert_never(header.kind)
 
@@ -390,6 +423,20 @@ class SyncerMachine:
         if header.kind is PushKind.HEAL:
             self._recovery.reject(header)
         self._contributions.answer_for(header, refusal, now_ns, out)
+
+    def check_sender(self, learner: str, generation: int, secret: str) -> PushReply | None:
+        """None if a push or fetch comes from the process in whose name it comes."""
+        return check_sender(self.membership.members.get(learner), learner, generation, secret)
+
+    def of_session(self, session: int, header: PushHeader) -> PushHeader | PushReply:
+        """A push that came inside a session needs no secret: the session itself says whose it is. A refusal, if that
+        is not in whose name it came."""
+        member = self.membership.by_session(session)
+        if member is None or member.learner != header.learner:
+            whose = f"learner {member.learner!r}" if member is not None else "nobody"
+            detail = f"a contribution of learner {header.learner!r} in the session of {whose}; each sends its own"
+            return PushReply(False, Refusal.NOT_ALLOWED if member is not None else Refusal.UNKNOWN_LEARNER, detail)
+        return replace(header, secret=member.secret)
 
     def _current(self, learner: str, generation: int) -> Member | None:
         """This learner, if this generation is its newest."""
@@ -414,6 +461,16 @@ class SyncerMachine:
         if member.connected:
             out.append(ToLearner(member.session, Stop(member.dismissed)))
 
+    def _revoke(self, event: KeyRevoked, out: list[SyncerEffect]) -> None:
+        """What was taken from it before stays; from here on nothing is."""
+        member = self.membership.members.get(event.learner)
+        if member is not None and not member.revoked:
+            member.revoked = event.detail
+            out.append(warned(event.detail))
+            if member.connected:
+                refused = Refused(Refusal.KEY_REVOKED, event.detail)
+                out += [ToLearner(member.session, refused), EndSession(member.session, event.detail)]
+
     def _expire(self, now_ns: int, out: list[SyncerEffect]) -> None:
         self._silence.look_again()
         self._handoff.expire(now_ns, out)
@@ -432,6 +489,9 @@ class SyncerMachine:
                     self._gone(member, now_ns, out)
                 case Silence.LOST:
                     self._lost(member, out)
+                case Silence.UNPROVEN:
+                    self.membership.end_patience(member)
+                    self.book.tick(now_ns, out)
                 case Silence.DEAF:
                     _end_deaf(member, out)
                 case silence:
@@ -522,6 +582,10 @@ class SyncerMachine:
         """True while this contribution waits for a round, is in one, or is being merged."""
         return self.book.holds(identity)
 
+    def keeps(self, identity: ContributionId) -> bool:
+        """True while the payload of this contribution is needed: it is held, or later ones are compared with it."""
+        return self.book.holds(identity) or self.book.agreement.is_witness(identity)
+
     def keeps_up(self, session: int, fragment: int, version: int) -> bool:
         """True if the update that leads to `version` may travel with its notice: this learner trains, and has adopted
         the version before it. So at most one update of a fragment is on its way, and none stands in front of requests
@@ -535,10 +599,6 @@ class SyncerMachine:
         """Whose session this is; empty if nobody's."""
         member = self.membership.by_session(session)
         return member.learner if member is not None else ""
-
-    def knows(self, learner: str) -> bool:
-        """True if this learner is or was in the run."""
-        return learner in self.membership.members
 
     def is_aside(self, learner: str) -> bool:
         """True if rounds do not wait for this learner although it is heard of."""
@@ -556,6 +616,39 @@ class SyncerMachine:
     @property
     def rounds_started(self) -> int:
         return self.book.rounds_started
+
+    @property
+    def idle(self) -> bool:
+        """True while no round is open and no merge is under way."""
+        return not self.book.in_flight
+
+    @property
+    def versions(self) -> list[int]:
+        """The newest committed one of each fragment."""
+        return [track.version for track in self.book.tracks]
+
+    @property
+    def is_healing(self) -> bool:
+        """True while learners are asked for what this syncer does not have."""
+        return self.healing is not None
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        """Everybody who is or was in the run, by id. To be looked at only."""
+        return self.membership.members
+
+    @property
+    def member_states(self) -> frozenset[MemberState]:
+        """The states that there are."""
+        return self.membership.states()
+
+    def data_status(self) -> dict[str, Any]:
+        """What has become of the chunks of each stream of data."""
+        return self.leases.status()
+
+    def data_lost(self, stream: str) -> int:
+        """Chunks of this stream that were in the hands of learners that are lost."""
+        return self.leases.lost(stream)
 
     def stats(self) -> dict[str, Any]:
         """The fields of a SyncerStats event that the machine knows."""

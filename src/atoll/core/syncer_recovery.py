@@ -13,6 +13,7 @@ from atoll.core import durable
 from atoll.core.effects import Answer, CommitHealed, HealCommitted, Note, SyncerEffect, ToLearner
 from atoll.core.events import FragmentHealed, SyncerRecovered
 from atoll.core.healing import Healing, VersionClaim
+from atoll.core.leases import LeaseBook
 from atoll.core.membership import Member, MemberState
 from atoll.core.messages import (
     NO_VERSION,
@@ -26,7 +27,8 @@ from atoll.core.messages import (
     Ready,
     Refusal,
 )
-from atoll.core.policy import first_due_step
+from atoll.core.plausible import AWAY_STEPS_MAX
+from atoll.core.policy import first_due_step, heal_limit, norm_limit_absolute
 from atoll.core.rounds import ContributionId
 from atoll.core.syncer_state import SyncerState, warned
 from atoll.errors import AtollError, StoreError
@@ -100,7 +102,18 @@ class SyncerRecovery:
     def from_learners(self, fragments: int) -> None:
         """No record is left at all: every fragment must come from a learner."""
         self.healing = Healing([NO_VERSION] * fragments, {}, set(), strangers=True)
+        self._state.leases = LeaseBook(lost_rows=True)
         self.source = FROM_LEARNERS
+
+    @property
+    def in_vain(self) -> bool:
+        """True if this syncer has waited for a run that somebody claimed to hold and did not deliver, and has nothing
+        of it."""
+        return self.source == FROM_LEARNERS and self.healing is not None and self.healing.in_vain
+
+    def forget_run(self) -> None:
+        """There is no such run."""
+        self.healing, self.waits, self.source, self.holders = None, "", "", set()
 
     def heal(self, now_ns: int, out: list[SyncerEffect]) -> list[Member]:
         """Ask learners for what they hold and this syncer has lost. When there is nothing more to be had, the run goes
@@ -154,6 +167,24 @@ class SyncerRecovery:
             return PushReply(False, Refusal.NOT_READY, detail)
         return None
 
+    def check_values(self, header: PushHeader, distance: float) -> PushReply | None:
+        """What one learner alone vouches for must be near what the disk has; `distance` is the norm of the
+        difference."""
+        track, claim = self._state.book.tracks[header.fragment], VersionClaim(header.base_version, header.checksum)
+        if self.healing is None or track.version < 0 or not self.healing.is_lone(header.fragment, claim):
+            return None
+        limit = heal_limit(self._state.config, track.norms, header.base_version - track.version)
+        assert self._state.layout is not None
+        parameters = self._state.layout.fragments[header.fragment].parameters
+        limit = min(limit, norm_limit_absolute(self._state.config, parameters))
+        if distance <= limit:
+            return None
+        detail = (
+            f"learner {header.learner!r}: version {header.base_version} of fragment {header.fragment}, which nobody "
+            f"else holds, is {distance:.3g} from the disk's version {track.version}, more than {limit:.3g}"
+        )
+        return PushReply(False, Refusal.NORM_OUTLIER, detail)
+
     def reject(self, header: PushHeader) -> None:
         """What this learner gave cannot be used, so another one is asked."""
         if self.healing is not None:
@@ -188,7 +219,7 @@ class SyncerRecovery:
         """The first of them is ready: the run is at its step, and fragments fall due from there on. Returns the members
         that have waited for this."""
         book, config = self._state.book, self._state.config
-        step = max(message.step, book.clock_last)
+        step = max(min(message.step, AWAY_STEPS_MAX), book.clock_last)
         book.clock_last = step
         for track in book.tracks:
             # Those who wait in a synchronous run have reached a step that the lost record knew: ask them now.

@@ -26,6 +26,8 @@ from atoll.errors import ConfigError
 
 RANK_PROTOCOL = 2
 """The protocol whose Welcome knows ranks."""
+REASON_CHARS_MAX = 500
+"""Of a reason that a learner gives, or a connection's error: a few lines of a terminal."""
 VERSIONS_TOLD = 3
 """Versions of a fragment whose contributions are on the tape: what was published while its record was not written."""
 
@@ -52,6 +54,8 @@ class SyncerState:
         self._rows: dict[str, Any | None] = {}
         self._rows_late: dict[str, Any | None] = {}
         self._lease_rows: dict[str, Any | None] = {}
+        self._excess_told = 0
+        """Of the tokens that do not count, what is on the tape."""
 
     def lay_out(self, layout: Layout) -> None:
         """The model is known, and with it what the fragments are. Nothing was merged yet."""
@@ -75,7 +79,7 @@ class SyncerState:
     def welcome(self, member: Member, *, seed: bool) -> Welcome:
         assert self.layout is not None
         rank = member.rank if member.protocol >= RANK_PROTOCOL else -1
-        place = (self.layout.fingerprint, seed, member.protocol, rank)
+        place = (self.layout.fingerprint, seed, member.protocol, rank, member.secret)
         return Welcome(self.run, self.epoch, member.generation, self.config, *place)
 
     def start(self) -> Start:
@@ -113,10 +117,23 @@ class SyncerState:
     def retire(self, member: Member) -> None:
         """This generation can never come back."""
         self.ledger.retire(member.learner, member.generation)
-        self.remember("ledger", {"gone_processed": self.ledger.gone_processed})
+        self.remember("ledger", self._ledger_row())
+
+    def judge_tokens(self, member: Member) -> None:
+        """What of this learner's tokens counts for the budget. A syncer that comes back must know, too: but a learner
+        that claims more with every report does not fill the tape."""
+        if not self.config.tokens_budget:
+            return
+        grown = self.book.sizes.judge_tokens(member, self.ledger.account(member.learner, member.generation))
+        if grown and self.ledger.excess > 2 * self._excess_told:
+            self.remember("ledger", self._ledger_row())
+
+    def _ledger_row(self) -> dict[str, int]:
+        self._excess_told = self.ledger.excess
+        return {"gone_processed": self.ledger.gone_processed, "excess": self._excess_told}
 
     def prune_members(self) -> None:
-        for member in self.membership.prune():
+        for member in self.membership.prune(self.config.fragments):
             self.retire(member)
             self.remember(durable.member_key(member.learner), None)
 
@@ -135,7 +152,7 @@ class SyncerState:
     def rows(self) -> dict[str, Any]:
         """All facts as they stand, for a snapshot."""
         rows: dict[str, Any] = {"run": self._run_row(self.committed), durable.SETTINGS_KEY: self.config.to_dict()}
-        rows["ledger"] = {"gone_processed": self.ledger.gone_processed}
+        rows["ledger"] = self._ledger_row()
         for member in self.membership.members.values():
             rows[durable.member_key(member.learner)] = durable.member_row(member)
         return rows | {key: row for key, row in self._lease_rows.items() if row is not None}
@@ -173,11 +190,15 @@ class SyncerState:
         for fragment, fragment_record in sorted(recovery.fragment_records.items()):
             durable.restore_column(self.book, self.membership, self.ledger, fragment, fragment_record, live)
         self._hold_again(waiting)
-        self.ledger.restore_gone(int(recovery.rows.get("ledger", {}).get("gone_processed", 0)))
+        books = recovery.rows.get("ledger", {})
+        self.ledger.restore_gone(int(books.get("gone_processed", 0)), int(books.get("excess", 0)))
         for member in self.membership.members.values():
             if member.state is not MemberState.LEFT:
                 self.ledger.set_gone(member.learner, member.generation, member.state is MemberState.LOST)
-        self.leases.load(recovery.rows)
+                member.tokens_before = self.ledger.account(member.learner, member.generation).processed
+        # Where every grant was on the tape before it was told, what the tape does not know was never granted. (If the
+        # disk failed meanwhile, some chunks are read again: better than data that one learner's word takes away.)
+        self.leases.load(recovery.rows, lost_rows=not recovery.exact)
         self._lease_rows = {key: row for key, row in recovery.rows.items() if key.startswith(PREFIX)}
         if recovery.rows.get(durable.SETTINGS_KEY) != self.config.to_dict():
             self.remember(durable.SETTINGS_KEY, self.config.to_dict())
@@ -213,4 +234,5 @@ def warned(text: str) -> Note:
 
 def changed(member: Member, reason: str, silent_ns: int = 0) -> Note:
     """A member's state is another one now."""
-    return Note(MemberChanged(member.learner, member.generation, str(member.state), reason, silent_ns))
+    told = reason if len(reason) <= REASON_CHARS_MAX else reason[: REASON_CHARS_MAX - 1] + "…"
+    return Note(MemberChanged(member.learner, member.generation, str(member.state), told, silent_ns))

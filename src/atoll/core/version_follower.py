@@ -47,7 +47,10 @@ class VersionFollower:
     def _reseed_incomplete(self) -> bool:
         """A re-seed is adopted at one boundary, whole: a fragment that is still poisoned would poison the healed
         ones."""
-        return any(p.reseed and not p.prepared for p in self._state.fragments)
+        for progress in self._state.fragments:  # noqa: SIM110 - `any` takes twice as long, at every step
+            if progress.reseed and not progress.prepared:
+                return True
+        return False
 
     # ------------------------------------------------------------ adopting
 
@@ -74,7 +77,7 @@ class VersionFollower:
         else:
             for sent in late:
                 progress.outstanding.remove(sent)
-                out.append(Settle(progress.index, sent.seq, merged=not sent.uncertain))
+                out.append(Settle(progress.index, sent.seq, merged=not sent.discarded))
 
     def _adopt(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
         effect = self.plan_adopt(progress.index, version)
@@ -83,7 +86,7 @@ class VersionFollower:
         merged = progress.merged_in(version)
         for sent in merged:
             progress.outstanding.remove(sent)
-            out.append(Settle(progress.index, sent.seq, merged=not sent.uncertain))
+            out.append(Settle(progress.index, sent.seq, merged=not sent.discarded))
         if rule == "overwrite":
             cause = progress.reseed or Discard.OVERWRITTEN
             self._state.discard(progress, progress.local.tokens, cause, out)

@@ -1,4 +1,4 @@
-"""Between the desk and torch's DataLoader: who reads which chunk, and where.
+"""Between the client and torch's DataLoader: who reads which chunk, and where.
 
 MapFeed     indices are cut into batches here, in the main process; DataLoader workers fetch the samples of a batch
 StreamFeed  every DataLoader worker reads whole chunks, whose numbers it gets through its mailbox, and cuts them itself
@@ -51,7 +51,7 @@ class MapFeed:
 
     def __init__(
         self,
-        desk: LeaseClient,
+        client: LeaseClient,
         dataset: Any,
         chunk_indices: OpenChunk,
         *,
@@ -62,7 +62,7 @@ class MapFeed:
         options: Mapping[str, Any],
     ) -> None:
         self.depth = depth(workers, options)
-        self._batches = _Batches(desk, (chunk_indices, batch_size, drop_last))
+        self._batches = _Batches(client, (chunk_indices, batch_size, drop_last))
         self._loader: torch_data.DataLoader[Any] = torch_data.DataLoader(
             _Fetch(dataset),
             batch_sampler=self._batches,
@@ -81,7 +81,7 @@ class MapFeed:
             yield under_way.popleft()._replace(data=data)
 
     def deal(self) -> None:
-        """Nothing to do: the sampler takes chunks from the desk itself."""
+        """Nothing to do: the sampler takes chunks from the client itself."""
 
     def end(self) -> None:
         self._batches.ended = True
@@ -91,11 +91,11 @@ class _Batches(torch_data.Sampler[list[int]]):
     """The batch sampler: lists of indices, empty ones where there is nothing to read just now. The DataLoader holds it,
     so it must not lead back there: workers that are left to the cycle collector take long to end."""
 
-    def __init__(self, desk: LeaseClient, cutting: tuple[OpenChunk, int, bool]) -> None:
+    def __init__(self, client: LeaseClient, cutting: tuple[OpenChunk, int, bool]) -> None:
         self.dealt = 0
         self.ended = False
         self.under_way: deque[Piece] = deque()
-        self._desk = desk
+        self._client = client
         self._cutting = cutting
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -106,14 +106,14 @@ class _Batches(torch_data.Sampler[list[int]]):
             yield piece.data
 
     def next(self) -> Ticket | End | None:
-        ticket = self._desk.take()
+        ticket = self._client.take()
         if ticket is None:
             return END if self.ended else None
         self.dealt += 1
         return ticket
 
     def dropped(self, key: int) -> bool:
-        return self._desk.unwanted(key)
+        return self._client.unwanted(key)
 
 
 class _Fetch(torch_data.Dataset[Any]):
@@ -143,7 +143,7 @@ class StreamFeed:
 
     def __init__(
         self,
-        desk: LeaseClient,
+        client: LeaseClient,
         open_chunk: OpenChunk,
         *,
         batch_size: int,
@@ -154,7 +154,7 @@ class StreamFeed:
     ) -> None:
         self.depth = depth(workers, options)
         self.dealt = 0
-        self._desk = desk
+        self._client = client
         self._cutting = (open_chunk, batch_size, drop_last)
         self._collate = collate
         self._workers = workers
@@ -213,7 +213,7 @@ class StreamFeed:
             return
         for worker, keys in enumerate(self._reading):
             for key in keys - self._stopped:
-                if self._desk.unwanted(key):
+                if self._client.unwanted(key):
                     self._stopped.add(key)
                     self._mail[worker].drop(key)
         for per_worker in range(1, CHUNKS_PER_WORKER + 1 if self._workers else 2):
@@ -222,7 +222,7 @@ class StreamFeed:
                     self._deal_to(worker)
 
     def _deal_to(self, worker: int) -> None:
-        ticket = self._desk.take()
+        ticket = self._client.take()
         if ticket is not None:
             self.dealt += 1
             self._reading[worker].add(ticket.key)

@@ -1,4 +1,4 @@
-"""The chunks that a learner holds, and how far each is. Pure; the desk around it has the lock and the clock.
+"""The chunks that a learner holds, and how far each is. Pure; the lease client around it has the lock and the clock.
 
     waiting --take--> being read --hand--> in the loop --finish_step (a step is over)--> finished
 
@@ -94,8 +94,8 @@ class HeldChunks:
         return chunks
 
     def clear(self, *, trust: bool = False) -> tuple[list[int], list[Lease]]:
-        """Empty the shelf: what is finished, and what is not, from its first unprocessed sample. With `trust`, a chunk
-        that was given out whole is finished although its last step is not over."""
+        """Give all up: what is finished, and what is not, from its first unprocessed sample. With `trust`, a chunk that
+        was given out whole is finished although its last step is not over."""
         finished = [chunk for chunk, held in self.held.items() if held.whole and trust]
         rest = [Lease(chunk, held.processed) for chunk, held in self.held.items() if not (held.whole and trust)]
         for box in (self.held, self._reading, self._waiting, self._batches, self._due, self._again):

@@ -1,6 +1,6 @@
 """The learner's side of the leases: what to tell the syncer and when, and what its answers change.
 
-    syncer --leases--> shelf --take--> read, cut --hand--> the loop --stepped--> finished --report--> syncer
+    syncer --leases--> held chunks --take--> read, cut --hand--> the loop --stepped--> finished --report--> syncer
 
 One report is in flight at a time: the next one says everything anyway. A lock guards all of it; it is never held while
 the learner is called, so the learner may call in from any of its threads with locks of its own.
@@ -42,7 +42,7 @@ PACE_CHUNKS = 16
 """Chunks over which the pace is measured."""
 
 _serials = itertools.count(1)
-"""One count for all desks of this process, so that a later one of the same stream is newer to the syncer."""
+"""One count for all lease clients of this process, so that a later one of the same stream is newer to the syncer."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class LeaseClient:
         self._open_ended = open_ended
         self._changed = threading.Condition()
         self._lookahead = lookahead
-        self._shelf = HeldChunks(lookahead)
+        self._held_chunks = HeldChunks(lookahead)
         self._finished: dict[int, None] = {}
         self._returned: dict[int, int] = {}
         self._told = DataReport(stream, 0, chunks, 0)
@@ -115,7 +115,7 @@ class LeaseClient:
 
     def report(self) -> DataReport:
         with self._changed:
-            want, done, holding = self._want(), tuple(self._finished), tuple(self._shelf.held)
+            want, done, holding = self._want(), tuple(self._finished), tuple(self._held_chunks.held)
             returned = tuple(Lease(chunk, start) for chunk, start in self._returned.items())
             self._told = DataReport(self.stream, next(_serials), self.chunks, want, done, holding, returned)
             self._told_s, self._unanswered = self.clock(), True
@@ -134,17 +134,17 @@ class LeaseClient:
             for lease in self._told.returned:
                 self._returned.pop(lease.chunk, None)
             for chunk in message.revoked:
-                self._shelf.remove(chunk)
+                self._held_chunks.remove(chunk)
             for lease in message.granted:
                 self._take_in(lease)
-            share = max(self._share(), len(self._shelf.held) - self._shelf.waiting + UNREAD_MIN)
-            if len(self._shelf.held) > share + share // 4:
-                self._give_back(self._shelf.surplus(share))
+            share = max(self._share(), len(self._held_chunks.held) - self._held_chunks.waiting + UNREAD_MIN)
+            if len(self._held_chunks.held) > share + share // 4:
+                self._give_back(self._held_chunks.surplus(share))
             self._changed.notify_all()
         self.nudge()
 
     def _take_in(self, lease: Lease) -> None:
-        if lease.chunk in self._shelf.held or lease.chunk in self._finished or lease.chunk in self._returned:
+        if lease.chunk in self._held_chunks.held or lease.chunk in self._finished or lease.chunk in self._returned:
             return
         self.leased += 1
         self._highest = max(self._highest, lease.chunk)
@@ -154,17 +154,17 @@ class LeaseClient:
             self._finished[lease.chunk] = None
             self.exhausted = True  # fresh numbers are only given when the pool is empty
         else:
-            self._shelf.add(lease)
+            self._held_chunks.add(lease)
 
     def stepped(self) -> None:
         with self._changed:
-            self._finish(self._shelf.finish_step())
+            self._finish(self._held_chunks.finish_step())
         self.nudge()
 
     def leaving(self) -> None:
         with self._changed:
             self._closed = True
-            finished, rest = self._shelf.clear(trust=self._trust)
+            finished, rest = self._held_chunks.clear(trust=self._trust)
             self._finish(finished)
             self._give_back(rest)
             self._changed.notify_all()
@@ -172,7 +172,7 @@ class LeaseClient:
     def dropped(self) -> None:
         with self._changed:
             self._closed = True
-            self._shelf.clear()
+            self._held_chunks.clear()
             self._changed.notify_all()
 
     # ------------------------------------------------------------ the loader calls
@@ -186,7 +186,7 @@ class LeaseClient:
         """ready: a lease waits to be read; exhausted: nothing is left to lease; new: none ever came; dry: they ran
         out."""
         with self._changed:
-            if self._shelf.waiting:
+            if self._held_chunks.waiting:
                 return "ready"
             return "exhausted" if self.exhausted else "dry" if self.leased else "new"
 
@@ -195,29 +195,29 @@ class LeaseClient:
         with self._changed:
             if not self._times_s:
                 self._times_s.append(self.clock())
-            return self._shelf.take()
+            return self._held_chunks.take()
 
     def unwanted(self, key: int) -> bool:
         with self._changed:
-            return self._shelf.unwanted(key)
+            return self._held_chunks.unwanted(key)
 
     def repeat_one(self) -> bool:
         with self._changed:
-            return not self._closed and self._shelf.repeat_one()
+            return not self._closed and self._held_chunks.repeat_one()
 
     def rewind(self) -> None:
         """A loop begins."""
         with self._changed:
             self._resting = False
-            self._shelf.lookahead = self._lookahead
-            self._shelf.rewind()
+            self._held_chunks.lookahead = self._lookahead
+            self._held_chunks.rewind()
         self.nudge()
 
     def hand(self, parts: Sequence[Part]) -> bool:
         """The loop is being given a batch. False if all of it was revoked: do not give it."""
         with self._changed:
             self._notice_end(parts)
-            wanted = self._shelf.hand(parts)
+            wanted = self._held_chunks.hand(parts)
             if wanted:
                 self.counts.samples += sum(part.size for part in parts)
                 self.counts.repeated += sum(part.size for part in parts if part.key < 0)
@@ -229,28 +229,28 @@ class LeaseClient:
         """These chunks end, and no batch goes with it."""
         with self._changed:
             self._notice_end(parts)
-            self._finish(self._shelf.close(parts))
+            self._finish(self._held_chunks.close(parts))
 
     def read(self, part: Part) -> None:
         """A loop that reads for itself has got this far."""
         with self._changed:
-            self._shelf.read(part)
+            self._held_chunks.read(part)
 
     def finish(self) -> None:
         """The loop has been given everything: nothing is taken ahead any more, in batches or in leases."""
         with self._changed:
             self._resting = True
-            self._shelf.lookahead = 0
-            self._shelf.make_due()
-            self._give_back(self._shelf.surplus(0))
+            self._held_chunks.lookahead = 0
+            self._held_chunks.make_due()
+            self._give_back(self._held_chunks.surplus(0))
         self.nudge()
 
     def _notice_end(self, parts: Sequence[Part]) -> None:
         """A chunk turned out to be empty: the stream ends before it, and all from here on are done."""
-        chunk = self._shelf.end_of_data(parts) if self._open_ended else None
+        chunk = self._held_chunks.end_of_data(parts) if self._open_ended else None
         if chunk is not None:
             self._limit = min(chunk, self._limit)
-            self._finished |= dict.fromkeys(self._shelf.beyond(self._limit))
+            self._finished |= dict.fromkeys(self._held_chunks.beyond(self._limit))
             self.exhausted = True
 
     def wait(self, timeout_s: float) -> None:
@@ -274,7 +274,7 @@ class LeaseClient:
             return REPORT_LOST_S
         if self._returned or self._resting:
             return 0.0  # others may be waiting for it
-        short = not self.exhausted and self._shelf.waiting < HOLD_MIN
+        short = not self.exhausted and self._held_chunks.waiting < HOLD_MIN
         if short and not self._fruitless:
             return 0.0
         return ASK_AGAIN_S if short or now else REPORT_EVERY_S
@@ -300,7 +300,7 @@ class LeaseClient:
             return 0
         by_pace = math.ceil(self._ahead_s / self.chunk_s) if self.chunk_s > 0 else self._hold_min
         target = max(self._hold_min, min(by_pace, self._share(), HAND_MAX))
-        held, unread = len(self._shelf.held), self._shelf.waiting
+        held, unread = len(self._held_chunks.held), self._held_chunks.waiting
         lack = max(target - held, UNREAD_MIN - unread)
         if not unread and held > target:  # a batch needs more chunks than the target: as many again
             lack = min(held, self._share())
@@ -317,5 +317,5 @@ class LeaseClient:
     def state(self) -> dict[str, Any]:
         """JSON: every chunk of which something was processed, with its first sample that was not; and the counts."""
         with self._changed:
-            in_hand = [[chunk, held.processed] for chunk, held in self._shelf.held.items() if held.processed]
+            in_hand = [[chunk, held.processed] for chunk, held in self._held_chunks.held.items() if held.processed]
             return {"stream": self.stream, "chunks": self.chunks, "in_hand": in_hand, "counts": asdict(self.counts)}

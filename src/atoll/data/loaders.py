@@ -39,20 +39,21 @@ class Loader:
     """Iterate over it once: it goes through all chunks of all epochs that fall to this learner, and ends when nothing
     is left or the run is over. Leaving the loop and starting another goes on where the first one was."""
 
-    def __init__(self, desk: LeaseClient, feed: Feed, patience: DryWait, cut: Mapping[str, Any]) -> None:
-        self._desk = desk
+    def __init__(self, client: LeaseClient, feed: Feed, dry_wait: DryWait, cut: Mapping[str, Any]) -> None:
+        self._client = client
         self._feed = feed
-        self._patience = patience
+        self._dry_wait = dry_wait
         self._cut = dict(cut)
         self._running = False
 
     def __iter__(self) -> Iterator[Any]:
         if self._running:
             raise LocalProtocolError(
-                f"two loops over data stream {self._desk.stream!r} at a time; make a second loader with another stream"
+                f"two loops over data stream {self._client.stream!r} at a time; make a second loader with another "
+                "stream"
             )
         self._running = True
-        self._desk.rewind()
+        self._client.rewind()
         pieces = self._feed.open()
         try:
             yield from self._batches(pieces)
@@ -61,34 +62,34 @@ class Loader:
             pieces.close()  # type: ignore[attr-defined]
 
     def _batches(self, pieces: Iterator[Any]) -> Iterator[Any]:
-        desk, feed = self._desk, self._feed
+        client, feed = self._client, self._feed
         empty, dealt, ended = 0, feed.dealt, False
         for piece in pieces:
-            if desk.over:
+            if client.over:
                 return
             if piece.size:
-                self._patience.fed()
+                self._dry_wait.fed()
                 empty = 0
-                if desk.hand(piece.parts):
+                if client.hand(piece.parts):
                     feed.deal()
                     yield piece.data
                     continue
             else:
-                desk.close(piece.parts)
+                client.close(piece.parts)
             feed.deal()
             empty = empty + 1 if feed.dealt == dealt else 0
             dealt = feed.dealt
-            if empty >= feed.depth and not ended and not self._patience.idle():
+            if empty >= feed.depth and not ended and not self._dry_wait.idle():
                 ended = True
                 feed.end()
-        desk.finish()
+        client.finish()
 
     # ------------------------------------------------------------ what the loop may ask
 
     @property
     def chunks(self) -> int:
         """Chunks of the stream, over all epochs and learners; 0: no end."""
-        return self._desk.chunks
+        return self._client.chunks
 
     @property
     def chunk_size(self) -> int:
@@ -98,7 +99,7 @@ class Loader:
     def stats(self) -> dict[str, int]:
         """Of this process: chunks done, samples handed to the loop, and how many of those were repeats because the
         leases had run out."""
-        counts = self._desk.counts
+        counts = self._client.counts
         return {"chunks": counts.chunks, "samples": counts.samples, "repeated": counts.repeated}
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,14 +108,14 @@ class Loader:
         The position of the run is the syncer's; a process that is restarted gets chunks from there. One that it had in
         hand may come back to it or go to another learner, and starts at the beginning of its lease, because nobody
         knows how much of the lost process's progress was merged."""
-        return {"format": STATE_FORMAT, "cut": dict(self._cut), **self._desk.state()}
+        return {"format": STATE_FORMAT, "cut": dict(self._cut), **self._client.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Check that the data is cut as it was, and take the counts over."""
         if state.get("format") != STATE_FORMAT:
             text = f"a data state of format {state.get('format')!r}; this build reads {STATE_FORMAT}"
             raise ConfigError(f"{text}; start without the checkpoint")
-        now = {"stream": self._desk.stream, "chunks": self._desk.chunks, **self._cut}
+        now = {"stream": self._client.stream, "chunks": self._client.chunks, **self._cut}
         try:
             before = {"stream": state["stream"], "chunks": state["chunks"], **state["cut"]}
             counts = SampleCounts(*(int(state["counts"][name]) for name in ("chunks", "samples", "repeated")))
@@ -126,7 +127,7 @@ class Loader:
                     f"the checkpoint's data has {name} {before.get(name)!r}, this loader {now.get(name)!r}; use the "
                     "same data and settings, or start without the checkpoint"
                 )
-        self._desk.counts = counts
+        self._client.counts = counts
 
 
 # ---------------------------------------------------------------- the three ways to make one
@@ -163,8 +164,8 @@ def loader(
         order = shuffled(count, (seed, epoch, index)) if shuffle else range(count)
         return [first + position for position in order]
 
-    def make(desk: LeaseClient, **common: Any) -> Feed:
-        return MapFeed(desk, dataset, chunk_indices, **common)
+    def make(client: LeaseClient, **common: Any) -> Feed:
+        return MapFeed(client, dataset, chunk_indices, **common)
 
     cut = {"chunk_size": size, "samples": samples, "seed": seed, "shuffle": shuffle}
     chunks = per_epoch * epochs
@@ -198,8 +199,8 @@ def stream(
       first_lease_s    how long the first lease may take"""
     _at_least("chunks", chunks, 0)
 
-    def make(desk: LeaseClient, **common: Any) -> Feed:
-        return StreamFeed(desk, open_chunk, **common)
+    def make(client: LeaseClient, **common: Any) -> Feed:
+        return StreamFeed(client, open_chunk, **common)
 
     return _build(learner, make, batch_size=batch_size, chunks=chunks, cut={}, whole_chunks=True, **settings)
 
@@ -230,8 +231,8 @@ def iterable(
         raise ConfigError("more than one epoch of an iterable data set needs its length; give samples=...")
     chunks = -(-samples // chunk_size) * epochs
 
-    def make(desk: LeaseClient, **common: Any) -> Feed:
-        return StreamFeed(desk, Skim(dataset, chunk_size, samples), **common)
+    def make(client: LeaseClient, **common: Any) -> Feed:
+        return StreamFeed(client, Skim(dataset, chunk_size, samples), **common)
 
     cut = {"chunk_size": chunk_size, "samples": samples}
     return _build(
@@ -277,7 +278,7 @@ def _build(
         raise ConfigError(f"atoll.data has no setting {unknown[0]!r}; beside its own it takes {', '.join(OPTIONS)}")
     collate = collate_fn if collate_fn is not None else (default_collate if batch_size is not None else _only_one)
     hold_min = max(HOLD_MIN, CHUNKS_PER_WORKER * num_workers if whole_chunks else 0)
-    desk = LeaseClient(
+    client = LeaseClient(
         learner,
         stream=stream,
         chunks=chunks,
@@ -287,14 +288,14 @@ def _build(
         open_ended=open_ended,
     )
     feed = make(
-        desk,
+        client,
         batch_size=batch_size or 1,
         drop_last=drop_last,
         collate=collate,
         workers=num_workers,
         options=options,
     )
-    return Loader(desk, feed, DryWait(learner, desk, when_dry, first_lease_s), cut)
+    return Loader(client, feed, DryWait(learner, client, when_dry, first_lease_s), cut)
 
 
 def _default_size(samples: int) -> int:

@@ -14,10 +14,10 @@ from atoll.errors import ConfigError
 class Chunk:
     """One chunk to train on, from its sample `start` on."""
 
-    def __init__(self, desk: LeaseClient, key: int, number: int, start: int) -> None:
+    def __init__(self, client: LeaseClient, key: int, number: int, start: int) -> None:
         self.number = number
         self.start = start
-        self._desk = desk
+        self._client = client
         self._key = key
         self._position = start
 
@@ -30,16 +30,16 @@ class Chunk:
     def revoked(self) -> bool:
         """True if it went to another learner meanwhile, or something new is there in place of a repeat: go on to the
         next."""
-        return self._desk.unwanted(self._key)
+        return self._client.unwanted(self._key)
 
     def reached(self, position: int) -> None:
         """Tell, before `learner.step`, that this step covers the samples before `position`. A learner that leaves then
         hands back exactly the rest; without it, the whole chunk."""
         self._position = max(self._position, position)
-        self._desk.read(Part(self._key, self._position, 0, False))
+        self._client.read(Part(self._key, self._position, 0, False))
 
     def _over(self) -> None:
-        self._desk.read(Part(self._key, self._position, 0, True))
+        self._client.read(Part(self._key, self._position, 0, True))
 
     def __repr__(self) -> str:
         return f"Chunk(number={self.number}, start={self.start})"
@@ -49,9 +49,9 @@ class Chunks:
     """Iterator over chunks. Asking for the next one says that the one before was read to its end: it is done with the
     next `learner.step`, or when the loop or the learner ends."""
 
-    def __init__(self, desk: LeaseClient, patience: DryWait) -> None:
-        self._desk = desk
-        self._patience = patience
+    def __init__(self, client: LeaseClient, dry_wait: DryWait) -> None:
+        self._client = client
+        self._dry_wait = dry_wait
         self._current: Chunk | None = None
         self._ended = False
 
@@ -62,17 +62,17 @@ class Chunks:
         if self._current is not None:
             self._current._over()
             self._current = None
-        while not self._ended and not self._desk.over:
-            ticket = self._desk.take()
+        while not self._ended and not self._client.over:
+            ticket = self._client.take()
             if ticket is not None:
-                self._patience.fed()
-                self._current = Chunk(self._desk, *ticket)
+                self._dry_wait.fed()
+                self._current = Chunk(self._client, *ticket)
                 return self._current
-            if not self._patience.idle():
+            if not self._dry_wait.idle():
                 break
         self._ended = True
-        self._desk.stepped()
-        self._desk.finish()
+        self._client.stepped()
+        self._client.finish()
         raise StopIteration
 
 
@@ -95,5 +95,5 @@ def chunks(
         raise ConfigError(f"chunks must be a whole number, 0 for no end; not {chunks!r}")
     if when_dry not in WHEN_DRY:
         raise ConfigError(f"when_dry must be one of {', '.join(WHEN_DRY)}; not {when_dry!r}")
-    desk = LeaseClient(learner, stream=stream, chunks=chunks, ahead_s=ahead_s, trust=True)
-    return Chunks(desk, DryWait(learner, desk, when_dry, first_lease_s))
+    client = LeaseClient(learner, stream=stream, chunks=chunks, ahead_s=ahead_s, trust=True)
+    return Chunks(client, DryWait(learner, client, when_dry, first_lease_s))

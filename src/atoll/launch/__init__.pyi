@@ -1,7 +1,7 @@
 from . import train
 from .commands import learner_command
 from .config import LEARNERS_LOCAL_MAX, RunConfig, TrainConfig, describe, run_config, script_config, train_config
-from .durability import durability_config, durability_names, parse_duration, parse_options
+from .durability import durability_config, durability_names, holds_credentials, parse_duration, parse_options
 from .ended import RunEnd, how_it_ended
 from .export import export_run
 from .faults import NONE, PLAN_SUFFIX, WITHOUT_FAULTS, FaultInjection, FaultPlanner, NoFaults, SupervisedRun, plan_path
@@ -52,6 +52,7 @@ __all__ = [
     "durability_config",
     "durability_names",
     "export_run",
+    "holds_credentials",
     "how_it_ended",
     "is_finished",
     "join_run",

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from atoll.core import one_of
 from atoll.errors import ConfigError
 from atoll.launch.options import check_types
+from atoll.private import redacted
 
 LEVELS = ("commit", "interval", "none")
 DURATION_S_MIN = 0.1
@@ -20,6 +21,14 @@ DURATION_S_MAX = 30 * 24 * 3600.0
 KEEP_MAX = 10_000
 OPTIONS_CHARS_MAX = 65_536
 """Options of a file system are a few names and an address."""
+PLAIN_OPTIONS = frozenset(
+    {
+        *("account_name", "addressing_style", "bucket", "endpoint", "endpoint_override", "endpoint_url", "host"),
+        *("hostname", "location", "profile", "project", "protocol", "region", "region_name", "scheme"),
+        *("signature_version", "username"),
+    }
+)
+"""Texts that are no secrets, of the file systems that snapshots commonly go to. Any other text may be one."""
 _DURATIONS = ("durability_interval", "snapshot_every")
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([smh]?)")
@@ -40,8 +49,8 @@ class DurabilityConfig:
     keep: int = 3
     """Newest snapshots that are kept."""
     snapshot_options: str = ""
-    """JSON object of options for the URL's file system, such as an endpoint. It is kept in the run folder, so that
-    credentials belong in the environment."""
+    """JSON object of options for the URL's file system, such as an endpoint. It is kept in the run folder: credentials
+    belong in the environment (ATOLL_SNAPSHOT_OPTIONS, another such object, or what the file system itself reads)."""
     record: bool = False
     """Record what every merge is made from, for `atoll replay`: about as many bytes as the learners send."""
 
@@ -91,8 +100,8 @@ def parse_duration(name: str, value: Any) -> Any:
     return float(found[1]) * _SECONDS[found[2]]
 
 
-def parse_options(text: str) -> dict[str, Any]:
-    """A JSON object from the command line; empty text is the empty object."""
+def parse_options(text: str, *, name: str = "snapshot_options") -> dict[str, Any]:
+    """A JSON object from the command line or the environment; empty text is the empty object."""
     if not text:
         return {}
     try:
@@ -100,11 +109,42 @@ def parse_options(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise ConfigError(
-            'snapshot_options must be one JSON object, such as {"endpoint_url": "https://storage.example"}; '
-            f"not {text[:200]!r}"
+        raise ConfigError(  # not shown: it may hold a key
+            f'{name} must be one JSON object, such as {{"endpoint_url": "https://storage.example"}}; mend it'
         )
     return value
+
+
+def check_keepable(config: DurabilityConfig) -> None:
+    """Refuse credentials among settings that the run folder will keep."""
+    if secret := holds_credentials(config.snapshot_options):
+        raise ConfigError(
+            f"snapshot_options would keep {', '.join(secret)} in the run folder, which may be a credential; put "
+            "it as JSON into the environment (ATOLL_SNAPSHOT_OPTIONS), which is not kept, or use what the file system "
+            "reads itself (AWS_SECRET_ACCESS_KEY)"
+        )
+    if any(redacted(text) != text for text in (config.snapshots, config.snapshot_options)):
+        raise ConfigError(
+            "an address for snapshots holds a user or a password, which the run folder would keep; leave them out of "
+            'it, and give them by environment: ATOLL_SNAPSHOT_OPTIONS=\'{"username": "...", "password": "..."}\''
+        )
+
+
+def holds_credentials(options: str) -> list[str]:
+    """The names in a JSON object of options whose texts may be credentials."""
+    return sorted({name for name, _ in _strings(parse_options(options)) if name not in PLAIN_OPTIONS})
+
+
+def _strings(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a JSON value, with the name that stands before it."""
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for inner, item in value.items():
+            yield from _strings(item, inner)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item, name)
 
 
 def describe_durability(config: DurabilityConfig) -> str:
@@ -119,7 +159,8 @@ def describe_durability(config: DurabilityConfig) -> str:
     if not config.snapshots:
         return f"durability {config.durability}: {level}"
     every = duration_text(config.snapshot_every)
-    return f"durability {config.durability}: {level}; snapshot every {every} to {config.snapshots}, {config.keep} kept"
+    where = redacted(config.snapshots)
+    return f"durability {config.durability}: {level}; snapshot every {every} to {where}, {config.keep} kept"
 
 
 def duration_text(seconds: float) -> str:

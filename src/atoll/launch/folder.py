@@ -19,12 +19,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.options import to_toml
+from atoll.private import FILE_MODE, FOLDER_MODE, is_open_to_others, make_private_folder
 
 DEFAULT_PARENT = Path("runs")
 SUFFIX_MAX = 10_000
@@ -83,9 +84,22 @@ class RunFolder:
         write_text(self.path / "config.toml", to_toml(again, comment="Run this again with: --config THIS_FILE"))
 
     def write_token(self, token: str) -> None:
-        """For `atoll status RUN_FOLDER`; readable by its owner alone."""
-        self.token_file.touch(mode=0o600)
-        self.token_file.write_text(token)
+        """For `atoll status RUN_FOLDER`; readable by its owner alone, whatever lay there before."""
+        self.token_file.unlink(missing_ok=True)
+        with os.fdopen(os.open(self.token_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE), "w") as file:
+            file.write(token)
+
+    def read_token(self) -> str:
+        """The token of this run; empty if it has none."""
+        return self.token_file.read_text() if self.token_file.exists() else ""
+
+    def warn_of_open_token(self, say: Callable[[str], None]) -> None:
+        """A copy of the folder may have left its token open to others."""
+        if self.token_file.exists() and is_open_to_others(self.token_file.stat()):
+            say(
+                f"warning: other users of this machine could read this run's token; use: chmod 600 {self.token_file}, "
+                "and start a new run if you do not trust them"
+            )
 
     def write_processes(self, processes: Sequence[Mapping[str, Any]], path: Path | None = None) -> None:
         write_json(path or self.processes_file, list(processes))
@@ -94,7 +108,7 @@ class RunFolder:
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool) -> Iterator[int]:
     """Hold an exclusive lock on a file of the run folder. The file stays: removing it would let two hold "it"."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -143,7 +157,7 @@ def syncer_of(path: Path) -> tuple[str, str]:
         if folder.syncer_file.stat().st_size > SMALL_FILE_BYTES_MAX:
             raise ValueError(f"{folder.syncer_file.name} is too large")
         address = str(json.loads(folder.syncer_file.read_text())["address"])
-        token = folder.token_file.read_text() if folder.token_file.exists() else ""
+        token = folder.read_token()
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise LaunchError(f"{path} holds no running syncer ({error}); give HOST:PORT or another run folder") from error
     return address, token
@@ -153,7 +167,7 @@ def create_run_folder(out: str, *, name: str) -> RunFolder:
     """Make `out`, or a new folder runs/<date>-<name>-<n>. A folder that holds a run is never written into again."""
     try:
         path = Path(out).expanduser() if out else _new_default(name)
-        path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path)
         old = [marker for marker in MARKERS if (path / marker).exists()]
         if old:
             raise LaunchError(
@@ -175,7 +189,7 @@ def create_parent(out: str, *, name: str) -> Path:
     """Make `out`, or a new folder runs/<date>-<name>-<n>, for several runs that belong together."""
     try:
         path = Path(out).expanduser() if out else _new_default(name)
-        path.mkdir(parents=True, exist_ok=True)
+        make_private_folder(path)
     except OSError as error:
         where = out or str(DEFAULT_PARENT)
         raise LaunchError(
@@ -216,7 +230,7 @@ def _new_default(name: str) -> Path:
     for number in range(1, SUFFIX_MAX):
         path = DEFAULT_PARENT / f"{day}-{name}-{number}"
         try:
-            path.mkdir(parents=True)
+            path.mkdir(FOLDER_MODE, parents=True)
         except FileExistsError:
             continue
         return path

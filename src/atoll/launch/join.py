@@ -2,7 +2,7 @@
 
 A joiner is one more process with an environment that says where the syncer is, so that any machine can bring some:
 
-    ATOLL_SYNCER=host:port ATOLL_TOKEN=... ATOLL_LEARNER=name python train.py
+    ATOLL_SYNCER=host:port ATOLL_TOKEN_FILE=file ATOLL_LEARNER=name python train.py
 
 `join_run` does this for a run of this machine: the same command, free ids, and a small supervisor of its own, which
 restarts them and ends with the run.
@@ -28,6 +28,7 @@ from atoll.launch.running import Listed, ask_to_leave, forget_dead, joined_proce
 from atoll.launch.stored import StoredRun, read_run
 from atoll.launch.train import STRAGGLE_S_MAX
 from atoll.observe import EventWriter, LearnerFinished, read_events
+from atoll.private import private_umask
 
 LEAVE_WAIT_S = 30.0
 """A learner hands over what it has within 20 s, and its process needs a moment to end."""
@@ -60,6 +61,7 @@ class JoinSeat:
     """Its number in the data: one that nobody has, unless it takes another's place."""
 
 
+@private_umask()
 def join_run(
     path: Path,
     *,
@@ -81,6 +83,7 @@ def join_run(
         raise LaunchError(
             f"the run in {folder.path} is finished (`atoll report {folder.path}`); start a new one to join"
         )
+    folder.warn_of_open_token(say)
     address, token = syncer_of(folder.path)
     try:
         known = members(address, token)

@@ -120,17 +120,19 @@ class Supervisor:
                     self._faults.close()
                     if self._view is not None:
                         self._view.stop()
-        return self._outcome()
+        return self.outcome(self._reason())
 
-    def _outcome(self) -> RunOutcome:
-        slots = self._slots
-        reason = FINISHED
+    def _reason(self) -> str:
         if self._signals:
-            reason = signal.Signals(self._signals[0]).name
-        elif self._time_up:
-            reason = TIME_UP
-        elif not any(slot.finished for slot in slots.values()) and not self._watch.budget_spent:
-            reason = LEFT
+            return signal.Signals(self._signals[0]).name
+        if self._time_up:
+            return TIME_UP
+        finished = any(slot.finished for slot in self._slots.values()) or self._watch.budget_spent
+        return FINISHED if finished else LEFT
+
+    def outcome(self, reason: str) -> RunOutcome:
+        """What the run came to, once everything has stopped; also of one that `run` could not keep going."""
+        slots = self._slots
         return RunOutcome(
             reason=reason,
             restarts=sum(slot.restarts for slot in slots.values()),

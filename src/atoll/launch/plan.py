@@ -15,6 +15,8 @@ FINISHED = "finished"
 """The reason of a run that came to its end by itself."""
 TIME_UP = "the time is up"
 """The reason of a run that was stopped in order after its minutes: that is an end like any other."""
+FAILED = "failed"
+"""The launcher could not keep the run going."""
 LEFT = "every learner left"
 """The reason of a run whose learners were all asked to leave before it was done."""
 
@@ -96,7 +98,7 @@ class RunOutcome:
     """How the run ended."""
 
     reason: str
-    """FINISHED, TIME_UP, the name of the signal that stopped it, or LEFT."""
+    """FINISHED, TIME_UP, the name of the signal that stopped it, LEFT, or FAILED."""
     restarts: int
     given_up: tuple[str, ...]
     """Learners that died and were not started again."""

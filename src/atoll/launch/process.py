@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.errors import LaunchError
+from atoll.private import users_umask
 
 LOG_TAIL_LINES = 15
 LOG_TAIL_BYTES_MAX = 8192
@@ -31,7 +32,7 @@ class Command:
     role: str
     id: str
     argv: Sequence[str]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)  # the run token is in it
     orphan_signal: int = signal.SIGKILL
     """What the process gets when the launcher dies without having stopped it."""
 
@@ -55,6 +56,7 @@ class Child:
                     stderr=subprocess.STDOUT,
                     env=environment,
                     start_new_session=True,
+                    umask=users_umask(),
                     preexec_fn=lambda: die_with(parent, command.orphan_signal),
                 )
         except (OSError, subprocess.SubprocessError) as error:

@@ -58,7 +58,7 @@ def reach(target: str, *, token: str = "", tls_ca: str = "", tls_name: str = "")
         names = [str(name) for name in told.get("names", ())]
         options = ClientOptions(
             address=join_address(host, port),
-            token=token or (folder.token_file.read_text() if folder.token_file.exists() else ""),
+            token=token or folder.read_token(),
             tls_ca=tls_ca or str(told.get("certificate", "")),
             tls_name=tls_name or (names[0].replace("*", "any") if names and host not in names else ""),
         )

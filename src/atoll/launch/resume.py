@@ -22,6 +22,7 @@ from atoll.launch.running import forget_dead, joined_processes, main_processes
 from atoll.launch.stored import Attempt, StoredRun, read_run
 from atoll.launch.train import resume_train
 from atoll.observe import FaultInjected, InjectedFault, LearnerSteps, read_events
+from atoll.private import private_umask
 
 ENDING_S_MAX = 30.0
 """A syncer whose launcher was killed waits 20 s for its learners and then writes the model."""
@@ -37,6 +38,7 @@ def can_resume(folder: Path) -> bool:
     return True
 
 
+@private_umask()
 def resume_run(
     path: Path,
     *,
@@ -55,6 +57,7 @@ def resume_run(
     _check_state(stored)
     with folder.hold():
         _wait_for_rest(folder, wait_s=wait_s, say=say)
+        folder.warn_of_open_token(say)
         attempt = _next_attempt(folder)
         tell(stored)
         say(f"resuming the run in {folder.path} (for the {_ordinal(attempt.number)} time)")
@@ -102,11 +105,10 @@ def _wait_for_rest(folder: RunFolder, *, wait_s: float, say: Callable[[str], Non
 
 
 def _next_attempt(folder: RunFolder) -> Attempt:
-    token = folder.token_file.read_text() if folder.token_file.exists() else ""
     forget_dead(folder)
     return Attempt(
         folder,
-        token or new_token(),
+        folder.read_token() or new_token(),
         number=1 + sum(1 for _ in folder.events.glob("launcher-*.jsonl")),
         taken=frozenset(one.id for one in joined_processes(folder) if one.role in ("learner", "seat") and one.alive),
         faults=_faults_so_far(folder),

@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.commands import learner_commands, new_token, syncer_command
 from atoll.launch.config import RunConfig, resolved
+from atoll.launch.durability import check_keepable
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import create_run_folder, write_json
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import FinishedRun, LaunchPlan
+from atoll.launch.plan import FAILED, FinishedRun, LaunchPlan
 from atoll.launch.result import measure, script_result
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter, RunFinished, RunStarted
+from atoll.private import private_umask
 
 
+@private_umask()
 def run_command(
     config: RunConfig,
     command: Sequence[str],
@@ -29,6 +32,7 @@ def run_command(
     if not command:
         raise ConfigError("atoll run needs the learners' command after --, such as: atoll run -- python train.py")
     faults.check(config)
+    check_keepable(config.durability)
     folder = create_run_folder(config.out, name="run")
     folder.write_config(config.options(), {**resolved(config), "command": list(command), **started_in()})
     say(f"run folder: {folder.path} (logs of all learners in its logs/)")
@@ -65,10 +69,16 @@ def run_attempt(
     )
     with EventWriter(attempt.events_file) as writer:
         writer.emit(_run_started(config, command))
+        supervisor = Supervisor(folder, plan, writer=writer, say=say, say_raw=say_raw)
         try:
-            outcome = Supervisor(folder, plan, writer=writer, say=say, say_raw=say_raw).run()
+            outcome = supervisor.run()
         except LaunchError:
-            writer.emit(RunFinished("failed", float("nan"), 0.0))
+            writer.emit(RunFinished(FAILED, float("nan"), 0.0))
+            writer.flush()
+            with contextlib.suppress(OSError):  # why the run failed is the error to see
+                outcome, measured = supervisor.outcome(FAILED), measure(folder.path)
+                so_far = script_result(config, command, attempt, measured=measured, outcome=outcome)
+                write_json(folder.result_file, so_far)
             raise
         writer.flush()
         measured = measure(folder.path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class Attempt:
     """One launch of a run: its first, or one that resumes it."""
 
     folder: RunFolder
-    token: str
+    token: str = field(repr=False)
     number: int = 0
     """How many times the run was resumed, this time included."""
     taken: frozenset[str] = frozenset()
@@ -70,14 +70,15 @@ def read_run(path: Path) -> StoredRun:
         by_hand = folder.syncer_file.exists()
         hint = (
             "its syncer was started by hand, so start it again with the same command; learners join it by environment "
-            "(ATOLL_SYNCER, ATOLL_TOKEN)"
+            "(ATOLL_SYNCER, ATOLL_TOKEN_FILE)"
             if by_hand
             else "give the folder that the run named when it started, such as runs/..."
         )
         raise LaunchError(f"{path} holds no run of `atoll train` or `atoll run` (no config.json); {hint}")
     values = read_config_file(folder.config_file)
     settings = {name: value for name, value in values.items() if name not in NO_SETTINGS}
-    settings.setdefault("partial", LATER_SETTINGS["partial"])  # a run of a version that had no choice
+    for name in ("partial", "sizes"):  # a run of a version that had no choice
+        settings.setdefault(name, LATER_SETTINGS[name])
     settings["out"] = str(folder.path)
     where = str(folder.config_file)
     if "command" in values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,14 +11,16 @@ from typing import Any
 from atoll.errors import LaunchError
 from atoll.launch.commands import learner_commands, new_token, syncer_command, worker_argv
 from atoll.launch.config import TrainConfig, resolved
+from atoll.launch.durability import check_keepable
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import RunFolder, create_run_folder, write_json, write_text
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import FinishedRun, LaunchPlan, RestartPolicy, View
+from atoll.launch.plan import FAILED, FinishedRun, LaunchPlan, RestartPolicy, View
 from atoll.launch.process import tail_of
 from atoll.launch.result import build_result, measure
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter, RunFinished, RunStarted
+from atoll.private import private_umask
 from atoll.zoo import RANKS_FILE, WorkerConfig, count_parameters, model_config
 
 SAMPLE_PROMPT = "def "
@@ -28,6 +31,7 @@ STRAGGLE_S_MAX = 120.0
 """The budget ends the run for all learners at once; each then ends a step and hands over its last deltas."""
 
 
+@private_umask()
 def run_train(
     config: TrainConfig,
     *,
@@ -38,6 +42,7 @@ def run_train(
     """Train, evaluate the published model, write RUN/result.json. `view` makes the live view of a run folder."""
     began_s = time.monotonic()
     faults.check(config)
+    check_keepable(config.durability)
     # The corpus is read before anything is started: an empty one is an error here, not in the logs of M processes.
     corpus = _load_corpus(config)
     folder = create_run_folder(config.out, name=config.method)
@@ -82,7 +87,21 @@ def train_attempt(
         try:
             outcome = supervisor.run()
         except LaunchError:
-            writer.emit(RunFinished("failed", float("nan"), 0.0))
+            writer.emit(RunFinished(FAILED, float("nan"), 0.0))
+            writer.flush()
+            with contextlib.suppress(LaunchError, OSError):  # why the run failed is the error to see
+                measured, outcome = measure(folder.path), supervisor.outcome(FAILED)
+                write_json(
+                    folder.result_file,
+                    build_result(
+                        config,
+                        attempt,
+                        measured=measured,
+                        outcome=outcome,
+                        eval_loss=measured.eval_loss,
+                        total_s=time.monotonic() - began_s,
+                    ),
+                )
             raise
         writer.flush()
         measured = measure(folder.path)

@@ -1,7 +1,7 @@
 """The arrays of one learner: live parameters, snapshots of them, and the vault, behind the driver's words.
 
 The simulator and the lab use it, too, on parameters of their own. What the training thread will need for an adopt is
-made, and brought to where the parameters live, before it asks. In production the caller holds the engine's lock unless
+made, and brought to where the parameters live, before it asks. In production the caller holds the shell's lock unless
 a method says otherwise.
 """
 
@@ -18,6 +18,7 @@ import xxhash
 from atoll.core import NO_VERSION, Layout, OutgoingPayload, SyncConfig
 from atoll.core import effects as fx
 from atoll.errors import PayloadError
+from atoll.learner.arithmetic import arithmetic_of
 from atoll.learner.island import BoundaryOrder
 from atoll.learner.parameters import F32, Parameters, Snapshot, adopt
 from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
@@ -32,7 +33,7 @@ class PlanAdopt(Protocol):
 class LearnerArrays:
     def __init__(self, parameters: Parameters[Any], layout: Layout, config: SyncConfig) -> None:
         parameters.lay_out(layout)
-        self.vault = Vault(layout, config, parameters.as_kept)
+        self.vault = Vault(layout, config, arithmetic_of(parameters, config))
         self._parameters = parameters
         self._snapshots: dict[int, Snapshot] = {}
 
@@ -128,7 +129,12 @@ class LearnerArrays:
         """The published parameters if there are any, else the model's own: then the training thread waits to join, so
         that they do not move."""
         current = self.vault.current[fragment]
-        return current.theta if current is not None else self._parameters.read(fragment).values()
+        return self.on_host(current.theta if current is not None else self._parameters.read(fragment).values())
+
+    def on_host(self, array: Any) -> F32:
+        """Any array of the vault, in host memory."""
+        values: F32 = self.vault.arithmetic.on_host(array)
+        return values
 
 
 class IslandArrays(LearnerArrays):

@@ -23,6 +23,8 @@ import xxhash
 
 from atoll.errors import LocalProtocolError, PayloadError
 from atoll.learner.inner import BLOB_BYTES_MAX, Captured, InnerAbout, parts, unpack
+from atoll.learner.inner_state import folder_name
+from atoll.private import FILE_MODE, make_private_folder
 
 KEPT = 2
 """The newest, and the one before in case the newest is damaged. A third exists while it is being written."""
@@ -32,8 +34,6 @@ WRITE_BYTES = 16 * 2**20
 """One write call: large enough for a disk's bandwidth, small enough for the checksum to find it in the cache."""
 TEMPORARY_S_MAX = 3600.0
 """Where files cannot be locked, a temporary file is taken for a dead process's after this long."""
-NAME_CHARS_MAX = 100
-"""Of a learner's id in the folder's name, as in the names of event files."""
 
 _NAME = re.compile(r"inner-(\d{8,18})-([0-9a-f]{16})\.safetensors")
 _TEMPORARY = "writing-"
@@ -51,14 +51,6 @@ class WriteStats:
     """The part of it that waited for the disk."""
 
 
-def folder_name(learner: str) -> str:
-    """Of a learner's checkpoints, in the run's `learners`."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", learner)[:NAME_CHARS_MAX]
-    if name != learner or not name or name.startswith("."):
-        name = f"{name.lstrip('.')}-{xxhash.xxh3_64_hexdigest(learner.encode('utf-8', 'backslashreplace'))[:8]}"
-    return name
-
-
 class CheckpointFile:
     """The checkpoints of one learner in the folder of its run."""
 
@@ -70,10 +62,10 @@ class CheckpointFile:
     def write(self, captured: Captured) -> WriteStats:
         """Background. When it returns, the checkpoint survives a power cut; when it raises OSError, those before do."""
         began_ns = time.perf_counter_ns()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self.folder)
         self._remove_stale()
         temporary = self.folder / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}"
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         try:
             with suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # tells others that this one is not stale

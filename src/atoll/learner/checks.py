@@ -19,6 +19,13 @@ ONE_PROCESS = (
 )
 
 
+def check_model(model: object) -> None:
+    """The two arguments of a Learner are easily given in the wrong order."""
+    if not isinstance(model, nn.Module):
+        what = type(model).__name__
+        raise ConfigError(f"model must be a torch.nn.Module, not {what}; give atoll.Learner(model, optimizer)")
+
+
 def refuse_sharded(model: nn.Module) -> None:
     """Parameters that are cut over processes: no process has the values that a learner would send."""
     tensors = sys.modules.get("torch.distributed.tensor")  # imported by whoever shards, and not by us: it takes long

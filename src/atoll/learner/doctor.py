@@ -23,7 +23,7 @@ AGREE_LOOK_S = 0.05
 
 
 class LinkView(Protocol):
-    """What the doctor sees of the engine."""
+    """What the doctor sees of the shell."""
 
     @property
     def ever_linked(self) -> bool: ...

@@ -5,16 +5,19 @@ This is the launcher's other half, and the only place besides `cli` and `launch`
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.errors import ConfigError
 from atoll.observe import EventWriter, NullWriter, Writer
 from atoll.preload import preload
+from atoll.private import make_private_folder
+from atoll.wire import LEARNER_CHARS_MAX, read_token, split_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class LearnerPlace:
 
     address: str
     learner: str
-    token: str
+    token: str = field(repr=False)
     tls_ca: str
     run_folder: Path | None
     clear_host: str = ""
@@ -37,6 +40,8 @@ class LearnerPlace:
         """Events go to a file of this process's own, so that a restarted learner never writes into the old one's."""
         if self.run_folder is None:
             return NullWriter()
+        with contextlib.suppress(OSError):  # a disk that takes nothing is no reason not to train
+            make_private_folder(self.run_folder)
         name = re.sub(r"[^A-Za-z0-9._-]", "_", self.learner)[:100]
         return EventWriter(self.run_folder / "events" / f"learner-{name}-{os.getpid()}.jsonl")
 
@@ -54,12 +59,12 @@ def find_place(
     tls_ca: str | None,
     run_folder: str | Path | None,
 ) -> LearnerPlace:
-    """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN, ATOLL_TLS_CA, ATOLL_RUN_FOLDER, ATOLL_RANK
-    and ATOLL_WORLD. Before that, load what ATOLL_PRELOAD names.
+    """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN (or ATOLL_TOKEN_FILE), ATOLL_TLS_CA,
+    ATOLL_RUN_FOLDER, ATOLL_RANK and ATOLL_WORLD. Before that, load what ATOLL_PRELOAD names.
 
-    A learner without a name gets one that nobody else has: machines share host names (images, containers) and even
-    process ids (1 in every container), and two learners of one id would fence each other out. A process that is to
-    continue from its checkpoint must be given its name."""
+    A learner with a key of its own has the key's name. Any other without a name gets one that nobody else has: machines
+    share host names (images, containers) and even process ids (1 in every container), and two learners of one id would
+    fence each other out. A process that is to continue from its checkpoint must be given its name."""
     preload(os.environ.get("ATOLL_PRELOAD", ""))
     where = address or os.environ.get("ATOLL_SYNCER", "")
     if not where:
@@ -68,16 +73,32 @@ def find_place(
             "`atoll syncer` and set ATOLL_SYNCER=host:port (or pass address=)"
         )
     folder = run_folder or os.environ.get("ATOLL_RUN_FOLDER") or None
+    secret = token if token is not None else _token()
     return LearnerPlace(
         address=where,
-        learner=learner or os.environ.get("ATOLL_LEARNER") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
-        token=token if token is not None else os.environ.get("ATOLL_TOKEN", ""),
+        learner=_learner_id(learner or os.environ.get("ATOLL_LEARNER", "") or split_key(secret)[0]),
+        token=secret,
         tls_ca=tls_ca if tls_ca is not None else os.environ.get("ATOLL_TLS_CA", ""),
         run_folder=Path(folder) if folder else None,
         clear_host=os.environ.get("ATOLL_CLEAR_HOST", ""),
         rank=_number("ATOLL_RANK", low=0),
         world=_number("ATOLL_WORLD", low=1),
     )
+
+
+def _learner_id(given: str) -> str:
+    end = f"-{secrets.token_hex(4)}"
+    name = given or socket.gethostname()[: LEARNER_CHARS_MAX - len(end)] + end
+    if len(name) > LEARNER_CHARS_MAX or not (name.isascii() and name.isprintable()):
+        raise ConfigError(
+            f"a learner's id has 1 to {LEARNER_CHARS_MAX} printable ASCII characters, not {name!r}; give another one "
+            "(ATOLL_LEARNER)"
+        )
+    return name
+
+
+def _token() -> str:
+    return read_token(os.environ.get("ATOLL_TOKEN", ""), os.environ.get("ATOLL_TOKEN_FILE", ""))
 
 
 def _number(name: str, *, low: int) -> int | None:

@@ -35,16 +35,12 @@ from atoll.learner.inner import (
     restore_optimizer_only,
     unpack,
 )
-from atoll.learner.inner_state import Stateful
+from atoll.learner.inner_state import WARMUP_STEPS, Stateful
 from atoll.learner.warmup import InnerWarmup
 from atoll.observe import Writer, events
 
-CHECKPOINT_EVERY_S = 60.0
-"""A death costs at most this much of optimizer state and data position; parameters are merged far more often."""
 CAPTURE_SHARE_MAX = 0.005
 """Checkpoints become rarer where copying the state would take a larger share of the training time than this."""
-WARMUP_STEPS = 20
-"""Steps of the ramp after a cold start: AdamW's second moment (beta 0.95 to 0.99) has seen enough gradients then."""
 CLOSE_S = 15.0
 """How long the last checkpoint may take when a learner leaves."""
 

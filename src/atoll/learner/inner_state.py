@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from atoll.errors import ConfigError
+
+CHECKPOINT_EVERY_S = 60.0
+"""A death costs at most this much of optimizer state and data position; parameters are merged far more often."""
+WARMUP_STEPS = 20
+"""Steps of the ramp after a cold start: AdamW's second moment (beta 0.95 to 0.99) has seen enough gradients then."""
+NAME_CHARS_MAX = 100
+"""Of a learner's id in the folder's name, as in the names of event files."""
+
+
+def folder_name(learner: str) -> str:
+    """Of a learner's checkpoints, in the run's `learners`."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", learner)[:NAME_CHARS_MAX]
+    if name != learner or not name or name.startswith("."):
+        name = f"{name.lstrip('.')}-{xxhash.xxh3_64_hexdigest(learner.encode('utf-8', 'backslashreplace'))[:8]}"
+    return name
 
 
 class Stateful(Protocol):

@@ -17,31 +17,31 @@ INNER_WAIT_S = INNER_WAIT_NS / 1e9
 WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
 
 
-def join(engine: LearnerShell, doctor: Doctor, address: str, timeout_s: float) -> None:
+def join(shell: LearnerShell, doctor: Doctor, address: str, timeout_s: float) -> None:
     """Training thread: returns when the model holds the run's published parameters."""
-    machine = engine.machine
-    patience = JoinDeadline(timeout_s, machine.learner, engine.driver.fetches.arriving, time.monotonic())
-    with engine.changed:
+    machine = shell.machine
+    join_deadline = JoinDeadline(timeout_s, machine.learner, shell.driver.fetches.arriving, time.monotonic())
+    with shell.changed:
         while not machine.joined:
-            if engine.failure is not None:
-                raise engine.failure
-            missing = engine.bytes_missing()
-            if patience.is_over(time.monotonic(), linked=engine.linked, started=machine.linked, fragments=missing):
-                raise UnreachableError(_why_not_joined(engine, doctor, address, timeout_s))
+            if shell.failure is not None:
+                raise shell.failure
+            missing = shell.bytes_missing()
+            if join_deadline.is_over(time.monotonic(), linked=shell.linked, started=machine.linked, fragments=missing):
+                raise UnreachableError(_why_not_joined(shell, doctor, address, timeout_s))
             if machine.boundary_wanted:
-                engine.apply(fx.Boundary())
+                shell.apply(fx.Boundary())
             else:
-                engine.changed.wait(WAIT_SLICE_S)
+                shell.changed.wait(WAIT_SLICE_S)
 
 
-def _why_not_joined(engine: LearnerShell, doctor: Doctor, address: str, timeout_s: float) -> str:
+def _why_not_joined(shell: LearnerShell, doctor: Doctor, address: str, timeout_s: float) -> str:
     waited = f"after {timeout_s:g} s"
-    if engine.ever_linked:
+    if shell.ever_linked:
         return (
             f"the syncer at {address} answered but its state did not arrive {waited}; "
             "see its log, or raise join_timeout_s for a large model on a thin link"
         )
-    cause = doctor.cause or engine.last_down
+    cause = doctor.cause or shell.last_down
     if cause:
         return f"no syncer could be joined at {address} {waited}: {cause}"
     return (
@@ -50,13 +50,13 @@ def _why_not_joined(engine: LearnerShell, doctor: Doctor, address: str, timeout_
     )
 
 
-def recover(inner: InnerState, engine: LearnerShell) -> str:
+def recover(inner: InnerState, shell: LearnerShell) -> str:
     """Find this learner's inner state on the best rung there is; returns its name."""
     if inner.restore_own():
         return "checkpoint"
-    if engine.machine.step == 0 or not inner.shared:
+    if shell.machine.step == 0 or not inner.shared:
         return "fresh"
-    blob, peer, reason = _wait_for_peer(engine)
+    blob, peer, reason = _wait_for_peer(shell)
     if blob and inner.take_peer(blob, peer):
         return "peer"
     inner.detail = inner.detail or reason
@@ -64,15 +64,15 @@ def recover(inner: InnerState, engine: LearnerShell) -> str:
     return "parameters"
 
 
-def _wait_for_peer(engine: LearnerShell) -> tuple[bytes, str, str]:
+def _wait_for_peer(shell: LearnerShell) -> tuple[bytes, str, str]:
     """A healthy learner's inner state is asked for with the first Hello; it comes while nothing is trained yet."""
-    if not engine.machine.wants_inner:
+    if not shell.machine.wants_inner:
         return b"", "", ""
     deadline = time.monotonic() + INNER_WAIT_S
-    with engine.changed:
-        while engine.inner is None and engine.failure is None:
+    with shell.changed:
+        while shell.inner is None and shell.failure is None:
             if time.monotonic() > deadline:
                 return b"", "", f"no peer's inner state came within {INNER_WAIT_S:g} s"
-            engine.changed.wait(WAIT_SLICE_S)
-            engine.apply(fx.Boundary())
-        return engine.inner or (b"", "", "the link broke")
+            shell.changed.wait(WAIT_SLICE_S)
+            shell.apply(fx.Boundary())
+        return shell.inner or (b"", "", "the link broke")

@@ -47,6 +47,8 @@ def _tells_all(error: BaseException) -> bool:
 
 
 def _place(trace: TracebackType | None) -> str:
-    """The line of the user's own code in which a setting was given."""
-    own = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(HERE)]
+    """The line of the user's own code in which a setting was given. What has no file (`<string>`: the constructor that
+    dataclasses make) is nobody's."""
+    frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if not frame.filename.startswith(HERE)]
     return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""

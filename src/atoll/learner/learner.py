@@ -96,11 +96,11 @@ class ParametersLearner:
         self._machine = LearnerMachine(place.learner, secrets.token_hex(16), parameters.specs, frozen_checksum)
         self.events: Writer = place.writer()
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
-        self._engine = LearnerShell(parameters, self._machine, options, self.events, ranks)
-        self._doctor = Doctor(options, place.learner, self._engine, patience_s=join_timeout_s)
+        self._shell = LearnerShell(parameters, self._machine, options, self.events, ranks)
+        self._doctor = Doctor(options, place.learner, self._shell, patience_s=join_timeout_s)
         self._meter = StepMeter(self.events, self._machine)
         self._inner = inner(self._machine, self.events, place.run_folder) if inner is not None else NoInnerState()
-        self._engine.give_inner = self._inner.give if self._inner.shared else None
+        self._shell.give_inner = self._inner.give if self._inner.shared else None
         self._preemption = Preemption() if leave_on_sigterm else None
         self._state = "new"
         self._alone = False
@@ -137,15 +137,15 @@ class ParametersLearner:
         try:
             kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
             self._inner.look()
-            self._engine.start()
-            atexit.register(self._engine.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
-            join(self._engine, self._doctor, self._place.address, self._join_timeout_s)
-            rung = recover(self._inner, self._engine)
+            self._shell.start()
+            atexit.register(self._shell.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
+            join(self._shell, self._doctor, self._place.address, self._join_timeout_s)
+            rung = recover(self._inner, self._shell)
             self._model_joined()
         except BaseException:
             self._state = "closed"
-            self._engine.stop(1.0)
-            atexit.unregister(self._engine.stop)
+            self._shell.stop(1.0)
+            atexit.unregister(self._shell.stop)
             self.events.close()
             raise
         finally:
@@ -174,16 +174,16 @@ class ParametersLearner:
             raise LocalProtocolError("step was called outside of the `with atoll.Learner(...)` block")
         compute_ns = self._meter.enter()
         value = self._read_loss(loss)
-        engine = self._engine
-        adopt_ns, snapshot_ns = engine.arrays.adopt_ns, engine.arrays.snapshot_ns
-        with engine.changed:
+        shell = self._shell
+        adopt_ns, snapshot_ns = shell.arrays.adopt_ns, shell.arrays.snapshot_ns
+        with shell.changed:
             self._raise_failure()
-            engine.apply(fx.Stepped(tokens, compute_ns, value))
+            shell.apply(fx.Stepped(tokens, compute_ns, value))
             stall_ns = self._wait_if_synchronous()
-            if engine.healing and not self._machine.reseeding:
-                engine.healing = False
+            if shell.healing and not self._machine.reseeding:
+                shell.healing = False
                 self._inner.heal()
-        for source in engine.data_sources():
+        for source in shell.data_sources():
             source.stepped()
         self._warn(self._look_at_model())
         capture_ns = self._inner.stepped()
@@ -191,8 +191,8 @@ class ParametersLearner:
             tokens=tokens,
             loss=value,
             stall_ns=stall_ns,
-            adopt_ns=engine.arrays.adopt_ns - adopt_ns,
-            snapshot_ns=engine.arrays.snapshot_ns - snapshot_ns + capture_ns,
+            adopt_ns=shell.arrays.adopt_ns - adopt_ns,
+            snapshot_ns=shell.arrays.snapshot_ns - snapshot_ns + capture_ns,
         )
         if self._preemption is not None and (self._preemption.requested or self._machine.dismissed):
             self.close(reason="SIGTERM" if self._preemption.requested else ASKED_TO_LEAVE)
@@ -206,7 +206,7 @@ class ParametersLearner:
         if self._alone:
             return 0
         began = time.monotonic()
-        busy_ns = self._engine.arrays.adopt_ns + self._engine.arrays.snapshot_ns
+        busy_ns = self._shell.arrays.adopt_ns + self._shell.arrays.snapshot_ns
         while self._machine.must_wait:
             self._raise_failure()
             if time.monotonic() - began > SYNC_WAIT_S_MAX:
@@ -215,17 +215,17 @@ class ParametersLearner:
                 self._alone = True
                 break
             if self._machine.boundary_wanted:
-                self._engine.apply(fx.Boundary())
+                self._shell.apply(fx.Boundary())
             else:
-                self._engine.changed.wait(WAIT_SLICE_S)
-        busy_ns = self._engine.arrays.adopt_ns + self._engine.arrays.snapshot_ns - busy_ns
+                self._shell.changed.wait(WAIT_SLICE_S)
+        busy_ns = self._shell.arrays.adopt_ns + self._shell.arrays.snapshot_ns - busy_ns
         return max(0, int((time.monotonic() - began) * 1e9) - busy_ns)
 
     def _raise_failure(self) -> None:
-        failure = self._engine.failure
+        failure = self._shell.failure
         if failure is None:
             return
-        if run_closed(self._engine.failure):
+        if run_closed(self._shell.failure):
             return  # the run ended while this learner was reconnecting: `done` says so
         if isinstance(failure, RefusedError) and failure.code == Refusal.FENCED:
             raise FencedError(failure.code, failure.detail)
@@ -246,9 +246,9 @@ class ParametersLearner:
             self._raise_failure()
         if self._preemption is not None and self._machine.dismissed:
             return run_closed(
-                self._engine.failure
+                self._shell.failure
             )  # the next `step` ends this process as SIGTERM does: its run is not over
-        return bool(self._machine.stopped) or run_closed(self._engine.failure)
+        return bool(self._machine.stopped) or run_closed(self._shell.failure)
 
     def keep(self, name: str, extra: Stateful) -> None:
         """Add something made after joining (a schedule, a loader's position) to this learner's checkpoints; its state
@@ -257,11 +257,11 @@ class ParametersLearner:
 
     def attach_data(self, source: AttachedData) -> None:
         """For `atoll.data`: a reader of leased chunks."""
-        self._engine.attach_data(source)
+        self._shell.attach_data(source)
 
     def poke_data(self, source: AttachedData) -> None:
         """For `atoll.data`: the source has something to report."""
-        self._engine.poke_data(source.stream)
+        self._shell.poke_data(source.stream)
 
     @property
     def step_count(self) -> int:
@@ -318,14 +318,14 @@ class ParametersLearner:
 
     def versions(self) -> tuple[int, ...]:
         """The version of each fragment that this learner has adopted."""
-        with self._engine.changed:
+        with self._shell.changed:
             return self._machine.bases
 
     @contextmanager
     def global_params(self) -> Iterator[None]:
         """Swap the published parameters into the model, for evaluation and saving; swap back on exit. Evaluate these,
         not a replica. Do not call `step` inside."""
-        vault, parameters = self._engine.vault, self._parameters
+        vault, parameters = self._shell.vault, self._parameters
         if self._state != "running" or vault is None:
             raise LocalProtocolError("global_params needs a learner that has joined a run")
         saved = parameters.save()
@@ -355,26 +355,31 @@ class ParametersLearner:
             return
         self._state = "closed"
         self._meter.tell()
-        engine = self._engine
-        for source in engine.data_sources():
-            if engine.failure is None and flush:
+        shell = self._shell
+        for source in shell.data_sources():
+            if shell.failure is None and flush:
                 source.leaving()
-                engine.poke_data(source.stream)
+                shell.poke_data(source.stream)
             else:
                 source.dropped()  # progress that is thrown away was not trained: its chunks are issued again
-        self._unhanded_tokens, why = hand_over(engine, self._place.address, flush=flush, reason=reason)
-        checkpoint = self._inner.close(last=engine.failure is None)
+        self._unhanded_tokens, why = hand_over(shell, self._place.address, flush=flush, reason=reason)
+        checkpoint = self._inner.close(last=shell.failure is None)
         if why:
             self._say(sentence(self._machine.learner, self._unhanded_tokens, why, checkpoint))
         if flush and reason == "finished" and self._never_stepped:
             self._say(NEVER_STEPPED)
-        engine.stop(leaving.CLOSE_TIMEOUT_S)
-        atexit.unregister(engine.stop)
+        shell.stop(leaving.CLOSE_TIMEOUT_S)
+        atexit.unregister(shell.stop)
         if self._preemption is not None:
             self._preemption.disarm()  # not before: a SIGTERM meanwhile would cut short what it asks for
         done = (self._machine.learner, self._machine.steps, self._machine.tokens, reason)
         self.events.emit(events.LearnerFinished(*done, unhanded=self._unhanded_tokens))
         self.events.close()
+
+    @property
+    def closed(self) -> bool:
+        """True once this learner has left, or could not join."""
+        return self._state == "closed"
 
     @property
     def handed_over(self) -> bool:
@@ -386,7 +391,7 @@ class ParametersLearner:
         """True if this process trained nothing although it could have: the run was not over, nobody told it to leave,
         and it did not come back to find that its work was done already."""
         told = bool(self._machine.stopped) or (self._preemption is not None and self._preemption.requested)
-        return not (self._machine.steps or told or self._resumed or self._engine.failure is not None)
+        return not (self._machine.steps or told or self._resumed or self._shell.failure is not None)
 
     def _say(self, text: str) -> None:
         """For whoever watches the run, and for whoever reads what this process printed."""

@@ -1,6 +1,6 @@
 """Where a model's tensors live: the seam between a learner's machine room and a framework.
 
-The machine room (engine, exchange, vault) works on flat fp32 arrays in host memory, one per fragment. `Parameters` says
+The machine room (shell, arrays, vault) works on flat fp32 arrays in host memory, one per fragment. `Parameters` says
 how these come out of a model and go back into it. Plain torch modules are `TorchParameters`; whoever brings another
 framework writes a class with these methods and gives it to `ParametersLearner`.
 

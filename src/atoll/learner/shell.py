@@ -54,12 +54,13 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
+from atoll.learner.arithmetic import U8
 from atoll.learner.arrays import IslandArrays, whole_payload
-from atoll.learner.encode_hook import encode_contribution
+from atoll.learner.fault_hooks import encode_contribution, outgoing
 from atoll.learner.island import RankCoordinator
 from atoll.learner.parameters import Parameters
 from atoll.learner.thin import LinkMeter
-from atoll.learner.vault import U8, HeldContribution, HeldVersion, Vault
+from atoll.learner.vault import HeldContribution, HeldVersion, Vault
 from atoll.observe import Writer, events
 from atoll.wire import SYNCER_ENDED, BulkClient, ClientOptions, run_sessions
 
@@ -209,7 +210,7 @@ class LearnerShell(LearnerDriverHost):
 
     def hello(self) -> Hello:
         with self.changed:
-            return self.machine.hello()
+            return outgoing(self.machine.hello())[0]
 
     def on_up(self, send: Callable[[LearnerMessage], None], welcome: Welcome) -> None:
         self._send = send
@@ -306,10 +307,14 @@ class LearnerShell(LearnerDriverHost):
 
     def _transmit(self, message: LearnerMessage) -> None:
         if self._send is not None:
-            self._send(message)
+            for told in outgoing(message):
+                self._send(told)
 
     def push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
-        self._background(self._push, header, payload, done)
+        if told := outgoing(header):
+            self._background(self._push, told[0], payload, done)
+        else:
+            self.later(0, done, None)
 
     async def _push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
         assert self._bulk is not None
@@ -407,7 +412,7 @@ class LearnerShell(LearnerDriverHost):
         if held is None:
             done(None)
         else:
-            self._background(self._work, partial(whole_payload, held.theta), done)
+            self._background(self._work, lambda: whole_payload(self.arrays.on_host(held.theta)), done)
 
     def find_own(self, wanted: fx.Fetch, done: Callable[[FetchedPayload | None], None]) -> None:
         self._background(self._work, partial(self._own, wanted), done)
@@ -512,8 +517,8 @@ class LearnerShell(LearnerDriverHost):
         with self.changed:
             self._poked.discard(stream)
             ready = self.machine.linked and self.machine.protocol >= DATA_PROTOCOL
-        if ready and self._send is not None:
-            self._send(self._sources[stream].report())
+        if ready:
+            self._transmit(self._sources[stream].report())
 
     def data_sources(self) -> list[AttachedData]:
         return list(self._sources.values())

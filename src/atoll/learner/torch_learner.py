@@ -20,14 +20,14 @@ from torch import nn
 from atoll.core import LearnerMachine
 from atoll.errors import LocalProtocolError
 from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
-from atoll.learner.checks import check_optimizer, refuse_ranks, refuse_sharded
-from atoll.learner.inner_recovery import CHECKPOINT_EVERY_S, InnerRecovery
-from atoll.learner.inner_state import Stateful
+from atoll.learner.checks import check_model, check_optimizer, refuse_ranks, refuse_sharded
+from atoll.learner.inner_recovery import InnerRecovery
+from atoll.learner.inner_state import CHECKPOINT_EVERY_S, Stateful
 from atoll.learner.joining import JOIN_TIMEOUT_S
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.learner import ParametersLearner
 from atoll.learner.losses import LossReader
-from atoll.learner.torch_parameters import TorchParameters
+from atoll.learner.torch_parameters import TorchParameters, trainable
 from atoll.learner.watch import ModelWatch, frozen_checksum
 from atoll.observe import Writer
 
@@ -51,6 +51,7 @@ class Learner(ParametersLearner):
         join_timeout_s: float = JOIN_TIMEOUT_S,
         stripes: int = 1,
         kernel_threads: int = 1,
+        copies_on_device: bool | None = None,
         extras: Mapping[str, Stateful] | None = None,
         checkpoint_every_s: float = CHECKPOINT_EVERY_S,
         leave_on_sigterm: bool = True,
@@ -58,7 +59,9 @@ class Learner(ParametersLearner):
         """`address`, `learner_id`, `token` and `run_folder` come from the environment that `atoll run` sets unless
         given here. `merge_modes` maps parameter names to "mean" or "rda" (as the run's `merge` says) where the
         rule of thumb (mean for embeddings and heads) is wrong. `stripes` is the number of bulk connections, for long
-        fat links. `kernel_threads` bounds the CPU threads that encode and decode in the background.
+        fat links. `kernel_threads` bounds the CPU threads that encode and decode in the background. `copies_on_device`:
+        what a learner keeps of its fragments lives on the model's GPU, which encodes and decodes, instead of on the
+        host; 8 bytes of its memory per parameter and some more. None: if that is at most a tenth of it.
 
         With a run folder, the optimizer's state is kept there every `checkpoint_every_s` seconds (0: never), with
         random numbers and the `extras`: schedules and whatever else has state_dict and load_state_dict. A process that
@@ -68,9 +71,10 @@ class Learner(ParametersLearner):
         not succeed (unless the script handles SIGTERM itself). Without it `atoll leave` makes `done` true, and the
         script ends as it likes."""
         end_in_one_sentence()
+        check_model(model)
         refuse_ranks()
         refuse_sharded(model)
-        parameters = TorchParameters(model, merge_modes)
+        parameters = TorchParameters(model, merge_modes, on_device=copies_on_device)
         self._model = model
         self._optimizer = check_optimizer(optimizer, model)
         self._losses = LossReader()
@@ -109,10 +113,21 @@ class Learner(ParametersLearner):
     def _look_at_model(self) -> str:
         return self._watch.stepped()
 
+    def adopt_published(self) -> None:
+        """Put the published parameters that this learner has adopted into the model for good: after `close`, for
+        evaluating and saving with other tools."""
+        if not self.closed:
+            raise LocalProtocolError("adopt_published is for a learner that was closed; global_params is for before")
+        published = self.published_state_dict()
+        with torch.no_grad():
+            for name, parameter in trainable(self._model):
+                parameter.copy_(published[name].view(parameter.shape))
+
     def published_state_dict(self) -> dict[str, torch.Tensor]:
         """The published parameters that this learner has adopted, by plain name: copies in fp32, as they are published,
         on the CPU. What is not synced (frozen parameters, buffers) is not in it. Also after the run."""
-        vault = self._engine.vault
+        vault = self._shell.vault
         if self._state == "new" or vault is None or any(p is None for p in vault.current):
             raise LocalProtocolError("published_state_dict needs a learner that has joined a run")
-        return self._parameters.named([published.theta for published in vault.current if published is not None])
+        thetas = [self._shell.arrays.on_host(published.theta) for published in vault.current if published is not None]
+        return self._parameters.named(thetas)

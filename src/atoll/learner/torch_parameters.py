@@ -4,35 +4,31 @@ What is synced: every floating-point parameter that requires gradients, tied one
 so they are not sent: start all learners from the same ones. Buffers (such as BatchNorm's running statistics) stay
 local: an outer step with momentum could make a running variance negative, and every learner tracks its own well.
 
-Embedding-like tensors (token and position embeddings, the output head) merge by plain mean: most of their rows are
-untouched in most steps, and a direction averaged over such rows means little (the paper's tables 8 and 9).
-
 On a CPU a snapshot is a plain copy. On a GPU the training thread only gathers the fragment into a staging buffer on its
 own stream (device memory bandwidth, microseconds per MB); a side stream brings it to pinned host memory while training
 goes on, and whoever needs the values waits for its event in the background. The way back is the same: values to adopt
-are brought to the device ahead of time, so that the training thread only adds or copies device memory.
+are brought to the device ahead of time, so that the training thread only adds or copies device memory. Where the
+learner's own copies live on the GPU as well (`torch_arithmetic`), the staging buffer is the snapshot.
 """
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from itertools import chain
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from atoll.core import Layout, TensorSpec
+from atoll.core import Layout, SyncConfig, TensorSlice, TensorSpec
 from atoll.errors import ConfigError, LayoutError
+from atoll.learner.arithmetic import Arithmetic, HostArithmetic
+from atoll.learner.merge_rule import merge_mode
 from atoll.learner.names import named_parameters, plain_name
 from atoll.learner.parameters import F32, MakeValues, Snapshot
+from atoll.learner.torch_arithmetic import TorchArithmetic, fits
 
-EMBEDDING_LIKE = re.compile(
-    r"(^|[._])(embed(ding)?s?|[a-z]*_?embeddings?|wte|wpe|tok_embeddings|embed_tokens|lm_head|head|unembed|output_layer)"
-    r"([._]|$)"
-)
-"""Names under which token embeddings, position embeddings and output heads go in the common code bases."""
 BUFFERS_KEPT = 2
 """Free host buffers kept per fragment: one for the next snapshot, one for a contribution in the air."""
 Change: TypeAlias = Callable[[torch.Tensor, torch.Tensor], object]
@@ -68,7 +64,7 @@ def describe(model: nn.Module, merge_modes: Mapping[str, str]) -> tuple[TensorSp
         if name not in known:
             raise ConfigError(f"merge_modes names {name!r}, which is not a trainable parameter of the model")
     for name, parameter in known.items():
-        by_rule = "mean" if id(parameter) in embeddings or EMBEDDING_LIKE.search(name) else "rda"
+        by_rule = "mean" if id(parameter) in embeddings else merge_mode(name)
         shape = tuple(parameter.shape) or (1,)
         dtype = str(parameter.dtype).removeprefix("torch.")
         specs.append(TensorSpec(name, shape, dtype, merge_modes.get(name, by_rule)))
@@ -93,6 +89,19 @@ class TorchSnapshot:
         return array
 
 
+class DeviceSnapshot:
+    """The same, where the parameters are."""
+
+    def __init__(self, tensor: torch.Tensor, ready: torch.cuda.Event | None, arithmetic: TorchArithmetic) -> None:
+        self._tensor = tensor
+        self._ready = ready
+        self._arithmetic = arithmetic
+
+    def values(self) -> Any:
+        """The copy, for what the arithmetic does next. Nobody waits."""
+        return self._arithmetic.ordered(self._tensor, self._ready)
+
+
 class TorchStaged:
     """Values on the model's device, ready for the training thread."""
 
@@ -112,9 +121,14 @@ class TorchStaged:
 class TorchParameters:
     """The trainable parameters of a module on one device (`parameters.Parameters`)."""
 
-    def __init__(self, model: nn.Module, merge_modes: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, merge_modes: Mapping[str, str] | None = None, *, on_device: bool | None = False
+    ) -> None:
+        """`on_device`: the learner's own copies live where the parameters are; None: if they fit there."""
         self.specs = describe(model, merge_modes or {})
         self._model = model
+        self._on_device = on_device
+        self._arithmetic: TorchArithmetic | None = None
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
 
     def lay_out(self, layout: Layout) -> None:
@@ -126,16 +140,34 @@ class TorchParameters:
         self._outward = _stream(self.device) if self._cuda else None
         self._inward = _stream(self.device) if self._cuda else None
 
+    def arithmetic(self, config: SyncConfig) -> Arithmetic[Any]:
+        """Where the learner's own copies of these parameters live. Called once, after `lay_out`."""
+        count = sum(fragment.size for fragment in self.layout.fragments)
+        if self._on_device or (self._on_device is None and fits(config, self.device, count)):
+            self._arithmetic = TorchArithmetic(
+                self.device, [self._rounded(f) for f in range(len(self.layout.fragments))]
+            )
+            return self._arithmetic
+        return HostArithmetic(self.as_kept)
+
     # ------------------------------------------------------------ to the host
 
     @torch.no_grad()
-    def read(self, fragment: int) -> TorchSnapshot:
-        host = self._buffer(fragment)
-        if self._outward is None:
+    def read(self, fragment: int) -> TorchSnapshot | DeviceSnapshot:
+        if self._outward is None and self._arithmetic is None:
+            host = self._buffer(fragment)
             self._gather(fragment, host)
             return TorchSnapshot(fragment, host, None)
-        staging = torch.zeros(host.shape, dtype=torch.float32, device=self.device)
-        self._gather(fragment, staging)
+        staging = torch.empty(self.layout.fragments[fragment].size, dtype=torch.float32, device=self.device)
+        self._gather(fragment, staging, clear=True)
+        if self._arithmetic is not None:
+            ready = None
+            if self._cuda:
+                ready = _event()
+                ready.record(torch.cuda.current_stream(self.device))
+            return DeviceSnapshot(staging, ready, self._arithmetic)
+        assert self._outward is not None
+        host = self._buffer(fragment)
         self._outward.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._outward):
             host.copy_(staging, non_blocking=True)
@@ -146,10 +178,8 @@ class TorchParameters:
 
     def release(self, snapshot: Snapshot) -> None:
         """A transfer still under way is ordered before the next one on the outward stream."""
-        assert isinstance(snapshot, TorchSnapshot)
-        free = self._free[snapshot.fragment]
-        if len(free) < BUFFERS_KEPT:
-            free.append(snapshot.host)
+        if isinstance(snapshot, TorchSnapshot) and len(self._free[snapshot.fragment]) < BUFFERS_KEPT:
+            self._free[snapshot.fragment].append(snapshot.host)
 
     def _buffer(self, fragment: int) -> torch.Tensor:
         """A host buffer (pinned when the model is on a GPU) for this fragment. It is zero where the fragment has
@@ -159,16 +189,24 @@ class TorchParameters:
         size = self.layout.fragments[fragment].size
         return torch.zeros(size, dtype=torch.float32, device="cpu", pin_memory=self._cuda)
 
-    def _gather(self, fragment: int, flat: torch.Tensor) -> None:
-        """flat[...] = parameters, as fp32, on flat's device."""
-        for piece in self.layout.fragments[fragment].slices:
-            source = self._parameters[piece.tensor].detach().reshape(-1)[piece.start : piece.stop]
-            flat[piece.offset : piece.offset + piece.size].copy_(source, non_blocking=True)
+    def _gather(self, fragment: int, flat: torch.Tensor, *, clear: bool = False) -> None:
+        """flat[...] = parameters, as fp32, on flat's device; `clear`: and 0 between them. In one call, because on a GPU
+        a call takes longer than a copy."""
+        pieces = self.layout.fragments[fragment].slices
+        sources = [self._parameters[piece.tensor].detach().reshape(-1)[piece.start : piece.stop] for piece in pieces]
+        places, paddings = _pieces(flat, pieces)
+        torch._foreach_copy_(places, sources, non_blocking=True)
+        if clear and paddings:
+            torch._foreach_zero_(paddings)
 
     # ------------------------------------------------------------ from the host
 
     def stage(self, fragment: int, make: MakeValues) -> TorchStaged:
         """On a GPU, on a stream of their own, from pinned memory that `make` fills."""
+        if self._arithmetic is not None:
+            with self._arithmetic.beside():
+                kept: Any = make(None)
+                return TorchStaged(kept, self._arithmetic.done())
         if self._inward is None:
             return TorchStaged(torch.from_numpy(make(None)), None)
         size = self.layout.fragments[fragment].size
@@ -188,6 +226,14 @@ class TorchParameters:
         self._change(fragment, staged, lambda theta, value: theta.copy_(value.lerp(theta.to(value.dtype), alpha)))
 
     def add(self, fragment: int, staged: TorchStaged) -> None:
+        pieces = self.layout.fragments[fragment].slices
+        parameters = [self._parameters[piece.tensor].detach() for piece in pieces]
+        if all(p.dtype is torch.float32 and p.is_contiguous() for p in parameters):
+            flats = [p.view(-1)[piece.start : piece.stop] for p, piece in zip(parameters, pieces, strict=True)]
+            with torch.no_grad():
+                torch._foreach_add_(flats, _pieces(staged.tensor(), pieces)[0])
+            return
+
         def change(theta: torch.Tensor, value: torch.Tensor) -> None:
             if theta.dtype is value.dtype:
                 theta.add_(value)
@@ -213,9 +259,7 @@ class TorchParameters:
     # ------------------------------------------------------------ as they are
 
     def as_kept(self, fragment: int, theta: F32) -> F32:
-        pieces = self.layout.fragments[fragment].slices
-        typed = [(piece.offset, piece.size, self._parameters[piece.tensor].dtype) for piece in pieces]
-        rounded = [item for item in typed if item[2] is not torch.float32]
+        rounded = self._rounded(fragment)
         if not rounded:
             return theta
         kept = theta.copy()
@@ -223,6 +267,12 @@ class TorchParameters:
             view = torch.from_numpy(kept[offset : offset + size])
             view.copy_(view.to(dtype).to(torch.float32))
         return kept
+
+    def _rounded(self, fragment: int) -> list[tuple[int, int, torch.dtype]]:
+        """The parts of a fragment that are kept as something else than fp32: offset, size, type."""
+        pieces = self.layout.fragments[fragment].slices
+        typed = [(piece.offset, piece.size, self._parameters[piece.tensor].dtype) for piece in pieces]
+        return [item for item in typed if item[2] is not torch.float32]
 
     def save(self) -> list[torch.Tensor]:
         return [parameter.detach().clone() for parameter in self._parameters]
@@ -242,6 +292,16 @@ class TorchParameters:
                 values = torch.from_numpy(theta[piece.offset : piece.offset + piece.size])
                 flats[piece.tensor][piece.start : piece.stop] = values
         return tensors
+
+
+def _pieces(flat: torch.Tensor, pieces: Sequence[TensorSlice]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The slices of a fragment in a flat array, and the padding between them."""
+    ends = [piece.offset + piece.size for piece in pieces]
+    gaps = [after.offset - end for end, after in zip(ends, pieces[1:], strict=False)]
+    paddings = (*gaps, flat.numel() - ends[-1])
+    sizes = chain.from_iterable(zip((piece.size for piece in pieces), paddings, strict=True))
+    cut = torch.split(flat, list(sizes))
+    return list(cut[::2]), [padding for padding in cut[1::2] if padding.numel()]
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

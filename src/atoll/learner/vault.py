@@ -1,35 +1,23 @@
-"""What a learner keeps on its host, per fragment: published parameters, the base, residuals, contributions under way.
+"""What a learner keeps, per fragment: published parameters, the base, residuals, contributions under way.
 
 Theta is the published state, bit for bit the syncer's. The *base* is Theta as the parameters can hold it: for bf16
 parameters it is Theta rounded to bf16, so that rounding is not mistaken for progress. For fp32 parameters the two are
-one array. Arrays are never changed once they are in here, so background threads may read them without the engine's
-lock; the dictionaries themselves are read and changed under it.
+one array. Arrays are never changed once they are in here, so background threads may read them without the shell's
+lock; the dictionaries themselves are read and changed under it. Where they live is `arithmetic`'s business.
 
 There is no framework in this file: the simulator uses it, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import xxhash
-from numpy.typing import NDArray
-
-from atoll import kernels
 from atoll.codec import get_codec
 from atoll.core import INLINE_BYTES_MAX, Layout, PushHeader, SyncConfig
 from atoll.errors import PayloadError
-from atoll.learner.parameters import F32, Snapshot, into
-
-U8 = NDArray[np.uint8]
-
-
-def as_it_is(fragment: int, theta: F32) -> F32:
-    """The base of a model whose parameters are all fp32: Theta itself."""
-    return theta
+from atoll.learner.arithmetic import U8, Arithmetic, HostArithmetic
+from atoll.learner.parameters import Snapshot, into
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +34,8 @@ class HeldVersion:
     """One version of a fragment on this host."""
 
     version: int
-    theta: F32
-    base: F32
+    theta: Any
+    base: Any
     checksum: int = 0
     """Of theta; 0 while it was not computed."""
     staged: tuple[AdoptKey, Any] | None = None
@@ -60,26 +48,22 @@ class HeldContribution:
 
     header: PushHeader
     snapshot: Snapshot
-    origin: F32
+    origin: Any
     """What the snapshot is measured from: the base, plus the progress of older contributions still on their way."""
     feedback: bool
     payload: U8 | None = None
-    residual: F32 | None = None
-
-    def progress(self) -> F32:
-        """What training did between origin and snapshot."""
-        return self.snapshot.values() - self.origin
+    residual: Any = None
 
 
 class Vault:
-    def __init__(self, layout: Layout, config: SyncConfig, to_base: Callable[[int, F32], F32] = as_it_is) -> None:
+    def __init__(self, layout: Layout, config: SyncConfig, arithmetic: Arithmetic[Any] | None = None) -> None:
         self.layout = layout
         self.config = config
-        self._to_base = to_base
+        self.arithmetic = arithmetic or HostArithmetic()
         count = len(layout.fragments)
         self.current: list[HeldVersion | None] = [None] * count
         self.prepared: list[dict[int, HeldVersion]] = [{} for _ in range(count)]
-        self.residuals: list[F32 | None] = [None] * count
+        self.residuals: list[Any] = [None] * count
         self.sending: dict[tuple[int, int], HeldContribution] = {}
 
     def small(self, fragment: int) -> bool:
@@ -93,7 +77,7 @@ class Vault:
         expected = 4 * self.layout.fragments[fragment].size
         if payload.nbytes != expected:
             raise PayloadError(f"fragment {fragment} came with {payload.nbytes} bytes, expected {expected}")
-        return self._published(fragment, version, np.frombuffer(payload, np.float32), checksum)
+        return self.published(fragment, version, self.arithmetic.loaded(payload), checksum)
 
     def newest(self, fragment: int) -> HeldVersion | None:
         """The newest version on this host, adopted or not."""
@@ -102,20 +86,21 @@ class Vault:
 
     def prepare_update(self, fragment: int, before: HeldVersion, payload: U8, checksum: int) -> HeldVersion:
         """The version after `before`; PayloadError if the bits are not the syncer's."""
-        theta = before.theta.copy()
-        get_codec(self.config.codec_down).decode_add(payload, theta)
-        digest = xxhash.xxh3_64_intdigest(theta.data)
+        version = before.version + 1
+        theta = self.arithmetic.updated(before.theta, self.config.codec_down, payload)
+        digest = self.arithmetic.checksum(theta, version, checksum)
         if checksum and digest != checksum:
-            raise PayloadError(f"version {before.version + 1} of fragment {fragment} differs from the syncer's")
-        return self._published(fragment, before.version + 1, theta, digest)
+            raise PayloadError(f"version {version} of fragment {fragment} differs from the syncer's")
+        return self.published(fragment, version, theta, digest)
 
     def held(self, fragment: int, version: int) -> HeldVersion | None:
         """This version, if it is on this host."""
         current = self.current[fragment]
         return current if current is not None and current.version == version else self.prepared[fragment].get(version)
 
-    def _published(self, fragment: int, version: int, theta: F32, checksum: int) -> HeldVersion:
-        return HeldVersion(version, theta, self._to_base(fragment, theta), checksum)
+    def published(self, fragment: int, version: int, theta: Any, checksum: int) -> HeldVersion:
+        """A version of these parameters, with its base."""
+        return HeldVersion(version, theta, self.arithmetic.kept(fragment, theta), checksum)
 
     def adopt_values(
         self,
@@ -123,16 +108,14 @@ class Vault:
         old: HeldVersion | None,
         new: HeldVersion,
         sent: list[HeldContribution],
-        out: F32 | None = None,
-    ) -> F32:
+        out: Any = None,
+    ) -> Any:
         """What an adopt writes (Theta_new) or, under rebase, adds: base_new - base_old - progress of what is in it.
         They are in `out`, if it is given."""
         if key.rule != "rebase":
             return into(new.theta, out)
         assert old is not None
-        increment = np.empty_like(new.base) if out is None else out
-        kernels.rebase(new.base, old.base, [(one.snapshot.values(), one.origin) for one in sent], increment)
-        return increment
+        return self.arithmetic.rebased(new.base, old.base, [(one.snapshot.values(), one.origin) for one in sent], out)
 
     def adopted(self, fragment: int, version: int) -> None:
         """The training thread has brought the parameters to this version."""
@@ -151,7 +134,8 @@ class Vault:
         assert current is not None and current.version == header.base_version
         origin = current.base
         for seq in already_merged:
-            origin = origin + self.sending[header.fragment, seq].progress()
+            sent = self.sending[header.fragment, seq]
+            origin = self.arithmetic.moved(origin, sent.snapshot.values(), sent.origin)
         sending = HeldContribution(header, snapshot, origin, feedback)
         self.sending[header.fragment, header.seq] = sending
         return sending
@@ -160,10 +144,10 @@ class Vault:
         """Encode delta (+ residual). Background threads only. A run without feedback never has a residual."""
         fragment, feedback = sending.header.fragment, self.config.feedback_up
         residual = self.residuals[fragment] if sending.feedback else None
-        codec, values = get_codec(self.config.codec_up), sending.snapshot.values()
-        payload, sending.residual = codec.encode_delta(values, sending.origin, residual, feedback=feedback)
-        sending.payload = payload
-        return payload
+        sending.payload, sending.residual = self.arithmetic.encoded(
+            self.config.codec_up, sending.snapshot.values(), sending.origin, residual, feedback=feedback
+        )
+        return sending.payload
 
     def settle(self, fragment: int, seq: int, merged: bool) -> HeldContribution | None:
         """The fate is known. A residual is replaced only when the contribution it came from was merged."""

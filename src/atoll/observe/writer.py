@@ -20,6 +20,7 @@ from typing import Protocol
 from atoll.observe.events import Event, Warned
 from atoll.observe.lines import encode
 from atoll.observe.thin import Thinner
+from atoll.private import FILE_MODE
 
 FLUSH_PERIOD_S = 0.2
 QUEUE_EVENTS_MAX = 10_000
@@ -178,7 +179,7 @@ class EventWriter:
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         self._file_bytes = os.fstat(descriptor).st_size
         if self._file_bytes and os.pread(descriptor, 1, self._file_bytes - 1) != b"\n":
             # A predecessor was killed in the middle of a line; ours must not be glued to its rest.

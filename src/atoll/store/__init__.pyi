@@ -21,7 +21,7 @@ from .recover import read_state
 from .remote_folder import unreachable
 from .run_store import RunStore, open_store
 from .slots import CommitStats
-from .snapshots import LABELS_PER_EPOCH, SnapshotDraft, SnapshotStats, SnapshotTarget, load_snapshot
+from .snapshots import LABELS_PER_EPOCH, SnapshotStats, SnapshotTarget, load_snapshot
 from .tape import TAPE_FILES_ALL, TAPE_FILES_KEPT
 from .tape_record import FILE_BYTES_MAX, read_history, read_records, read_rows, tape_files
 
@@ -48,7 +48,6 @@ __all__ = [
     "Recording",
     "RunStore",
     "SegmentFile",
-    "SnapshotDraft",
     "SnapshotStats",
     "SnapshotTarget",
     "export_model",

@@ -3,6 +3,7 @@ of error.
 
 Local files are synced and renamed into place. Elsewhere a file is complete when its upload was closed without an error.
 Whatever a backend raises comes out as an OSError, because callers treat them all alike: say so, and try again later.
+Libraries like to quote the address that they tried. So every message goes through `redacted`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from atoll.errors import ConfigError, PayloadError, StoreError
+from atoll.private import redacted
 from atoll.store import failpoints, files
 
 PART_BYTES = 32 << 20
@@ -36,12 +38,12 @@ REASON_CHARS_MAX = 200
 
 def unreachable(url: str, options: Mapping[str, Any] | None, error: OSError) -> StoreError:
     """What a place that cannot be read means to whoever named it, in one sentence."""
-    reason = (error.strerror or str(error)).splitlines()[0][:REASON_CHARS_MAX]
+    reason = redacted((error.strerror or str(error)).splitlines()[0])[:REASON_CHARS_MAX]
     endpoint = _endpoint(url, options or {})
     where = f"endpoint {endpoint}; " if endpoint else ""
     checks = "that it answers, the name of the bucket, the credentials" if "://" in url else "that it is mounted"
     return StoreError(
-        f"the snapshot location {url} cannot be reached ({where}{reason}): check the URL, {checks}"
+        f"the snapshot location {redacted(url)} cannot be reached ({where}{reason}): check the URL, {checks}"
         f"{' and --snapshot-options' if '://' in url else ''}"
     )
 
@@ -50,14 +52,15 @@ def _endpoint(url: str, options: Mapping[str, Any]) -> str:
     more = options.get("client_kwargs")
     given = options.get("endpoint_url") or (more.get("endpoint_url") if isinstance(more, Mapping) else "")
     names = ENDPOINTS.get(url.partition("://")[0], ())
-    return str(given or next((os.environ[name] for name in names if os.environ.get(name)), ""))
+    return redacted(str(given or next((os.environ[name] for name in names if os.environ.get(name)), "")))
 
 
 class RemoteFolder:
     """The folder at `url`. Names are relative to it."""
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self.url = url.rstrip("/") if "://" in url else str(Path(url))
+        self.url = redacted(url.rstrip("/")) if "://" in url else str(Path(url))
+        """For people: without a password."""
         self._fs, root = _open_filesystem(url, dict(options or {}))
         self._root = root.rstrip("/") or "/"
         protocol = self._fs.protocol
@@ -258,8 +261,8 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
         ) from error
     except (ValueError, TypeError) as error:
         raise ConfigError(
-            f"{url!r} cannot be used ({error}); give a path or an fsspec URL such as s3://bucket/run"
-        ) from error
+            f"{redacted(url)!r} cannot be used ({redacted(str(error))}); give a path or an fsspec URL such as s3://bucket/run"
+        ) from None  # the library's own message may hold the password
     return fs, str(root)
 
 
@@ -267,7 +270,12 @@ def _open_filesystem(url: str, options: dict[str, Any]) -> tuple[Any, str]:
 def _os_errors(what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, PayloadError):
+    except PayloadError:
         raise
+    except OSError as error:
+        told = str(error)
+        if redacted(told) == told:
+            raise
+        raise OSError(error.errno or errno.EIO, redacted(error.strerror or told), what) from None
     except Exception as error:
-        raise OSError(errno.EIO, f"{type(error).__name__}: {error}", what) from error
+        raise OSError(errno.EIO, redacted(f"{type(error).__name__}: {error}"), what) from None

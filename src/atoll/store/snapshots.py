@@ -77,9 +77,9 @@ class SnapshotTarget:
     def __init__(self, url: str, *, keep: int = 3, options: Mapping[str, Any] | None = None) -> None:
         if keep < 1:
             raise ConfigError(f"keep is {keep}, and at least one snapshot must be kept; use --keep 1 or more")
-        self.url = url
         self.keep = keep
         self._place = RemoteFolder(url, options)
+        self.url = self._place.url
 
     def claim(self, *, epoch: int, take_over: bool, say: Callable[[str], None], watch_s: float = CLAIM_WATCH_S) -> Hold:
         """Claim this place for one syncer (`store.claim`), with an epoch above that of every snapshot here."""

@@ -14,6 +14,7 @@ from typing import Any
 from atoll.core import EPOCH_KEY, EPOCHS_SKIPPED, Begin, Recovery
 from atoll.errors import StoreError
 from atoll.observe import Writer, events
+from atoll.private import redacted
 from atoll.store import Hold, RunStore, SnapshotTarget
 from atoll.syncer.options import SyncerOptions
 from atoll.syncer.recover import first_line, recover
@@ -64,7 +65,7 @@ def how_to_begin(
     if options.new_run:
         return Begin(new_run=True)
     had_versions = _had_versions(options, problems, hold)
-    doubt = f"no snapshot found at {options.snapshots}" if options.snapshots else ""
+    doubt = f"no snapshot found at {redacted(options.snapshots)}" if options.snapshots else ""
     if had_versions:
         tell(
             f"{_nothing_found(options)}, but the run had versions ({had_versions}); waiting for a learner that holds "
@@ -128,7 +129,7 @@ def _warn(text: str, writer: Writer) -> None:
 
 def _nothing_found(options: SyncerOptions) -> str:
     places = [f"no state in {options.run_folder / 'state'}"] if options.run_folder is not None else []
-    places += [f"no snapshot found at {options.snapshots}"] if options.snapshots else []
+    places += [f"no snapshot found at {redacted(options.snapshots)}"] if options.snapshots else []
     return " and ".join(places) or "neither --run-folder nor --snapshots was given"
 
 
@@ -137,7 +138,7 @@ def _had_versions(options: SyncerOptions, problems: Sequence[str], hold: Hold | 
     if problems:
         return problems[0]
     if hold is not None and hold.before is not None and hold.before.begun:
-        return f"{options.snapshots} was claimed for run {hold.before.run}, which had"
+        return f"{redacted(options.snapshots)} was claimed for run {hold.before.run}, which had"
     return _traces(options.run_folder) if options.run_folder is not None else ""
 
 

@@ -12,6 +12,7 @@ from atoll.core import (
     FetchHeader,
     FetchKind,
     FetchRequest,
+    InnerPiece,
     InnerSlot,
     PushHeader,
     PushKind,
@@ -22,7 +23,7 @@ from atoll.core import effects as fx
 from atoll.errors import PayloadError, RefusedError
 from atoll.syncer.inner_buffer import InnerBuffer
 from atoll.syncer.platform import AsyncioPlatform
-from atoll.syncer.state import InspectedPayload, ModelState, Update
+from atoll.syncer.state import InspectedPayload, ModelState, Update, is_usable
 
 THETA_COPIES_MAX = 8
 """Whole-fragment copies kept for joiners. Learners that join together fetch the same versions, so a few are enough;
@@ -79,21 +80,26 @@ class BulkService:
                 return PushReply(False, Refusal.SIZE, str(error))
             return self._take(header, finite, held)
         if header.kind is PushKind.HEAL:
-            finite = bool(np.isfinite(payload.view(np.float32)).all())
-            return self.driver.complete_push(header, payload, finite=finite)
+            values = payload.view(np.float32)
+            finite = await self.platform.on_a_worker(is_usable, values)
+            far = await self.platform.on_a_worker(state.distance, header.fragment, values) if finite else 0.0
+            return self.driver.complete_push(header, payload, finite=finite, norm=far)
         reply = self.driver.open_push(header)  # another may have been asked while the bytes were on their way
         if not reply.accepted:
             return reply
         finite = True
         if header.kind is PushKind.SEED:
             finite = await self.platform.on_a_worker(state.put_seed, header.fragment, payload)
-        elif not await self._buffer(header.fragment).put(header.seq, payload):
+        elif not await self._put_piece(InnerPiece.of(header), payload):
             return PushReply(False, Refusal.BUSY, "the joiner has not taken the earlier pieces yet; send it again")
         return self.driver.complete_push(header, payload, finite=finite)
 
     def _take(self, header: PushHeader, finite: bool, held: InspectedPayload) -> PushReply:
         norm = float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
         return self.driver.complete_push(header, held, finite=finite, norm=norm)
+
+    async def _put_piece(self, piece: InnerPiece, payload: NDArray[np.uint8]) -> bool:
+        return await self._buffer(piece.slot).put(piece.piece, payload)
 
     def _buffer(self, slot: int) -> InnerBuffer:
         return self.platform.inner.setdefault(slot, InnerBuffer())
@@ -119,9 +125,11 @@ class BulkService:
     # ------------------------------------------------------------ fetches
 
     async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
+        refusal = self.driver.open_fetch(request)
+        if refusal is not None:
+            raise RefusedError(refusal.code, refusal.detail)
         header, content = await self._find(request)
-        if self.machine.knows(request.learner):
-            self.flow_down.add(request.learner, request.length or max(0, content.nbytes - request.offset))
+        self.flow_down.add(request.learner, request.length or max(0, content.nbytes - request.offset))
         return header, content
 
     async def _find(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
@@ -131,7 +139,6 @@ class BulkService:
         if state is None or not 0 <= request.fragment < len(state.fragments):
             detail = f"fragment {request.fragment} has no committed state here; wait for Start"
             raise RefusedError(Refusal.UNKNOWN_FRAGMENT, detail)
-        self.driver.apply(fx.FetchOpened(request.learner, request.generation))
         if request.kind is FetchKind.UPDATE:
             update = state.fragments[request.fragment].ring.get(request.version)
             if update is None:

@@ -29,7 +29,7 @@ class Ending:
         self._shell = shell
         self._end_when_left = end_when_left
         self._stay = stay
-        self._continued = MemberState.AWAY in shell.machine.membership.states()
+        self._continued = MemberState.AWAY in shell.machine.member_states
         """Learners were in the run when an earlier syncer of it ended."""
 
     def reason(self, now_ns: int) -> str:
@@ -38,7 +38,7 @@ class Ending:
             return ""
         if self._shell.machine.stopping and self._shell.finished.is_set():
             return self._shell.machine.stopping
-        idle = not self._shell.machine.book.in_flight
+        idle = self._shell.machine.idle
         if self._end_when_left and idle and (self._shell.news.ever_active or self._continued):
             return "everybody has left"
         return ""
@@ -47,13 +47,13 @@ class Ending:
     def nobody_trains(self) -> bool:
         """Whether what is published now is all there will be, until somebody comes (back)."""
         machine = self._shell.machine
-        states = machine.membership.states()
+        states = machine.member_states
         present = {MemberState.ACTIVE, MemberState.JOINING, *(() if machine.stopping else (MemberState.AWAY,))}
-        return bool(states) and not states & present and not machine.book.in_flight
+        return bool(states) and not states & present and machine.idle
 
     def _everybody_gone(self, now_ns: int) -> bool:
         patience_ns = LOST_TIMES * self._shell.machine.config.lost_after_ns
-        members = self._shell.machine.membership.members.values()
+        members = self._shell.machine.members.values()
         return all(
             m.state is MemberState.LEFT or (m.state is MemberState.LOST and now_ns - m.away_ns >= patience_ns)
             for m in members

@@ -17,7 +17,8 @@ GONE = (MemberState.LOST, MemberState.LEFT)
 
 def look_in(shell: SyncerShell) -> dict[str, Any]:
     machine, now_ns = shell.machine, time.monotonic_ns()
-    members = sorted(machine.membership.members.values(), key=lambda m: (m.state in GONE, m.learner))
+    versions = machine.versions
+    members = sorted(machine.members.values(), key=lambda m: (m.state in GONE, m.learner))
     return {
         "run": machine.run,
         "epoch": machine.epoch,
@@ -25,24 +26,23 @@ def look_in(shell: SyncerShell) -> dict[str, Any]:
         "expected": machine.config.learners_expected,
         "committed": machine.committed,
         "stopping": machine.stopping,
-        "healing": machine.healing is not None,
+        "healing": machine.is_healing,
         "config": machine.config.to_dict(),
-        "members": [_member(shell, member, now_ns) for member in members[:MEMBERS_SHOWN]],
+        "members": [_member(shell, member, versions, now_ns) for member in members[:MEMBERS_SHOWN]],
         "members_left_out": max(0, len(members) - MEMBERS_SHOWN),
-        "versions": [track.version for track in machine.book.tracks],
+        "versions": versions,
         "durability": shell.keeper.level,
         "degraded": shell.keeper.degraded,
         "recording": shell.keeper.recorder.status(),
         "recovered_from": machine.recovered_from,
         "waits": machine.waits,
-        "data": machine.leases.status(),
+        "data": machine.data_status(),
         **shell.news.status(),
         **machine.stats(),
     }
 
 
-def _member(shell: SyncerShell, m: Member, now_ns: int) -> dict[str, Any]:
-    tracks = shell.machine.book.tracks
+def _member(shell: SyncerShell, m: Member, versions: list[int], now_ns: int) -> dict[str, Any]:
     return {
         "learner": m.learner,
         "generation": m.generation,
@@ -56,7 +56,7 @@ def _member(shell: SyncerShell, m: Member, now_ns: int) -> dict[str, Any]:
         "tokens": m.tokens,
         "step_ms": round(m.step_ns / 1e6, 3),
         "loss": m.loss if m.loss == m.loss else None,
-        "behind": sum(max(0, t.version - b) for t, b in zip(tracks, m.bases, strict=False)),
+        "behind": sum(max(0, version - b) for version, b in zip(versions, m.bases, strict=False)),
         "up_bytes_s": round(shell.flow_up.rate(m.learner)),
         "down_bytes_s": round(shell.flow_down.rate(m.learner)),
         "thin": shell.news.thin(m.learner),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,10 @@ class SyncerOptions:
     that goes on what it was, whatever this version's defaults are."""
     run_folder: Path | None = None
     """Where events, state, `syncer.json` (the real address) and `model.safetensors` go; None keeps nothing."""
-    token: str = ""
+    token: str = field(default="", repr=False)
+    keys: Path | None = None
+    """Instead of one token: the registry of `atoll keys`, in which each learner has its own. It is read again whenever
+    it changes."""
     tls_certificate: str | None = None
     tls_key: str | None = None
     durability: str = "commit"
@@ -36,8 +39,9 @@ class SyncerOptions:
     """Where whole snapshots of the run go: a folder or any fsspec URL. Empty: none are made."""
     snapshot_every_s: float = 300.0
     snapshots_keep: int = 3
-    snapshot_options: str = ""
-    """A JSON object of options for the file system behind `snapshots`, such as {"endpoint_url": "..."}."""
+    snapshot_options: str = field(default="", repr=False)
+    """A JSON object of options for the file system behind `snapshots`, such as {"endpoint_url": "..."}. It may hold
+    credentials: it is neither kept nor shown."""
     record: bool = False
     """Record what every merge is made from (RUN/state/recording), so that `atoll replay` can make it again."""
     end_when_left: bool = False

@@ -175,13 +175,16 @@ class AsyncioPlatform:
             self._loop.call_later(THIN_LOOK_S, self._tell_thin, note.event.learner)
 
     def _tell_thin(self, learner: str) -> None:
-        """A learner was set aside some time ago: if so little came from or went to it since, its link is too thin."""
+        """A learner was set aside some time ago: if so little came from or went to it since, its link is too thin. It
+        is asked and heard all the while, so that one from which nothing came at all has the thinnest of links. One that
+        fetched nothing may not have needed anything."""
         layout = self.machine.layout
         if layout is None or not self.machine.is_aside(learner):
             return
         for direction, flow in (("up", self.flow_up), ("down", self.flow_down)):
             needs = needed_bytes_s(self.machine.config, layout, direction, self.machine.step_ns())
-            if 0.0 < (gets := flow.rate(learner)) < needs:
+            gets = flow.rate(learner)
+            if gets < needs and (gets > 0.0 or direction == "up"):
                 self._writer.emit(events.LinkThin(learner, direction, needs, gets))
 
     def end_fenced(self, reason: str) -> None:
@@ -234,6 +237,19 @@ class AsyncioPlatform:
         self.keeper.recorder.begin(self.machine.run, self.machine.config, self.state.layout)
         self._tell_layout(self.state.layout)
         done(checksums)
+
+    def compare(
+        self, compare: fx.Compare, payloads: list[InspectedPayload], done: Callable[[fx.Compared], None]
+    ) -> None:
+        self.start(self._compare(compare, payloads, done))
+
+    async def _compare(
+        self, compare: fx.Compare, held: list[InspectedPayload], done: Callable[[fx.Compared], None]
+    ) -> None:
+        assert self.state is not None
+        learners = [identity.learner for identity in compare.contributions]
+        cosines = await self.on_a_worker(self.state.compare, compare.fragment, held, learners, compare.voices)
+        done(fx.Compared(compare.fragment, cosines))
 
     def merge(
         self, merge: fx.Merge, payloads: list[InspectedPayload], done: Callable[[fx.MergeFinished], None]
@@ -339,7 +355,7 @@ class AsyncioPlatform:
         done()
 
     def durability_lost(self, reason: str) -> None:
-        text = f"{reason}; training goes on, commits are not durable until this is mended (make room on the disk)"
+        text = f"{reason}; training goes on, and commits are not durable until this is mended"
         self._tell_durability("degraded", text)
 
     def durability_back(self, reason: str) -> None:

@@ -18,11 +18,14 @@ from atoll import kernels
 from atoll.core import SETTINGS_KEY, Recovery
 from atoll.core import effects as fx
 from atoll.errors import AtollError, ConfigError, FencedSyncerError, LaunchError
+from atoll.keys import KeyFile
 from atoll.observe import EventWriter, NullWriter, Writer, events
+from atoll.private import private_umask
 from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
 from atoll.syncer.begin import claim_location, epoch_of, find, how_to_begin
 from atoll.syncer.claim import ClaimKeeper
 from atoll.syncer.ending import Ending, ModelFile
+from atoll.syncer.key_watch import watch_keys
 from atoll.syncer.news import News
 from atoll.syncer.options import EXIT_FENCED, SyncerOptions
 from atoll.syncer.recover import agree_on_settings
@@ -41,15 +44,16 @@ STOP_WAIT_S = 20.0
 
 
 def run(options: SyncerOptions) -> int:
+    kernels.warm_up()  # before anybody can join: compiling would starve the loop, and learners find the cache filled
     try:
-        return asyncio.run(_serve(options))
+        with private_umask():
+            return asyncio.run(_serve(options))
     except FencedSyncerError as error:  # while it was starting
         print(f"atoll syncer: {error}", file=sys.stderr, flush=True)
         return EXIT_FENCED
 
 
 async def _serve(options: SyncerOptions) -> int:
-    kernels.warm_up()  # before anybody can join: compiling would starve the loop, and learners find the cache filled
     writer = News(_writer(options.run_folder))
     say = _say if options.lines else _say_nothing
     store = _open_store(options)
@@ -78,7 +82,8 @@ async def _serve(options: SyncerOptions) -> int:
         _tell_recovery(shell, found[0], said, load_ns)
     del found
     keeper.check_epoch()  # loading takes a while: another syncer may have taken over and be listening
-    server = await _listen(shell, options)
+    keys = KeyFile(options.keys) if options.keys is not None else None
+    server = await _listen(shell, options, keys)
     shell.platform.close_link, shell.peer_of = server.close_session, server.peer_of
     shell.start()
     stop = asyncio.Event()
@@ -89,6 +94,7 @@ async def _serve(options: SyncerOptions) -> int:
     writer.emit(events.SyncerStarted(run_id, server.address, os.getpid(), epoch, keeper.level))
     for text in server.warnings:
         writer.emit(events.Warned("syncer", text))
+    watching = asyncio.create_task(watch_keys(keys, shell, server)) if keys is not None else None
     ending = Ending(shell, end_when_left=options.end_when_left, stay=options.stay)
     model = ModelFile(shell, options.run_folder, writer, say)
     shell.more_status = model.status
@@ -104,7 +110,9 @@ async def _serve(options: SyncerOptions) -> int:
         why = ending.reason(time.monotonic_ns()) if not stop.is_set() else ""
         say(f"ends: {why}" if why else "ends, once learners have handed over what they have")
         shell.apply(fx.StopRequested(why or "the syncer was stopped"))
-        await _wait(shell.finished, STOP_WAIT_S if shell.machine.membership.connected() else 0.0)
+        await _wait(shell.finished, STOP_WAIT_S if any(m.connected for m in shell.machine.members.values()) else 0.0)
+    if watching is not None:
+        watching.cancel()
     if snapshotter is not None:
         await snapshotter.close()
     if claim is not None:
@@ -114,7 +122,7 @@ async def _serve(options: SyncerOptions) -> int:
     code = code or _overtaken(shell) or model.write()
     writer.emit(_stats(shell, server))
     _tell_data(shell, writer)
-    writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, shell.machine.book.commits))
+    writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, shell.machine.stats()["commits"]))
     await server.stop()
     writer.close()
     return code
@@ -139,11 +147,12 @@ def _target(options: SyncerOptions) -> SnapshotTarget | None:
     return SnapshotTarget(options.snapshots, keep=options.snapshots_keep, options=extra)
 
 
-async def _listen(shell: SyncerShell, options: SyncerOptions) -> RunningServer:
+async def _listen(shell: SyncerShell, options: SyncerOptions, keys: KeyFile | None) -> RunningServer:
     """Listen where this run listened before, if the port may be chosen: learners look for the syncer there."""
     wanted = ServerOptions(
         listen=options.listen,
         token=options.token,
+        keys=keys,
         tls_certificate=options.tls_certificate or "",
         tls_key=options.tls_key or "",
     )
@@ -170,7 +179,7 @@ def _earlier_address(options: SyncerOptions) -> str:
 
 
 def _tell_recovery(shell: SyncerShell, recovery: Recovery, said: Sequence[str], load_ns: int) -> None:
-    versions = [track.version for track in shell.machine.book.tracks]
+    versions = shell.machine.versions
     print(
         f"atoll syncer: continues run {shell.machine.run} from {recovery.source} at versions {min(versions)} to "
         f"{max(versions)} ({load_ns / 1e9:.2f} s)",
@@ -211,7 +220,7 @@ def _say_nothing(text: str) -> None:
 
 
 def _peer(shell: SyncerShell, learner: str) -> str:
-    member = shell.machine.membership.members.get(learner)
+    member = shell.machine.members.get(learner)
     return shell.peer_of(member.session) if member is not None else ""
 
 
@@ -256,10 +265,10 @@ def _stats(shell: SyncerShell, server: RunningServer) -> events.SyncerStats:
 
 def _tell_data(shell: SyncerShell, writer: Writer) -> None:
     """The state of every data stream, when it has changed."""
-    for stream, counts in shell.machine.leases.status().items():
+    for stream, counts in shell.machine.data_status().items():
         if shell.told_data.get(stream) != counts:
             shell.told_data[stream] = counts
-            writer.emit(events.DataLedger(stream, **counts, lost=shell.machine.leases.lost(stream)))
+            writer.emit(events.DataLedger(stream, **counts, lost=shell.machine.data_lost(stream)))
 
 
 def _writer(folder: Path | None) -> Writer:

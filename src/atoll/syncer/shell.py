@@ -5,6 +5,7 @@ and performed by `core.syncer_driver` on production's platform.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -18,8 +19,10 @@ from atoll.core import (
     Begin,
     ContributionId,
     Hello,
+    Identity,
     InlinePush,
     LearnerMessage,
+    PushHeader,
     PushKind,
     PushReply,
     Recovery,
@@ -40,6 +43,8 @@ from atoll.syncer.state import InspectedPayload, ModelState, Stored
 from atoll.syncer.state_writer import StateWriter
 
 T = TypeVar("T")
+SECRET_BYTES = 16
+"""Of a session: 128 bits cannot be guessed while it lasts."""
 NAMED_MAX = 20
 """Learners that a message lists: a few lines of a terminal."""
 
@@ -79,7 +84,7 @@ class SyncerShell(BulkService):
         """Wait for merges under way, write what is left and let the threads go."""
         await self.platform.close()
 
-    def apply(self, event: fx.StopRequested | fx.LeaveAsked) -> None:
+    def apply(self, event: fx.StopRequested | fx.LeaveAsked | fx.KeyRevoked) -> None:
         self.driver.apply(event)
 
     def overtaken(self, error: FencedSyncerError) -> None:
@@ -171,7 +176,13 @@ class SyncerShell(BulkService):
 
     # ------------------------------------------------------------ SyncerService: control
 
-    def open_session(self, session: int, hello: Hello, send: Callable[[SyncerMessage], None]) -> None:
+    def open_session(
+        self,
+        session: int,
+        hello: Hello,
+        send: Callable[[SyncerMessage], None],
+        identity: Identity | None = None,
+    ) -> None:
         refusals: list[Refused] = []
         sends = self.platform.sends
 
@@ -182,7 +193,7 @@ class SyncerShell(BulkService):
                 send(message)
 
         sends[session] = first
-        self.driver.open_session(session, hello)
+        self.driver.open_session(session, hello, secret=secrets.token_hex(SECRET_BYTES), identity=identity)
         sends[session] = send
         if refusals:
             del sends[session]
@@ -190,13 +201,15 @@ class SyncerShell(BulkService):
 
     def receive(self, session: int, message: LearnerMessage) -> None:
         if isinstance(message, InlinePush):
-            self.driver.answer_inline(session, message.header, self._take_inline(message))
+            self.driver.answer_inline(session, message.header, self._take_inline(session, message))
         else:
             self.driver.apply(fx.FromLearner(session, message))
 
-    def _take_inline(self, message: InlinePush) -> PushReply:
+    def _take_inline(self, session: int, message: InlinePush) -> PushReply:
         """A small contribution on the control connection: the same checks as for a push, without its round trips."""
-        header, payload = message.header, message.payload
+        header, payload = self.machine.of_session(session, message.header), message.payload
+        if isinstance(header, PushReply):
+            return header
         self.inline_up += len(payload)
         try:
             size_max = self._size_max(header)
@@ -222,8 +235,13 @@ class SyncerShell(BulkService):
         self.platform.sends.pop(session, None)
         self.driver.apply(fx.SessionClosed(session, reason))
 
+    def check_sender(self, header: PushHeader) -> None:
+        refusal = self.machine.check_sender(header.learner, header.generation, header.secret)
+        if refusal is not None:
+            raise RefusedError(refusal.code, refusal.detail)
+
     def ask_to_leave(self, learner: str) -> str:
-        members = self.machine.membership.members
+        members = self.machine.members
         if learner not in members:
             known = ", ".join(sorted(members)[:NAMED_MAX]) or "nobody yet"
             raise RefusedError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,10 +19,13 @@ import xxhash
 from numpy.typing import NDArray
 
 from atoll.codec import (
+    NORM_MAX,
     GradientSample,
     MergeResult,
     OuterRates,
     OuterTarget,
+    agreement,
+    balanced,
     get_codec,
     get_outer,
     merge_fragment,
@@ -106,9 +109,9 @@ class ModelState:
     # ------------------------------------------------------------ seed
 
     def put_seed(self, fragment: int, payload: U8) -> bool:
-        """Keep one fragment of the seed; False if it is not finite."""
+        """Keep one fragment of the seed; False if nobody can train from it."""
         values = np.frombuffer(payload, np.float32)
-        if not bool(np.isfinite(values).all()):
+        if not is_usable(values):
             return False
         self._seeds[fragment] = values.copy() if not values.flags.writeable else values
         return True
@@ -144,6 +147,11 @@ class ModelState:
             kept = residual if self.keeps_residuals else None
             self.fragments.append(FragmentArrays(theta, arrays, kept, *self._slices[index], version, checksum))
 
+    def distance(self, fragment: int, values: F32) -> float:
+        """How far these parameters are from those that are here; 0 if there are none."""
+        arrays = self.fragments[fragment]
+        return 0.0 if arrays.version == NO_VERSION else float(np.linalg.norm(values - arrays.theta))
+
     def heal(self, fragment: int, version: int, checksum: int, payload: U8) -> None:
         """Take a learner's parameters of a version that was lost. Momentum stays as it is."""
         arrays = self.fragments[fragment]
@@ -161,13 +169,23 @@ class ModelState:
         finite, norms = get_codec(self.config.codec_up).inspect(payload, size, self._slices[fragment][0])
         return finite, InspectedPayload(payload, norms)
 
+    def compare(
+        self, fragment: int, held: Sequence[InspectedPayload], learners: Sequence[str], voices: Collection[str]
+    ) -> dict[str, float]:
+        """How far each learner's contributions agree with those of the voices (`core.effects.Compared`)."""
+        payloads, norms = [item.payload for item in held], [item.norms for item in held]
+        blocks = self._slices[fragment][0]
+        partial = reduce(payloads, self.config.codec_up, [1.0] * len(held), norms, blocks)
+        return agreement(partial, learners, voices)
+
     def merge(self, fragment: int, held: Sequence[InspectedPayload], weights: Sequence[float]) -> MergeResult:
         """Merge, take the outer step and make the next version. Untouched if the result is not finite."""
         arrays, config = self.fragments[fragment], self.config
         payloads, norms = [item.payload for item in held], [item.norms for item in held]
         every = config.momentum_restart or arrays.version + 1
+        partial = reduce(payloads, config.codec_up, weights, norms, arrays.slice_blocks)
         result = merge_fragment(
-            reduce(payloads, config.codec_up, weights, norms, arrays.slice_blocks),
+            partial if config.robust == "off" else balanced(partial),
             arrays.slice_merges,
             OuterTarget(arrays.theta, arrays.outer, arrays.residual),
             codec_down=config.codec_down,
@@ -217,6 +235,12 @@ class ModelState:
         temporary = path.with_name(path.name + ".tmp")
         save_file(self.tensors(), temporary, metadata={"format": "pt", "atoll_versions": versions})
         temporary.replace(path)
+
+
+def is_usable(values: F32) -> bool:
+    """True if these parameters are finite, and small enough that no step can make them overflow."""
+    largest = max(float(values.max(initial=0.0)), -float(values.min(initial=0.0)))  # NaN, if there is one, in both
+    return largest * math.sqrt(values.size) <= NORM_MAX
 
 
 def _slice_table(fragment: Fragment, layout: Layout, config: SyncConfig) -> tuple[NDArray[np.int64], list[str]]:

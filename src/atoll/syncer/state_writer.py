@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -104,7 +105,7 @@ class StateWriter:
         try:
             await self._loop.run_in_executor(self._threads, self._store.sync)
         except OSError as error:
-            return str(error)
+            return cause(error)
         return ""
 
     async def store(self, item: VersionToStore, arrays: Arrays) -> StoreOutcome:
@@ -117,7 +118,7 @@ class StateWriter:
                 self._threads, self._store.commit, item.fragment, item.version, arrays, fragment_record
             )
         except OSError as error:
-            return StoreOutcome(str(error))
+            return StoreOutcome(cause(error))
         return StoreOutcome("", stats.write_ns + stats.sync_ns, stats.bytes)
 
     # ------------------------------------------------------------ what leaving learners handed over
@@ -162,6 +163,21 @@ class StateWriter:
             payloads[item.id] = payload
         self._handed |= payloads.keys()
         return handed, payloads, problems
+
+
+REMEDIES = {
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room on the disk, or raise the quota",
+    errno.EMFILE: "the disk is fine, but this process has no descriptor left: raise `ulimit -n` for it, and look who "
+    "holds connections to its port",
+    errno.ENFILE: "the disk is fine, but this machine has no descriptor left: look which process holds them",
+    errno.EROFS: "the disk takes no writes: look at the system's log, and mount it again",
+}
+
+
+def cause(error: OSError) -> str:
+    """What went wrong, and what to do."""
+    return f"{error}; {REMEDIES.get(error.errno or 0, 'look at the disk, and at the log of the system')}"
 
 
 def handed_name(identity: ContributionId) -> str:

@@ -7,6 +7,7 @@
     control.py     run_sessions: a control session that always comes back;  fetch_status, ask_to_leave
     bulk.py        BulkClient: push and fetch payloads
     convert.py     control messages <-> bytes;  parts.py: bulk messages <-> bytes;  records.py: what both are made of
+    token.py       tokens, from strings and files
     checks.py      nothing is trusted;  versions.py: which protocol knows what
     limits.py      every bound, with where it comes from
 

@@ -1,6 +1,6 @@
 from .address import join_address, split_address
 from .bulk import BulkClient
-from .cause import Cause, find_cause
+from .cause import find_cause
 from .channel import ClientOptions
 from .control import (
     REFUSED_FOR_NOW,
@@ -21,10 +21,12 @@ from .limits import (
     CONNECT_S,
     CONTROL_KEEPALIVE_TIMEOUT_MS,
     KEEPALIVE_TIME_MS,
+    LEARNER_CHARS_MAX,
     MIB,
 )
 from .server import RunningServer, serve
-from .service import SendToLearner, ServerOptions, SyncerService
+from .service import KeyBook, SendToLearner, ServerOptions, SyncerService
+from .token import KEY_PREFIX, read_token, split_key
 
 __all__ = [
     "BACKOFF_FACTOR",
@@ -35,13 +37,15 @@ __all__ = [
     "CONNECT_S",
     "CONTROL_KEEPALIVE_TIMEOUT_MS",
     "KEEPALIVE_TIME_MS",
+    "KEY_PREFIX",
+    "LEARNER_CHARS_MAX",
     "MIB",
     "REFUSED_FOR_NOW",
     "SYNCER_ENDED",
     "BulkClient",
-    "Cause",
     "ClientOptions",
     "ControlClient",
+    "KeyBook",
     "RunningServer",
     "SendToLearner",
     "SendToSyncer",
@@ -52,7 +56,9 @@ __all__ = [
     "fetch_status",
     "find_cause",
     "join_address",
+    "read_token",
     "run_sessions",
     "serve",
     "split_address",
+    "split_key",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import ssl
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from atoll.wire.limits import (
     BACKOFF_JITTER,
     BACKOFF_S_MAX,
     BACKOFF_S_MIN,
-    ID_CHARS_MAX,
     STRIPES_DEFAULT,
     STRIPES_MAX,
 )
+from atoll.wire.token import check_token
 from atoll.wire.transport import TOKEN_KEY, Arguments, grpc
 
 SYSTEM_ROOTS = "system"
@@ -31,7 +31,7 @@ class ClientOptions:
 
     address: str
     """host:port of the syncer, or several with commas between: places where it may be, or may be moved to."""
-    token: str = ""
+    token: str = field(default="", repr=False)
     """The run token, sent with every call."""
     tls_ca: str = ""
     """Path of a PEM file with the certificates to trust, or "system" for those of the machine. Empty: no TLS."""
@@ -56,8 +56,8 @@ class ClientOptions:
             )
         if self.token and not self.tls_ca and not all(is_loopback(h) or h == self.clear_host for h in hosts):
             raise ConfigError(
-                f"the run token would be sent in clear to {self.address}; give the syncer's certificate (or the one "
-                f"that signed it) with --tls-ca, or reach the syncer through a tunnel on 127.0.0.1"
+                f"the run token would be sent in clear to {self.address}; set ATOLL_TLS_CA (or --tls-ca) to the "
+                f"syncer's certificate, or to the one that signed it, or reach it through a tunnel on 127.0.0.1"
             )
         if self.tls_ca and self.tls_ca != SYSTEM_ROOTS:
             _check_roots(self.tls_ca)
@@ -71,22 +71,13 @@ class ClientOptions:
         return ((TOKEN_KEY, self.token),) if self.token else ()
 
 
-def check_token(token: str) -> None:
-    """Tokens travel as gRPC metadata, which is printable ASCII."""
-    if token and (
-        len(token) > ID_CHARS_MAX or not token.isascii() or not token.isprintable() or token.strip() != token
-    ):
-        raise ConfigError(
-            f"a run token must be at most {ID_CHARS_MAX} printable ASCII characters without spaces around; make one "
-            f"with: python -c 'import secrets; print(secrets.token_urlsafe())'"
-        )
-
-
 def _check_roots(path: str) -> None:
     try:
         ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot read certificates from {path}: {error}; give a PEM file with --tls-ca") from None
+        raise ConfigError(
+            f"cannot read certificates from {path}: {error}; set ATOLL_TLS_CA (or --tls-ca) to a PEM file"
+        ) from None
 
 
 def open_channel(options: ClientOptions, arguments: Arguments) -> Any:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from atoll.core import FRAGMENTS_MAX, INNER_SLOTS_MAX, NO_VERSION
-from atoll.errors import RemoteProtocolError
-from atoll.wire.limits import COUNT_MAX, ID_CHARS_MAX, TEXT_CHARS_MAX
+from atoll.core import FRAGMENTS_MAX, INNER_SLOTS_MAX, NO_VERSION, Refused
+from atoll.errors import RefusedError, RemoteProtocolError
+from atoll.wire.limits import COUNT_MAX, ID_CHARS_MAX, LEARNER_CHARS_MAX, SECRET_CHARS_MAX, TEXT_CHARS_MAX
 
 
 def identifier(name: str, value: str, chars_max: int = ID_CHARS_MAX) -> str:
     """A non-empty printable name: it will appear in logs, file names and terminals."""
     if not value or len(value) > chars_max or not value.isprintable():
         raise RemoteProtocolError(f"{name} must be 1 to {chars_max} printable characters; got {_shown(value)}")
+    return value
+
+
+def learner_id(name: str, value: str) -> str:
+    """An id that a learner may have: plain ASCII, so that no two look alike."""
+    if not value.isascii():
+        raise RemoteProtocolError(f"{name} must be 1 to {LEARNER_CHARS_MAX} ASCII characters; got {_shown(value)}")
+    return identifier(name, value, LEARNER_CHARS_MAX)
+
+
+def secret(name: str, value: str) -> str:
+    """The value itself is in no message: it would end in logs."""
+    if len(value) > SECRET_CHARS_MAX or not value.isascii():
+        raise RemoteProtocolError(f"{name} must be at most {SECRET_CHARS_MAX} ASCII characters; got {len(value)}")
     return value
 
 
@@ -61,6 +75,12 @@ def version(name: str, value: int) -> int:
 def length(name: str, actual: int, length_max: int) -> None:
     if actual > length_max:
         raise RemoteProtocolError(f"{name} must have at most {length_max} entries; got {actual}")
+
+
+def raise_refusal(refusal: Refused | None) -> None:
+    """What core says no to, as an error."""
+    if refusal is not None:
+        raise RefusedError(refusal.code, refusal.detail)
 
 
 def _shown(value: str) -> str:

@@ -31,7 +31,15 @@ from atoll.wire.convert import (
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.records import parse_bytes
 from atoll.wire.seal import seal, unseal
-from atoll.wire.transport import EOF, LEAVE_METHOD, SESSION_METHOD, STATUS_METHOD, control_channel_arguments, grpc
+from atoll.wire.transport import (
+    EOF,
+    LEAVE_METHOD,
+    PIECES_KEY,
+    SESSION_METHOD,
+    STATUS_METHOD,
+    control_channel_arguments,
+    grpc,
+)
 from atoll.wire.versions import hello_in, learner_message_in, may_speak_older, since
 
 log = logging.getLogger(__name__)
@@ -96,16 +104,20 @@ class ControlClient:
     async def open(self, hello: m.Hello) -> m.Welcome:
         """Connect and say hello. Raises RefusedError, FencedError, UnreachableError or RemoteProtocolError."""
         encoded = seal(encode_learner_message(hello))
-        if len(encoded) > limits.CONTROL_MESSAGE_BYTES_MAX:
-            raise LocalProtocolError(
-                f"a Hello of {len(encoded)} bytes; at most {limits.CONTROL_MESSAGE_BYTES_MAX} are allowed"
-            )
+        if len(encoded) > limits.HELLO_BYTES_MAX:
+            raise LocalProtocolError(f"a Hello of {len(encoded)} bytes; at most {limits.HELLO_BYTES_MAX} are allowed")
         if self._call is not None:
             self._call.cancel()  # the one that was refused
-        self._call = self._channel.stream_stream(SESSION_METHOD)(metadata=self._options.metadata)
+        pieces = [encoded]
+        if hello.protocol >= PIECES_SINCE and len(encoded) > limits.MESSAGE_BYTES_MAX:
+            size = limits.HELLO_PIECE_BYTES
+            pieces = [encoded[start : start + size] for start in range(0, len(encoded), size)]
+        metadata = (*self._options.metadata, (PIECES_KEY, str(len(pieces))))
+        self._call = self._channel.stream_stream(SESSION_METHOD)(metadata=metadata)
         try:
             async with asyncio.timeout(limits.HELLO_S):
-                await self._write_one(encoded)
+                for piece in pieces:
+                    await self._write_one(piece)
                 welcome = await self._read()
         except TimeoutError:
             raise UnreachableError(
@@ -228,6 +240,8 @@ class ControlClient:
             raise UnreachableError(f"the syncer at {self._options.address} ended the session") from None
 
 
+PIECES_SINCE = 3
+"""The protocol from which on a syncer takes a large Hello in pieces, and only so."""
 SYNCER_ENDED = "the syncer ended the session"
 """Why a session is down that the syncer closed in order."""
 TOKEN_TRIES = 5
@@ -301,16 +315,21 @@ async def _one_session(
 
 
 async def _greet(client: ControlClient, hello: m.Hello) -> m.Welcome:
-    """Say hello in the newest protocol that both sides speak. Nothing is remembered from one session to the next: the
-    syncer that we reconnect to may be a newer one, and asking costs one round trip."""
+    """Say hello in the newest protocol that both sides speak, and with the list of tensors only if the syncer asks for
+    it. Nothing is remembered from one session to the next: the syncer that we reconnect to may be another one, and
+    asking costs one round trip."""
+    said = hello_in(hello, hello.protocol)
     while True:
         try:
-            return await client.open(hello)
+            return await client.open(said)
         except RefusedError as error:
-            if not may_speak_older(error, hello.protocol):
+            if error.code == m.Refusal.TENSORS and said is not hello:
+                said = hello
+            elif may_speak_older(error, said.protocol):
+                log.info("%s does not speak protocol %d; trying an older one", client.place.address, said.protocol)
+                said = hello_in(hello, said.protocol - 1)
+            else:
                 raise
-            log.info("%s does not speak protocol %d; trying an older one", client.place.address, hello.protocol)
-            hello = hello_in(hello, hello.protocol - 1)
 
 
 async def _listen(client: ControlClient, handler: SessionHandler, found: Found | None) -> None:

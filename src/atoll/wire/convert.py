@@ -52,7 +52,7 @@ _tensor = record(
 )
 _hello = record(
     m.Hello,
-    learner=checks.identifier,
+    learner=checks.learner_id,
     instance=checks.identifier,
     protocol=_protocol,
     tensors=many(inside(_tensor), limits.TENSORS_MAX),
@@ -64,6 +64,7 @@ _hello = record(
     checksums=many(free, FRAGMENTS_MAX),
     wants_inner=free,
     frozen=free,
+    fingerprint=checks.optional_identifier,
 )
 
 
@@ -159,6 +160,7 @@ def _welcome(welcome: m.Welcome) -> dict[str, Any]:
         "seed": welcome.seed,
         "protocol": welcome.protocol if welcome.protocol > 1 else 0,  # protocol 1 has neither field
         "rank_plus_one": welcome.rank + 1,
+        "secret": welcome.secret,
     }
 
 
@@ -172,6 +174,7 @@ def _parse_welcome(welcome: Any) -> m.Welcome:
         seed=bool(welcome.seed),
         protocol=_protocol("Welcome.protocol", welcome.protocol or 1),
         rank=welcome.rank_plus_one - 1,
+        secret=checks.secret("Welcome.secret", welcome.secret),
     )
 
 

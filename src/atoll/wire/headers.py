@@ -5,15 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from atoll.core import INNER_PIECE_BYTES, PushHeader, PushKind, PushReply
+from atoll.core import INNER_CODEC, INNER_PIECE_BYTES, PushHeader, PushKind, PushReply
 from atoll.errors import RemoteProtocolError
 from atoll.wire import checks
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import INNER_PIECES_MAX, PUSH_BYTES_MAX
 from atoll.wire.records import free, record
-
-INNER_CODEC = "inner"
-"""What a piece of inner state is encoded as: opaque to everybody but learners."""
 
 _KINDS = {
     pb.PUSH_CONTRIBUTION: PushKind.CONTRIBUTION,
@@ -32,7 +29,7 @@ def kind(kinds: dict[Any, Any], name: str, value: int) -> Any:
 _push_header = record(
     PushHeader,
     kind=partial(kind, _KINDS),
-    learner=checks.identifier,
+    learner=checks.learner_id,
     generation=checks.count,
     fragment=checks.fragment,
     round=checks.count,
@@ -44,6 +41,7 @@ _push_header = record(
     codec=checks.identifier,
     size=partial(checks.count, high=PUSH_BYTES_MAX),
     checksum=free,
+    secret=checks.secret,
 )
 
 
@@ -57,7 +55,7 @@ def check_push_header(header: Any) -> PushHeader:
 
 
 def _check_inner(header: PushHeader) -> None:
-    """One piece of inner state, where several fields mean other things: see PushKind.INNER. The service has nothing to
+    """One piece of inner state, where several fields mean other things: see InnerPiece. The service has nothing to
     hold its size against, so the bound here is the one that counts."""
     checks.slot("PushHeader.fragment (inner slot)", header.fragment)
     checks.count("PushHeader.size of a piece", header.size, low=1, high=INNER_PIECE_BYTES)

@@ -11,8 +11,12 @@ GIB = 1024 * MIB
 
 # ---------------------------------------------------------------- what a message may hold
 
+LEARNER_CHARS_MAX = 64
+"""Learner ids: they are in every row, event and message. A host name has at most 63 characters."""
+SECRET_CHARS_MAX = 64
+"""Of a session's secret: 128 bits in hexadecimal are 32."""
 ID_CHARS_MAX = 200
-"""Learner ids, run names, codec names: longer ones would not fit a terminal column or a file name (255 bytes)."""
+"""Run names, codec names: longer ones would not fit a terminal column or a file name (255 bytes)."""
 TENSOR_NAME_CHARS_MAX = 1000
 """Dotted module paths; the longest in the Hugging Face zoo are below 200."""
 TEXT_CHARS_MAX = 4000
@@ -34,11 +38,22 @@ COUNT_MAX = 2**62
 
 # ---------------------------------------------------------------- control
 
-CONTROL_MESSAGE_BYTES_MAX = 128 * MIB
-"""A Hello with a million tensors of about 100 bytes each; every other control message is below 1 MiB."""
+HELLO_BYTES_MAX = 128 * MIB
+"""A Hello with a million tensors of about 100 bytes each."""
+MESSAGE_BYTES_MAX = 8 * MIB
+"""One message to the syncer: twice the largest part, and 3 times the largest control message but Hello, which comes in
+pieces. gRPC has one limit for all methods, and holds as much for every call that has begun a message."""
+HELLO_PIECE_BYTES = 4 * MIB
+LARGE_HELLOS_MAX = 2
+"""Hellos of several pieces that are read at a time. Only the first learner of a run must list its tensors."""
 UNWEIGHED_BYTES_MAX = 4 * MIB
 """Messages up to this are parsed as they are: protobuf takes at most some 40 times their size. A Progress with all its
 discards has 2.3 MiB."""
+HELLO_INLINE_BYTES_MAX = 256 * KIB
+"""A Hello up to this is parsed on the event loop: some 2,500 tensors, 10 ms. A larger one is parsed on a thread."""
+HELLO_BYTES_HELD_MAX = 2 * HELLO_BYTES_MAX
+"""Of larger Hellos, waiting for that thread: the one in hand, and one more of the largest size. Protobuf takes several
+times as much for the one in hand. In protocol 3 only the first learner sends a list of tensors."""
 FIELD_BYTES_MAX = 256 * KIB
 """One field of a larger message, which is a Hello: a tensor's name and shape, or 4096 versions of at most 10 bytes."""
 SYNCER_MESSAGE_BYTES_MAX = 8 * MIB
@@ -54,7 +69,7 @@ SESSIONS_MAX = 10_000
 CONNECT_S = 10.0
 """One attempt to connect: several round trips of a 300 ms link, with packet loss."""
 HELLO_S = 60.0
-"""The Hello (at most CONTROL_MESSAGE_BYTES_MAX) and its Welcome over a thin link: 128 MiB at 20 Mbit/s."""
+"""The Hello (at most HELLO_BYTES_MAX) and its Welcome over a thin link: 128 MiB at 20 Mbit/s."""
 FLUSH_S = 5.0
 """How long a leaving side waits for its last control messages (a Leave, a Stop) to go out."""
 SESSION_SILENCE_S = 30.0
@@ -78,8 +93,40 @@ BULK_KEEPALIVE_TIMEOUT_MS = 300_000
 Whether the other side lives is known from the control connection, and with it all transfers end."""
 KEEPALIVE_ACCEPTED_MS = 1_000
 """The server takes pings this often without calling it abuse (gRPC's own default of 5 minutes would end sessions)."""
-RPCS_MAX = 32_768
-"""Calls at a time on one server: a session and two transfers for each of SESSIONS_MAX learners."""
+CALLS_MAX = 32_768
+"""Calls with the token at a time on one server: a session and two transfers for each of SESSIONS_MAX learners."""
+STREAMS_MAX = 32
+"""Calls at a time on one connection. A learner has one session on its control connection, five fetches on a bulk one,
+and on that for pushes its contributions in flight and, where it gives its inner state, a piece for each of 16 joiners,
+which the syncer may hold back (PUSH_WAIT_S). gRPC lets further ones wait on the learner's side."""
+REQUEST_S = 60.0
+"""A request (some hundred bytes) after its headers, which come in the same packet: as long as a Hello has."""
+METADATA_BYTES_MAX = 8 * KIB
+"""Headers of a call: the token has 200 characters, gRPC's own are below 1 KiB."""
+CONNECTIONS_MAX = 50_000
+"""Of SESSIONS_MAX learners: one for control, and two each way for bulk."""
+DESCRIPTORS_RESERVED = 256
+"""Kept from connections: the store has two files for each of its writers, a tape, a recording and the run's lock;
+events and logs; gRPC's own; a snapshot to an object store has some tens of connections. Four times that."""
+STRANGER_S = 60.0
+"""A connection that has not shown the token for this long is closed: six times what a learner gives one attempt to
+connect, because on a thin link a handshake (5 kB) stands in line with parts."""
+STRANGERS_PER_NETWORK_MAX = 256
+"""Connections from one address (of IPv6: one network of 64 bits) that have not shown the token. Learners that come back
+together spread over BACKOFF_S_MAX, and each is a stranger for some round trips: a thousand behind one address at 300 ms
+are 200 at a time. More than this lose only their oldest, and try again."""
+STRANGERS_MAX = 1024
+"""The same in all. Each costs the syncer some 10 KiB, with TLS some 50 KiB."""
+REFUSALS_MAX = 16
+"""Calls without the right token on one connection before it is closed: a learner stops at the first."""
+LOOK_S = 1.0
+"""How often the syncer looks who stands at its door: a flood of strangers is trimmed within two."""
+LOOK_SHARE = 0.05
+"""Of one processor, at most, for looking: tens of thousands of descriptors are looked at less often."""
+PLACES_KEPT = 4096
+"""Addresses whose text is remembered between two looks."""
+TOLD_EVERY_S = 60.0
+"""Strangers are told of in the log this often, whatever they do."""
 
 # ---------------------------------------------------------------- reconnecting
 
@@ -119,6 +166,15 @@ TRANSFERS_MAX = 1024
 """Assembly buffers at a time. Each is bounded by what the syncer expects for its fragment."""
 TRANSFERS_PER_LEARNER_MAX = 64
 """One learner has a contribution for each round in flight, and the seeding one sends all fragments in turn."""
+TRANSFER_MEMORY_SHARE = 0.5
+"""Of the machine's memory, at most, for payloads that come in: the rest has the run's state, which is many times a
+round of contributions."""
+TRANSFER_LEARNER_SHARE = 0.25
+"""Of that, at most, for one learner: four that stand still in the middle of everything lock nobody out."""
+FETCHES_PER_LEARNER_MAX = 64
+"""Fetches of one learner at a time: four, over STRIPES_MAX connections. Each holds one part in memory."""
+FETCHES_MAX = 4096
+"""Fetches at a time of all learners: two each, for two thousand that hear of a version together."""
 TRANSFER_IDLE_S = 300.0
 """A transfer for which nothing arrives this long is freed: one part (1 MiB) at 28 kbit/s."""
 PART_S = 300.0

@@ -141,12 +141,13 @@ _push_open = record(
 _fetch_request = record(
     FetchRequest,
     kind=partial(kind, _FETCH_KINDS),
-    learner=checks.identifier,
+    learner=checks.learner_id,
     generation=checks.count,
     fragment=checks.fragment,
     version=checks.version,
     offset=checks.count,
     length=checks.count,
+    secret=checks.secret,
 )
 _fetch_header = record(
     FetchHeader,

@@ -4,36 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import functools
 import hmac
 import json
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from atoll.core import FetchHeader, FetchRequest, Refusal
+from atoll.core import FetchHeader, FetchRequest, Identity, Refusal, check_learner, check_leave
 from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address
+from atoll.wire.budget import Budget
 from atoll.wire.certificate import Certificate, read_certificate
-from atoll.wire.channel import check_token
-from atoll.wire.checks import cut, identifier
+from atoll.wire.checks import cut, identifier, raise_refusal
+from atoll.wire.door import Door
 from atoll.wire.generated import atoll_pb2 as pb
-from atoll.wire.limits import FLUSH_S, JSON_CHARS_MAX, PART_BYTES, PART_S, RPCS_MAX
+from atoll.wire.limits import (
+    CALLS_MAX,
+    FETCHES_MAX,
+    FETCHES_PER_LEARNER_MAX,
+    FLUSH_S,
+    JSON_CHARS_MAX,
+    PART_BYTES,
+    PART_S,
+    REQUEST_S,
+)
 from atoll.wire.records import parse_bytes
+from atoll.wire.resources import room_for_connections
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
 from atoll.wire.sessions import Sessions
+from atoll.wire.token import check_token
 from atoll.wire.transfers import Transfers
-from atoll.wire.transport import EOF, TOKEN_KEY, grpc, keep_heap, server_arguments
+from atoll.wire.transport import (
+    EOF,
+    FETCH_METHOD,
+    LEAVE_METHOD,
+    PUSH_METHOD,
+    SESSION_METHOD,
+    STATUS_METHOD,
+    TOKEN_KEY,
+    grpc,
+    keep_heap,
+    server_arguments,
+)
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Any, Any], Awaitable[Any]]
-"""Of one call: its first message, or all of them, and the call itself."""
+Handler = Callable[[Any, Identity | None], Awaitable[None]]
+"""Of one call, from its headers on, and whose token it has: it reads requests and writes replies."""
 
 
 async def serve(service: SyncerService, options: ServerOptions) -> RunningServer:
@@ -44,10 +66,10 @@ async def serve(service: SyncerService, options: ServerOptions) -> RunningServer
     certificate = read_certificate(options.tls_certificate, options.tls_key) if options.tls_certificate else None
     warnings = certificate.check(time.time()) if certificate is not None else []
     credentials = _credentials(certificate, options.tls_key)
-    if not is_loopback(host) and not (options.token and credentials):
+    if not is_loopback(host) and not ((options.token or options.keys is not None) and credentials):
         raise ConfigError(
-            f"listening on {options.listen} would let the network reach this syncer; give --token, --tls-certificate "
-            f"and --tls-key as well, or listen on 127.0.0.1"
+            f"listening on {options.listen} would let the network reach this syncer; make keys with `atoll keys init` "
+            f"and give --keys (or --token-file, --tls-certificate and --tls-key), or listen on 127.0.0.1"
         )
     keep_heap()
     server = RunningServer(service, options)
@@ -68,9 +90,16 @@ class RunningServer:
     def __init__(self, service: SyncerService, options: ServerOptions) -> None:
         self._service = service
         self._token = options.token.encode()
+        self._keys = options.keys
+        self._fetching: set[tuple[str, asyncio.Task[Any]]] = set()
+        """Fetches under way, with the names of their keys."""
         self._sessions = Sessions(service, options)
         self._transfers = Transfers(service, options)
-        self._server = grpc.aio.server(options=server_arguments(), maximum_concurrent_rpcs=RPCS_MAX)
+        self._fetches = Budget("fetches", FETCHES_PER_LEARNER_MAX, FETCHES_MAX)
+        self._door = Door()
+        self._watch: asyncio.Task[None] | None = None
+        self._calls = 0
+        self._server = grpc.aio.server(options=server_arguments(room_for_connections()))
         self.address = options.listen
         """host:port that learners can be given, with the real port."""
         self.certificate: Certificate | None = None
@@ -100,8 +129,17 @@ class RunningServer:
         """The address that a session comes from; empty if it is over."""
         return self._sessions.peer(session)
 
+    def revoke(self, name: str, detail: str) -> None:
+        """Give up every transfer of this key's owner. Its session is the service's to end."""
+        self._transfers.fail_learner(name, Refusal.KEY_REVOKED, detail)
+        for running in [one for one in self._fetching if one[0] == name]:
+            self._fetching.discard(running)
+            running[1].cancel()
+
     async def stop(self, grace_s: float = FLUSH_S) -> None:
         """Refuse new calls, let sessions flush and transfers end within `grace_s`, then cut what is left."""
+        if self._watch is not None:
+            self._watch.cancel()
         self._sessions.close_all("the syncer stops")
         await self._server.stop(grace_s)
         self._transfers.fail_all("the syncer stops; it may come back")
@@ -109,20 +147,18 @@ class RunningServer:
     # ------------------------------------------------------------ binding
 
     async def _start(self, host: str, port: int, credentials: Any) -> None:
-        # (De)serialisers are left out: handlers get and give bytes, so that bad ones get a proper answer.
-        control = {
-            "Session": grpc.stream_stream_rpc_method_handler(_quiet(self._session)),
-            "Status": grpc.unary_unary_rpc_method_handler(self._status),
-            "AskToLeave": grpc.unary_unary_rpc_method_handler(self._ask_to_leave),
-        }
-        bulk = {
-            "Push": grpc.stream_unary_rpc_method_handler(_quiet(self._push)),
-            "Fetch": grpc.unary_stream_rpc_method_handler(_quiet(self._fetch)),
-        }
         self._server.add_generic_rpc_handlers(
             (
-                grpc.method_handlers_generic_handler("atoll.v1.Control", control),
-                grpc.method_handlers_generic_handler("atoll.v1.Bulk", bulk),
+                _Streams(
+                    {
+                        SESSION_METHOD: self._stream(self._sessions.serve, "session"),
+                        STATUS_METHOD: self._stream(self._status, "status"),
+                        LEAVE_METHOD: self._stream(self._ask_to_leave, "request to leave"),
+                        PUSH_METHOD: self._stream(self._push, "push"),
+                        FETCH_METHOD: self._stream(self._fetch, "fetch"),
+                    },
+                    self._stream(_unknown, "call"),
+                ),
             )
         )
         address = join_address(host, port)
@@ -137,64 +173,113 @@ class RunningServer:
             raise LaunchError(_bind_problem(host, port))
         self.address = join_address(host, bound)
         await self._server.start()
+        self._watch = asyncio.create_task(self._door.watch(bound))
 
     # ------------------------------------------------------------ calls
 
-    async def _authorise(self, context: Any) -> None:
-        """The token comes first: nothing is read, parsed or allocated for a caller that does not have it."""
-        if self._token:
-            given = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
-            if not hmac.compare_digest(str(given).encode(), self._token):
-                detail = "wrong or missing run token; use the one that the syncer was started with (ATOLL_TOKEN)"
-                await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
+    def _stream(self, handler: Handler, name: str) -> Any:
+        """Every method is a stream to gRPC, also those with one request: it would read that first, and whoever has no
+        token could make it wait, or hold what came. (De)serialisers are left out: handlers get and give bytes, so that
+        bad ones get a proper answer."""
 
-    async def _session(self, _requests: Any, context: Any) -> None:
-        await self._authorise(context)
-        await self._sessions.serve(context)
+        async def serve(_requests: Any, context: Any) -> None:
+            peer = context.peer().partition(":")[2]  # once the connection is gone it cannot be asked for
+            identity = await self._authorise(context)
+            if self._calls >= CALLS_MAX:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "the syncer has too many calls; ask again soon")
+            self._calls += 1
+            try:
+                await handler(context, identity)
+            except grpc.aio.InternalError:
+                # A call whose connection breaks, or whose caller has given up, is over. gRPC mostly cancels its
+                # handler; but one that was just sending something fails, and gRPC would print where.
+                log.warning("a %s from %s broke in the middle", name, peer)
+                raise asyncio.CancelledError from None
+            finally:
+                self._calls -= 1
 
-    async def _status(self, _request: bytes, context: Any) -> bytes:
-        await self._authorise(context)
+        return grpc.stream_stream_rpc_method_handler(serve)
+
+    async def _authorise(self, context: Any) -> Identity | None:
+        """The token comes first: nothing is read, parsed or allocated for a caller that does not have it. Returns whose
+        it is, where each has its own."""
+        peer = context.peer()
+        found = self._identify(str(dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")))
+        if not isinstance(found, str):
+            self._door.welcome(peer)
+            return found
+        self._door.refuse(peer)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, found)
+        raise AssertionError("abort has raised")
+
+    def _identify(self, token: str) -> Identity | str | None:
+        """Whose token this is (None: everybody's), or why it is nobody's."""
+        if self._keys is not None:
+            return self._keys.find(token)
+        if self._token and not hmac.compare_digest(token.encode(), self._token):
+            return "wrong or missing run token; use the one that the syncer was started with (ATOLL_TOKEN)"
+        return None
+
+    async def _status(self, context: Any, _identity: Identity | None) -> None:
+        await _request(context)
         document = json.dumps(self._service.status())
         if len(document) > JSON_CHARS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the status has {len(document)} characters")
-        return bytes(pb.StatusReply(json=document).SerializeToString())
+        await context.write(pb.StatusReply(json=document).SerializeToString())
 
-    async def _ask_to_leave(self, request: bytes, context: Any) -> bytes:
-        await self._authorise(context)
+    async def _ask_to_leave(self, context: Any, identity: Identity | None) -> None:
+        request = await _request(context)
         try:
             learner = parse_bytes(pb.AskToLeaveRequest, request).learner
+            raise_refusal(check_leave(identity, learner))
             reply = pb.AskToLeaveReply(state=self._service.ask_to_leave(identifier("AskToLeave.learner", learner)))
         except RemoteProtocolError as error:
             reply = pb.AskToLeaveReply(refused=pb.Refused(code=Refusal.BAD_REQUEST, detail=str(error)))
         except RefusedError as error:
             reply = pb.AskToLeaveReply(refused=pb.Refused(code=error.code, detail=cut(error.detail)))
-        return bytes(reply.SerializeToString())
+        await context.write(reply.SerializeToString())
 
-    async def _push(self, _requests: Any, context: Any) -> bytes:
-        await self._authorise(context)
-
+    async def _push(self, context: Any, identity: Identity | None) -> None:
         async def read() -> bytes | None:
             message = await context.read()
             return None if message is EOF else message
 
-        return seal(parts.encode_push_reply(await self._transfers.receive(read)))
+        await context.write(seal(parts.encode_push_reply(await self._transfers.receive(read, identity))))
 
-    async def _fetch(self, request_bytes: bytes, context: Any) -> None:
-        await self._authorise(context)
+    async def _fetch(self, context: Any, identity: Identity | None) -> None:
         try:
-            request = parts.parse_fetch_request(unseal(request_bytes))
-            header, content = await self._service.fetch_open(request)
-            content = content.cast("B")
-            start, stop = _range(request, header, content)
+            request = parts.parse_fetch_request(unseal(await _request(context)))
+            raise_refusal(check_learner(identity, request.learner))
+            with self._fetches.held(request.learner):
+                await self._while_valid(identity, context, self._give(request, context))
         except PayloadError as error:
             await context.abort(grpc.StatusCode.DATA_LOSS, str(error))  # the learner asks again
-            return
         except RemoteProtocolError as error:
             await context.write(parts.encode_refused_part(Refusal.BAD_REQUEST, str(error)))
-            return
         except RefusedError as error:
             await context.write(parts.encode_refused_part(error.code, error.detail))
+
+    async def _while_valid(self, identity: Identity | None, context: Any, work: Coroutine[Any, Any, None]) -> None:
+        """Do this for a caller until its key is revoked."""
+        if identity is None:
+            await work
             return
+        task = asyncio.create_task(work)
+        running = (identity.name, task)
+        self._fetching.add(running)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if running in self._fetching:  # it was the caller who went away
+                raise
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this key was revoked; ask for a new one")
+        finally:
+            self._fetching.discard(running)
+
+    async def _give(self, request: FetchRequest, context: Any) -> None:
+        header, content = await self._service.fetch_open(request)
+        content = content.cast("B")
+        start, stop = _range(request, header, content)
         opening = parts.encode_fetch_header(header)
         position = start
         while position < stop or opening:
@@ -219,20 +304,30 @@ class RunningServer:
             slow.cancel()
 
 
-def _quiet(handler: Handler) -> Handler:
-    """A call whose connection breaks, or whose caller has given up, is over. gRPC mostly cancels its handler; but one
-    that was just sending something fails, and gRPC would print where."""
+class _Streams(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
+    """Finds the handler of a method. There is one for those that do not exist, too: asking for them needs the token."""
 
-    @functools.wraps(handler)
-    async def handle(first: Any, context: Any) -> Any:
-        peer = context.peer().partition(":")[2]  # once the connection is gone it cannot be asked for
-        try:
-            return await handler(first, context)
-        except grpc.aio.InternalError:
-            log.warning("a %s from %s broke in the middle", handler.__name__.strip("_"), peer)
-            raise asyncio.CancelledError from None
+    def __init__(self, handlers: dict[str, Any], unknown: Any) -> None:
+        self._handlers, self._unknown = handlers, unknown
 
-    return handle
+    def service(self, details: Any) -> Any:
+        return self._handlers.get(details.method, self._unknown)
+
+
+async def _unknown(context: Any, _identity: Identity | None) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this syncer knows no such method; update it there")
+
+
+async def _request(context: Any) -> bytes:
+    """The one request of a call."""
+    try:
+        async with asyncio.timeout(REQUEST_S):
+            message = await context.read()
+    except TimeoutError:
+        await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not come; check the link")
+    if message is EOF:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a call without a request; send one")
+    return bytes(message)
 
 
 def _range(request: FetchRequest, header: FetchHeader, content: memoryview) -> tuple[int, int]:

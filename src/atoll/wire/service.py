@@ -7,12 +7,13 @@ loop that `serve` runs on. The plain ones must return at once; the `async` ones 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.core import Identity
 from atoll.core import messages as m
 from atoll.errors import ConfigError
 from atoll.wire import limits
@@ -21,15 +22,23 @@ Bytes = NDArray[np.uint8]
 SendToLearner = Callable[[m.SyncerMessage], None]
 
 
+class KeyBook(Protocol):
+    """Whose tokens are whose, where each learner has its own."""
+
+    def find(self, token: str) -> Identity | str:
+        """The owner of this token, or why it is nobody's."""
+
+
 class SyncerService(Protocol):
     """The syncer, as the wire sees it. A `RefusedError` raised by any method that may raise one goes back to the
     learner with its code and detail; any other exception is a bug and ends that one call only."""
 
-    def open_session(self, session: int, hello: m.Hello, send: SendToLearner) -> None:
-        """A learner said Hello; the token was right. `session` is unique in this process. Check protocol version and
-        layout here, before touching state; raise RefusedError to turn the learner away. `send` may be called at once
-        and until `close_session`; it never blocks, and after a `Refused` went through it the session ends. The first
-        message is Welcome: its `protocol` is what the session speaks, and what is newer does not go out after it."""
+    def open_session(self, session: int, hello: m.Hello, send: SendToLearner, identity: Identity | None = None) -> None:
+        """A learner said Hello; the token was right, and `identity` says whose it is (None: everybody's). `session` is
+        unique in this process. Check protocol version and layout here, before touching state; raise RefusedError to
+        turn the learner away. `send` may be called at once and until `close_session`; it never blocks, and after a
+        `Refused` went through it the session ends. The first message is Welcome: its `protocol` is what the session
+        speaks, and what is newer does not go out after it."""
 
     def receive(self, session: int, message: m.LearnerMessage) -> None:
         """One validated message, in the order the learner sent them. A RefusedError ends the session with Refused."""
@@ -39,6 +48,10 @@ class SyncerService(Protocol):
 
     def status(self) -> dict[str, object]:
         """The live state as JSON-compatible data."""
+
+    def check_sender(self, header: m.PushHeader) -> None:
+        """A push comes in this learner's name: raise RefusedError if it is not from there. Called before anything is
+        held for it, or given up for it."""
 
     def ask_to_leave(self, learner: str) -> str:
         """Tell this one learner to leave, now or when it is back; returns its state, or raises RefusedError."""
@@ -66,8 +79,10 @@ class ServerOptions:
 
     listen: str = "127.0.0.1:0"
     """host:port; port 0 takes a free one. Anything but loopback needs a token, a certificate and a key."""
-    token: str = ""
-    """The run token that every call must carry. Empty: no token is asked for (loopback only)."""
+    token: str = field(default="", repr=False)
+    """The run token that every call must carry. Empty: no token is asked for (loopback only), or each has its own."""
+    keys: KeyBook | None = None
+    """Instead of one token: a token for each learner, observer and operator."""
     tls_certificate: str = ""
     """Path of the PEM certificate chain."""
     tls_key: str = ""
@@ -80,9 +95,13 @@ class ServerOptions:
     """Pushes that may be under way at a time, all learners together."""
     transfers_per_learner_max: int = limits.TRANSFERS_PER_LEARNER_MAX
     """Pushes that may be under way at a time for one learner."""
+    transfer_bytes_max: int = 0
+    """Bytes of pushes that may be under way at a time, all learners together. 0: a share of the machine's memory."""
     transfer_idle_s: float = limits.TRANSFER_IDLE_S
     """A transfer for which nothing arrives for this long is given up and its buffer freed."""
 
     def __post_init__(self) -> None:
+        if self.token and self.keys is not None:
+            raise ConfigError("a run has one token for everybody or a key for each; give --token or --keys, not both")
         if bool(self.tls_certificate) != bool(self.tls_key):
             raise ConfigError("TLS needs both a certificate and a key: give --tls-certificate and --tls-key together")

@@ -7,13 +7,33 @@ import logging
 from collections import deque
 from typing import Any
 
-from atoll.core import PROTOCOL_OLDEST, Hello, Progress, Published, Refusal, Refused, SyncerMessage, Welcome
+from atoll.core import (
+    PROTOCOL_OLDEST,
+    Hello,
+    Identity,
+    LearnerMessage,
+    Progress,
+    Published,
+    Refusal,
+    Refused,
+    SyncerMessage,
+    Welcome,
+)
 from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
+from atoll.wire import limits
+from atoll.wire.checks import cut
 from atoll.wire.convert import encode_syncer_message, parse_learner_message
-from atoll.wire.limits import FLUSH_S, HELLO_S, SESSION_SILENCE_S
+from atoll.wire.limits import (
+    FLUSH_S,
+    HELLO_BYTES_MAX,
+    HELLO_PIECE_BYTES,
+    HELLO_S,
+    LARGE_HELLOS_MAX,
+    SESSION_SILENCE_S,
+)
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
-from atoll.wire.transport import EOF, grpc
+from atoll.wire.transport import EOF, PIECES_KEY, grpc
 from atoll.wire.versions import since
 
 log = logging.getLogger(__name__)
@@ -101,6 +121,9 @@ class Sessions:
         self._open: dict[int, Session] = {}
         self._peers: dict[int, str] = {}
         self._numbers_used = 0
+        self._large_hellos = asyncio.Semaphore(LARGE_HELLOS_MAX)
+        self._parsing = asyncio.Lock()
+        self._bytes_parsing = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -113,11 +136,11 @@ class Sessions:
         for number in list(self._open):
             self.close(number, reason)
 
-    async def serve(self, context: Any) -> None:
+    async def serve(self, context: Any, identity: Identity | None = None) -> None:
         """Serve one stream from its Hello to its end."""
         try:
             hello = await self._read_hello(context)
-            session = self._admit(hello, context.peer())
+            session = self._admit(hello, context.peer(), identity)
         except RefusedError as error:
             await context.write(seal(encode_syncer_message(Refused(error.code, error.detail))))
             return
@@ -145,26 +168,53 @@ class Sessions:
     async def _read_hello(self, context: Any) -> Hello:
         try:
             async with asyncio.timeout(HELLO_S):
-                data = await context.read()
-            message = None if data is EOF else parse_learner_message(unseal(data))
+                data = await self._hello_bytes(context)
+            message = await self._parse_hello(data)
         except (TimeoutError, RemoteProtocolError) as error:
             raise RefusedError(Refusal.BAD_REQUEST, f"no usable Hello: {error or 'it took too long'}") from None
         if not isinstance(message, Hello):
             raise RefusedError(Refusal.BAD_REQUEST, "a session must start with Hello")
         return message
 
+    async def _hello_bytes(self, context: Any) -> bytes:
+        told = dict(context.invocation_metadata() or ()).get(PIECES_KEY, "1")
+        if told == "1":
+            return await _piece(context)
+        if told not in _PIECES:
+            raise RemoteProtocolError(f"it comes in {cut(str(told))} pieces; at most {len(_PIECES)} are allowed")
+        pieces: list[bytes] = []
+        async with self._large_hellos:
+            for _ in range(int(told)):
+                pieces.append(await _piece(context))
+                if len(pieces[-1]) > HELLO_PIECE_BYTES:
+                    raise RemoteProtocolError(f"a piece of it has more than {HELLO_PIECE_BYTES} bytes")
+            return b"".join(pieces)
+
+    async def _parse_hello(self, data: bytes) -> LearnerMessage:
+        """A large one on a thread, one after the other: the loop has sessions to serve meanwhile."""
+        if len(data) <= limits.HELLO_INLINE_BYTES_MAX:
+            return parse_learner_message(unseal(data))
+        if self._bytes_parsing + len(data) > limits.HELLO_BYTES_HELD_MAX:
+            raise RefusedError(Refusal.BUSY, "the syncer is reading other large Hellos; try again later")
+        self._bytes_parsing += len(data)
+        try:
+            async with self._parsing:
+                return await asyncio.to_thread(lambda: parse_learner_message(unseal(data)))
+        finally:
+            self._bytes_parsing -= len(data)
+
     def peer(self, number: int) -> str:
         """The address that a session comes from: 10.0.0.3 for gRPC's ipv4:10.0.0.3:45678. Empty if it is over."""
         return self._peers.get(number, "").partition(":")[2].rpartition(":")[0].replace("%5B", "").replace("%5D", "")
 
-    def _admit(self, hello: Hello, peer: str) -> Session:
+    def _admit(self, hello: Hello, peer: str, identity: Identity | None) -> Session:
         if len(self._open) >= self._options.sessions_max:
             raise RefusedError(Refusal.BUSY, f"the syncer already has {len(self._open)} sessions; try again later")
         self._numbers_used += 1
         session = Session(self._numbers_used, self._options.session_queue_bytes_max)
         self._peers[session.number] = peer
         try:
-            self._service.open_session(session.number, hello, session.send)
+            self._service.open_session(session.number, hello, session.send, identity)
         except BaseException:
             del self._peers[session.number]
             raise
@@ -183,6 +233,8 @@ class Sessions:
             if data is EOF:
                 return "the learner closed its stream"
             try:
+                if len(data) > limits.UNWEIGHED_BYTES_MAX:
+                    raise RemoteProtocolError(f"a message of {len(data)} bytes; only a Hello may be that large")
                 message = parse_learner_message(unseal(data))
                 if isinstance(message, Hello):
                     raise RemoteProtocolError("a second Hello in one session")
@@ -206,6 +258,16 @@ class Sessions:
         orderly end that lets a leaving learner go."""
         session.send(Refused(Refusal.BUSY, f"{reason}; say hello again"))
         return reason
+
+
+_PIECES = {str(count + 1) for count in range(HELLO_BYTES_MAX // HELLO_PIECE_BYTES)}
+
+
+async def _piece(context: Any) -> bytes:
+    data = await context.read()
+    if data is EOF:
+        raise RemoteProtocolError("the stream ended before it was whole")
+    return bytes(data)
 
 
 def _reason(session: Session, reader: asyncio.Task[str], writer: asyncio.Task[None]) -> str:

@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from atoll.core import PushHeader, PushReply, Refusal
+from atoll.core import Identity, PushHeader, PushReply, Refusal, check_learner
 from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire.assembly import Assembly
+from atoll.wire.budget import Budget
 from atoll.wire.buffers import Buffers
-from atoll.wire.limits import MIB
+from atoll.wire.checks import raise_refusal
+from atoll.wire.limits import MIB, TRANSFER_LEARNER_SHARE, TRANSFER_MEMORY_SHARE
 from atoll.wire.parts import PushOpen, RawPart, parse_part, parse_push_open
+from atoll.wire.resources import memory_bytes
 from atoll.wire.service import ServerOptions, SyncerService
 
 Key = tuple[str, int, str, int, int]
@@ -47,6 +49,8 @@ class Transfer:
     def __init__(self, opened: PushOpen) -> None:
         self.opened = opened
         self.assembly: Assembly | None = None
+        self.bytes_held = 0
+        """Of its learner's share."""
         self.begun = asyncio.Event()
         self.answer: asyncio.Future[PushReply] = asyncio.get_running_loop().create_future()
         self.streams_joined = 0
@@ -66,7 +70,9 @@ class Transfers:
         self._service = service
         self._options = options
         self._by_key: dict[Key, Transfer] = {}
-        self._per_learner: Counter[str] = Counter()
+        bytes_max = options.transfer_bytes_max or int(memory_bytes() * TRANSFER_MEMORY_SHARE)
+        self._counts = Budget("pushes", options.transfers_per_learner_max, options.transfers_max)
+        self._bytes = Budget("bytes of pushes", int(bytes_max * TRANSFER_LEARNER_SHARE), bytes_max)
         self._buffers = Buffers()
         self._tasks: set[asyncio.Task[None]] = set()
         self.bytes_up = 0
@@ -74,7 +80,7 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._by_key)
 
-    async def receive(self, read: ReadMessage) -> PushReply:
+    async def receive(self, read: ReadMessage, identity: Identity | None = None) -> PushReply:
         """Serve one stream: the whole of a payload or one stripe of it."""
         try:
             async with asyncio.timeout(self._options.transfer_idle_s):
@@ -84,7 +90,10 @@ class Transfers:
             part = parse_part(message)
             if part.opening is None:
                 raise RemoteProtocolError("the first part of a push must say what is pushed")
-            transfer = self._join(parse_push_open(part.opening))
+            opened = parse_push_open(part.opening)
+            raise_refusal(check_learner(identity, opened.header.learner))
+            self._service.check_sender(opened.header)
+            transfer = self._join(opened)
         except (RemoteProtocolError, PayloadError, TimeoutError) as error:
             return PushReply(False, _code(error), str(error) or "a push without any part for too long")
         except RefusedError as error:
@@ -108,6 +117,12 @@ class Transfers:
         for transfer in list(self._by_key.values()):
             self._fail(transfer, Refusal.BUSY, detail)
 
+    def fail_learner(self, learner: str, code: str, detail: str) -> None:
+        """Nothing more is taken from this learner."""
+        for transfer in list(self._by_key.values()):
+            if transfer.opened.header.learner == learner:
+                self._fail(transfer, code, detail)
+
     # ------------------------------------------------------------ joining
 
     def _join(self, opened: PushOpen) -> Transfer:
@@ -128,14 +143,9 @@ class Transfers:
         return transfer
 
     def _start(self, key: Key, opened: PushOpen) -> Transfer:
-        learner = opened.header.learner
-        if self._per_learner[learner] >= self._options.transfers_per_learner_max:
-            raise RefusedError(Refusal.BUSY, f"learner {learner} has too many pushes under way; wait for one to end")
-        if len(self._by_key) >= self._options.transfers_max:
-            raise RefusedError(Refusal.BUSY, "the syncer has too many pushes under way; ask again soon")
+        self._counts.take(opened.header.learner)
         transfer = Transfer(opened)
         self._by_key[key] = transfer
-        self._per_learner[learner] += 1
         self._spawn(self._begin(transfer))
         self._watch(transfer, arrivals_seen=-1)
         return transfer
@@ -152,6 +162,8 @@ class Transfers:
                     f"the most; check that both sides use the same layout and codec",
                 )
             if not transfer.over:
+                self._bytes.take(header.learner, header.size)
+                transfer.bytes_held = header.size
                 transfer.assembly = Assembly(self._buffers.take(header.size), transfer.opened.part_bytes)
                 transfer.begun.set()
                 if transfer.assembly.complete:
@@ -227,10 +239,8 @@ class Transfers:
         transfer.answer.set_result(reply)
         header = transfer.opened.header
         del self._by_key[_key(header)]
-        learner = header.learner
-        self._per_learner[learner] -= 1
-        if not self._per_learner[learner]:
-            del self._per_learner[learner]
+        self._counts.give_back(header.learner)
+        self._bytes.give_back(header.learner, transfer.bytes_held)
 
     def _watch(self, transfer: Transfer, arrivals_seen: int) -> None:
         """Give up a transfer for which nothing came since the last look."""

@@ -30,18 +30,26 @@ LEAVE_METHOD = "/atoll.v1.Control/AskToLeave"
 PUSH_METHOD = "/atoll.v1.Bulk/Push"
 FETCH_METHOD = "/atoll.v1.Bulk/Fetch"
 TOKEN_KEY = "atoll-token"
+PIECES_KEY = "atoll-hello-pieces"
+"""In the headers of a session: in how many messages its Hello comes, if not in one."""
 
 Arguments = list[tuple[str, int | str]]
 
-_MESSAGE_SIZES: Arguments = [
-    ("grpc.max_receive_message_length", limits.CONTROL_MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", limits.CONTROL_MESSAGE_BYTES_MAX),
-]
 
-
-def server_arguments() -> Arguments:
+def server_arguments(connections_max: int) -> Arguments:
     return [
-        *_MESSAGE_SIZES,
+        # What is beyond is closed before anything is read from it.
+        ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.server_handshake_timeout_ms", round(1000 * limits.STRANGER_S)),
+        ("grpc.max_concurrent_streams", limits.STREAMS_MAX),
+        ("grpc.max_metadata_size", limits.METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", limits.METADATA_BYTES_MAX),
+        # Nobody compresses, and 1 MB of gzip can be 1 GB: the headers of such a call end it (1: the identity alone),
+        # and what claims to be compressed without saying so there is not unpacked either.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+        ("grpc.per_message_decompression", 0),
+        ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", limits.SYNCER_MESSAGE_BYTES_MAX),
         # Without this two syncers could share one port, and learners would reach either.
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", limits.KEEPALIVE_TIME_MS),
@@ -63,7 +71,8 @@ def bulk_channel_arguments() -> Arguments:
 
 def _channel_arguments(keepalive_timeout_ms: int) -> Arguments:
     return [
-        *_MESSAGE_SIZES,
+        ("grpc.max_receive_message_length", limits.SYNCER_MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", limits.HELLO_BYTES_MAX),  # to a syncer of protocol 2, in one piece
         # Each channel gets a connection of its own; by default gRPC would put all of them on one.
         ("grpc.use_local_subchannel_pool", 1),
         # gRPC's own waits between connection attempts grow to 2 minutes by default; a call in between fails at once.

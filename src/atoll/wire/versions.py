@@ -2,7 +2,8 @@
 
 Protocol 1 is the one of the first release; `SINCE` and the functions below name everything that came later. A session
 speaks what its Welcome says, and nothing that is newer goes out through it. Bulk calls have no session: the kinds that
-protocol 2 added are only ever asked for by its messages (Heal, Donate, InnerOffer).
+protocol 2 added are only ever asked for by its messages (Heal, Donate, InnerOffer), and the secret of protocol 3 comes
+with its Welcome.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SETTINGS_1 = frozenset(
     }
 )
 """The settings of protocol 1, whose learners refuse a Welcome with any other."""
-SYNCERS_OWN = frozenset({"partial", "pacing", "outer"})
+SYNCERS_OWN = frozenset({"partial", "pacing", "outer", "sizes", "share_max", "robust"})
 """Settings that say nothing to any learner, and that those who came before them would refuse."""
 MERGES_1 = frozenset({"rda", "mean"})
 """How contributions are merged says nothing to a learner either; the first release knows these ways of it."""
@@ -48,10 +49,13 @@ def since(message: m.LearnerMessage | m.SyncerMessage) -> int:
 
 
 def hello_in(hello: m.Hello, protocol: int) -> m.Hello:
-    """The same greeting in an older protocol: what that one does not know is left out."""
+    """The same greeting in this protocol: what that one does not know is left out, and so is the list of tensors where
+    their fingerprint stands for it."""
+    if protocol >= 3:
+        return replace(hello, protocol=protocol, tensors=() if hello.fingerprint else hello.tensors)
     if protocol < 2:
         hello = replace(hello, epoch=0, checksums=(), wants_inner=False, frozen=0)
-    return replace(hello, protocol=protocol)
+    return replace(hello, protocol=protocol, fingerprint="")
 
 
 def learner_message_in(message: m.LearnerMessage, protocol: int) -> m.LearnerMessage:

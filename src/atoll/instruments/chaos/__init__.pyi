@@ -3,23 +3,26 @@ from .fault import Fault
 from .hosts import HostNet
 from .injector import ProcessControl
 from .kinds import DIRECTIONS, GUEST_PREFIX, KINDS, SYNCER, Kind
+from .lies import LIES, NUMBERS_APART, VALUES, falsified, renumbered
 from .namespaces import NamespaceNet, namespaces_available
 from .plan import CHAOS_PLANS, STORM_MINUTES_MAX, chaos_plan, storm_plan
 from .planfile import StormPlan, dump_plan, listed_faults, load_plan, seconds_of
-from .poison import encode_poisoned
-from .proxy import ChaosProxy, ProxyStats
+from .poison import encode_poisoned, encode_scaled
+from .proxy import ChaosProxy
 from .real import ChaosExecutor, InjectedFault
-from .weather import LINK_FAULTS, PERFECT, Way, Weather
+from .weather import PERFECT, Way, Weather
 
 __all__ = [
     "CHAOS_PLANS",
     "DIRECTIONS",
     "GUEST_PREFIX",
     "KINDS",
-    "LINK_FAULTS",
+    "LIES",
+    "NUMBERS_APART",
     "PERFECT",
     "STORM_MINUTES_MAX",
     "SYNCER",
+    "VALUES",
     "ChaosExecutor",
     "ChaosProxy",
     "Fault",
@@ -28,7 +31,6 @@ __all__ = [
     "Kind",
     "NamespaceNet",
     "ProcessControl",
-    "ProxyStats",
     "StormPlan",
     "Way",
     "Weather",
@@ -36,10 +38,13 @@ __all__ = [
     "draw_faults",
     "dump_plan",
     "encode_poisoned",
+    "encode_scaled",
+    "falsified",
     "learner_names",
     "listed_faults",
     "load_plan",
     "namespaces_available",
+    "renumbered",
     "seconds_of",
     "storm_plan",
 ]

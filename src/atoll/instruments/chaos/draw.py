@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from atoll.errors import ConfigError
 from atoll.instruments.chaos.fault import SECONDS_MAX, Fault
-from atoll.instruments.chaos.kinds import DIRECTIONS, GUEST_PREFIX, KINDS, SYNCER
+from atoll.instruments.chaos.kinds import DIRECTIONS, DRAWN_KINDS, GUEST_PREFIX, KINDS, SYNCER
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ REST_SHARE_MAX = 0.02
 """In a short run the rest shrinks along: no run shorter than 500 s gives a killed process the full 10 s."""
 SYNCER_SHARE = 1 / 3
 """Of kills and freezes after the first of each: the syncer is one process among several, but the critical one."""
-TOGETHER_MAX = {"poison": 1, "join": 2}
+TOGETHER_MAX = {"poison": 1, "lie": 1, "join": 2}
 """Faults of one kind at one moment over all learners. Guests share the machine with the run's own learners."""
 TRIES_IN_SLOT = 8
 TRIES = 64
@@ -71,7 +71,7 @@ def draw_faults(
     learners: Sequence[str],
     seconds: float,
     count: int,
-    kinds: Sequence[str] = tuple(KINDS),
+    kinds: Sequence[str] = DRAWN_KINDS,
     down_max: int,
     among: Sequence[Fault] = (),
 ) -> tuple[Fault, ...]:
@@ -127,7 +127,7 @@ def _forms(kinds: Sequence[str], down_max: int) -> list[_Form]:
         for name in kinds
         for role in KINDS[name].targets
         if down_max > 0 or role != "learner" or not KINDS[name].down
-        for variant in KINDS[name].variants or ("",)
+        for variant in KINDS[name].variants[: KINDS[name].variants_drawn] or ("",)
     ]
 
 

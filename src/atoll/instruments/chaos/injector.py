@@ -4,7 +4,7 @@
     slow               a file that the training loop of `atoll train` looks at; a user's script is stopped and continued
     away, join         the launcher's own ways for learners that come and go
     partition .. cut   the proxy between learner and syncer
-    disk_full, poison  files that the syncer's store and the learner look at
+    disk_full, poison, lie   files that the syncer's store and the learner look at
 
 `begin` gives the reason why a fault cannot be put in now, or nothing once it is in.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.instruments.chaos.fault import Fault
+from atoll.instruments.chaos.lies import LIES
 
 NOT_RUNNING = "its process was not running"
 NO_LINKS = "the learners of this run talk to the syncer directly, so that their links cannot be touched"
@@ -44,6 +45,9 @@ class ProcessControl(Protocol):
 
     def poison_file(self, learner: str) -> Path:
         """The file that, while it exists, says what is wrong with the learner's contributions."""
+
+    def lie_file(self, learner: str) -> Path:
+        """The file that, while it exists, names the lies that the learner tells."""
 
     def disk_full_file(self) -> Path:
         """The file that, while it exists, makes every write of the syncer's store fail."""
@@ -79,6 +83,7 @@ class Injector:
         self._frozen: dict[str, tuple[int, subprocess.Popen[bytes] | None]] = {}
         self._weather: dict[str, list[Fault]] = {}
         self._cycles: dict[str, _Cycle] = {}
+        self._lies: dict[str, dict[str, float]] = {}
 
     def begin(self, fault: Fault) -> str:
         """Put it in. Gives the reason if that is not possible now."""
@@ -92,6 +97,8 @@ class Injector:
             _write_atomically(self._control.disk_full_file(), "")
         elif fault.kind == "poison":
             _write_atomically(self._control.poison_file(target), fault.variant + "\n")
+        elif fault.kind == "lie":
+            self._begin_lie(fault)
         elif fault.kind == "away":
             return "" if self._control.send_away(target) else NOT_RUNNING
         elif fault.kind in ("kill", "freeze", "slow"):
@@ -114,6 +121,9 @@ class Injector:
             self._control.disk_full_file().unlink(missing_ok=True)
         elif fault.kind == "poison":
             self._control.poison_file(target).unlink(missing_ok=True)
+        elif fault.kind == "lie":
+            self._lies[target].pop(fault.variant, None)
+            self._tell_lies(target)
         elif fault.kind == "away":
             return self._control.bring_back(target)
         elif fault.kind == "join":
@@ -161,6 +171,19 @@ class Injector:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(helper.pid, signal.SIGKILL)
             helper.wait()
+
+    def _begin_lie(self, fault: Fault) -> None:
+        self._lies.setdefault(fault.target, {})[fault.variant] = fault.amount
+        self._tell_lies(fault.target)
+        if LIES[fault.variant].says_hello and self._links is not None:
+            self._links.cut(fault.target)  # to say hello again
+
+    def _tell_lies(self, target: str) -> None:
+        file = self._control.lie_file(target)
+        if self._lies[target]:
+            _write_atomically(file, json.dumps(self._lies[target]) + "\n")
+        else:
+            file.unlink(missing_ok=True)
 
     # ------------------------------------------------------------ links
 

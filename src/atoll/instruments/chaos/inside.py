@@ -3,7 +3,7 @@
 ATOLL_PRELOAD=atoll.instruments.chaos.inside loads this module, which installs it:
 
     ATOLL_FAILPOINT, ATOLL_FAILPOINT_UNTIL, ATOLL_DISK_FULL_FILE     in the store (`chaos.failpoints`)
-    ATOLL_POISON_FILE                                                in what a learner sends (`chaos.poison`)
+    ATOLL_POISON_FILE, ATOLL_LIE_FILE                                in what a learner sends (`chaos.poison`, `.liar`)
 
 Storms set these for the processes that they start, tests for those that they kill.
 """
@@ -27,4 +27,12 @@ if path := os.environ.get("ATOLL_POISON_FILE"):
     from atoll.instruments.chaos.poison import Poison  # only in a learner: this needs its room
     from atoll.learner import install_encode
 
-    install_encode(Poison(Path(path)).encode)
+    poison = Poison(Path(path))
+    install_encode(poison.encode)
+    if path := os.environ.get("ATOLL_LIE_FILE"):
+        from atoll.instruments.chaos.liar import Liar
+        from atoll.learner import install_falsify
+
+        liar = Liar(Path(path), poison.encode)
+        install_encode(liar.encode)
+        install_falsify(liar.falsify)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from atoll.instruments.chaos.lies import TOLD_BY_PROCESSES
+
 SYNCER = "syncer"
 """The target of a fault that hits the syncer; every other target is the id of a learner."""
 DIRECTIONS = ("both", "up", "down")
@@ -34,8 +36,12 @@ class Kind:
     """Least and greatest amount that a plan may hold."""
     directional: bool = False
     """Whether it can hit one direction of the link alone."""
+    drawn: bool = True
+    """Whether a plan that names no kinds may draw it."""
     variants: tuple[str, ...] = ()
     """Its forms, of which a fault names one."""
+    variants_drawn: int | None = None
+    """Drawn plans have the first so many of them; None: all. Plans that were drawn before a form came stay the same."""
     down: bool = False
     """Whether a learner that it hits cannot take part: drawn plans limit how many are down at one moment."""
 
@@ -124,12 +130,25 @@ _KINDS = {
         lasts_s=(3.0, 30.0),
     ),
     "poison": Kind(
-        doc="the learner's contributions hold NaN, are 1000 times too large, or have the opposite sign",
+        doc="the learner's contributions hold NaN, are 8 or 1000 times too large, have the opposite sign, or are noise",
         targets=("learner",),
         lasts_s=(5.0, 30.0),
-        variants=("nan", "huge", "flip"),
+        variants=("nan", "huge", "flip", "flip8", "long", "noise"),
+        variants_drawn=3,
+    ),
+    "lie": Kind(
+        doc="what the learner claims is not so",
+        targets=("learner",),
+        lasts_s=(10.0, 60.0),
+        amount=(3.0, 1000.0),
+        amount_unit="as bold",
+        amount_allowed=(0.0, 2.0**60),
+        drawn=False,  # what one learner that lies may cost is another question than what survives a storm
+        variants=TOLD_BY_PROCESSES,
     ),
 }
 
 KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)
 """Every kind by its name. The order is fixed: drawn plans depend on it."""
+DRAWN_KINDS = tuple(name for name, kind in _KINDS.items() if kind.drawn)
+"""What a plan is drawn from, where it names no kinds."""

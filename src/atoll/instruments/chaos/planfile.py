@@ -28,7 +28,7 @@ from atoll.core import meant
 from atoll.errors import ConfigError
 from atoll.instruments.chaos.draw import FAULTS_MAX, FAULTS_PER_MINUTE, draw_faults, learner_names, storm_down_max
 from atoll.instruments.chaos.fault import SECONDS_MAX, Fault
-from atoll.instruments.chaos.kinds import KINDS, SYNCER
+from atoll.instruments.chaos.kinds import DRAWN_KINDS, KINDS, SYNCER
 
 PLAN_BYTES_MAX = 4_000_000
 """Room for the most faults that a plan may have, at about 250 bytes each with comments."""
@@ -66,7 +66,7 @@ def load_plan(path: str | Path, *, learners: int | Sequence[str], seconds: float
             learners=names,
             seconds=seconds,
             count=count,
-            kinds=_kinds(values.get("kinds", list(KINDS))),
+            kinds=_kinds(values.get("kinds", list(DRAWN_KINDS))),
             down_max=storm_down_max(len(names)),
             among=listed,
         )
@@ -173,9 +173,11 @@ _EXAMPLES = {"kind": '"kill"', "target": '"learner-1"', "at": '"90s"'}
 
 
 def _no_overlap(fault: Fault, earlier: Sequence[Fault]) -> None:
-    """Of two faults of one kind on one target at once the first to end would end both: an executor cannot keep them."""
+    """Of two faults of one kind on one target at once the first to end would end both: an executor cannot keep them.
+    A learner may tell several lies."""
     for number, other in enumerate(earlier, 1):
         same = (other.kind, other.target) == (fault.kind, fault.target)
+        same = same and (fault.kind != "lie" or other.variant == fault.variant)
         if same and other.at_s <= fault.end_s and fault.at_s <= other.end_s:
             raise ConfigError(
                 f"{fault.kind} on {fault.target} falls together with number {number}; join the two, or move one"

@@ -10,9 +10,9 @@ from .influence import BoundedInfluence
 from .ledger import LedgerAddsUp
 from .liveness import Liveness
 from .loud import Loud
-from .model_moves import ModelMoves
 from .replayed import ReplayIsExact
 from .single_writer import SingleWriter
+from .trust import BoundedTrust
 from .version_chain import VersionChain
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "BlastRadius",
     "Bounded",
     "BoundedInfluence",
+    "BoundedTrust",
     "Checker",
     "Checkers",
     "CommitFirst",
@@ -27,7 +28,6 @@ __all__ = [
     "LedgerAddsUp",
     "Liveness",
     "Loud",
-    "ModelMoves",
     "ReplayIsExact",
     "SingleWriter",
     "VersionChain",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from atoll.instruments.check.at_most_once import AtMostOnce
 from atoll.instruments.check.blast_radius import BlastRadius
 from atoll.instruments.check.bounded import Bounded
@@ -15,11 +17,20 @@ from atoll.instruments.check.loud import Loud
 from atoll.instruments.check.model_moves import ModelMoves
 from atoll.instruments.check.replayed import ReplayIsExact
 from atoll.instruments.check.single_writer import SingleWriter
+from atoll.instruments.check.trust import BoundedTrust
 from atoll.instruments.check.version_chain import VersionChain
 
 
-def all_checkers(*, outlier_factor: float = 10.0, sync_every: int, step_factor_min: float = 1.0) -> Checkers:
-    """Every checker. The numbers are the run's own settings (norm_outlier_factor, H, where its outer_schedule ends)."""
+def all_checkers(
+    *,
+    outlier_factor: float = 10.0,
+    sync_every: int,
+    step_factor_min: float = 1.0,
+    norm_max: float = math.inf,
+    liar: str = "",
+) -> Checkers:
+    """Every checker. The numbers are the run's own settings (norm_outlier_factor, H, where its outer_schedule ends, the
+    longest norm of all); `liar` is the learner that is known to lie."""
     return Checkers(
         [
             VersionChain(),
@@ -29,11 +40,12 @@ def all_checkers(*, outlier_factor: float = 10.0, sync_every: int, step_factor_m
             Liveness(),
             BlastRadius(),
             Finite(),
-            BoundedInfluence(outlier_factor, sync_every=sync_every),
+            BoundedInfluence(outlier_factor, sync_every=sync_every, liar=liar),
             ReplayIsExact(),
             Bounded(),
             SingleWriter(),
             Loud(),
-            ModelMoves(step_factor_min),
+            ModelMoves(step_factor_min, sync_every=sync_every),
+            BoundedTrust(norm_max),
         ]
     )

@@ -48,6 +48,14 @@ class Committed:
     """Of the contributions; they add up to 1."""
     share: float = 1.0
     """How much of the merged step was taken, of what these contributions by themselves would give."""
+    moved: float = 0.0
+    """The norm of what was merged; 0: not known."""
+    steps_true: tuple[int, ...] = ()
+    """The steps that went into the contributions, where somebody lies about them."""
+    liar_weight: float = 0.0
+    """Of the weights, what a learner that lies has."""
+    liar_weight_max: float = 1.0
+    """And what it may have by its true size, the others' and the time that it has claimed more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +196,70 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlier:
-    """A contribution of this norm was refused because of it."""
-
-    fragment: int
-    norm: float
-    steps: int
-
-
-@dataclass(frozen=True, slots=True)
 class GuardReset:
     """The syncer's guard against outliers of this fragment has begun anew, and said so."""
 
     fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """A syncer of this epoch has ended for a newer one; `newest` is the newest that has opened the run."""
+
+    epoch: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """A process of an honest learner was refused for good."""
+
+    learner: str
+    code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Charged:
+    """Of one process of an honest learner: the tokens that the ledger has it process, and those that it did."""
+
+    learner: str
+    known: int
+    did: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """All is over: the tokens that one process of an honest learner has processed, and those of one fragment that it
+    has discarded. `overwritten` of them the run's own settings cost."""
+
+    learner: str
+    generation: int
+    fragment: int
+    processed: int
+    discarded: int
+    overwritten: int = 0
+    refused: int = 0
+    """Tokens of its contributions that the syncer has refused. It gives them again, unless it was about to leave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unlied:
+    """A run and its twins, in which the liar is honest, or is not there: the share of honest tokens that were merged,
+    and the versions that were made until the world was healed."""
+
+    merged: float
+    versions: int
+    merged_there: tuple[float, ...]
+    versions_there: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """A run has ended by its budget of tokens; `most` is what can count for it: all that honest learners did, and what
+    may be believed of a liar."""
+
+    budget: int
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +289,12 @@ Fact = (
     | Lived
     | Refused
     | Replayed
-    | Outlier
     | GuardReset
+    | Overtaken
+    | TurnedAway
+    | Charged
+    | Kept
+    | Unlied
+    | Spent
     | Sizes
 )

@@ -4,17 +4,21 @@ import math
 from collections import defaultdict
 
 from atoll.instruments.check.checker import Checker
-from atoll.instruments.check.facts import Committed, GuardReset, Healed, Outlier, Restored
+from atoll.instruments.check.facts import Committed, GuardReset, Healed, Restored
 
 MEDIANS_KEPT = 8
 """Medians that a merged contribution may have been judged by: it may wait for some versions before it is merged, while
 others are refused."""
+PERIODS_MAX = 16.0
+"""How far the limit grows with the steps."""
 
 
 class BoundedInfluence(Checker):
     """I8. Computed apart from the syncer's own guard: no merged contribution is larger than `factor` times the median
     of the `kept` merged before it (a learner that brings more than H steps may bring more, in proportion). Those of
-    less than half of H steps do not count in the median; those of less than H count as if they had gone on to H.
+    less than half of H steps do not count in the median; those of less than H count as if they had gone on to H. Those
+    of a learner that is known to lie (`liar`) are judged and do not count; then the longest of the others is the
+    measure.
 
     A contribution is judged when it comes in and merged later, so it may be compared with any median since it could
     have come in: the largest of the last few versions is used."""
@@ -22,8 +26,11 @@ class BoundedInfluence(Checker):
     invariant = "I8"
     statement = "the norm of one learner's accepted delta is at most c times the running median"
 
-    def __init__(self, factor: float = 10.0, *, sync_every: int, kept: int = 33, needed: int = 8) -> None:
+    def __init__(
+        self, factor: float = 10.0, *, sync_every: int, kept: int = 33, needed: int = 8, liar: str = ""
+    ) -> None:
         super().__init__()
+        self._liar = liar
         self._factor = factor
         self._sync_every = sync_every
         self._kept = kept
@@ -36,7 +43,7 @@ class BoundedInfluence(Checker):
         if fact.version == 0:
             norms.clear()
             medians.clear()
-        medians.append(sorted(norms)[len(norms) // 2] if len(norms) >= self._needed else math.inf)
+        medians.append(self._usual(norms) if len(norms) >= self._needed else math.inf)
         del medians[:-MEDIANS_KEPT]
         for norm, steps in zip(fact.norms, fact.steps, strict=True):
             limit = self._limit(max(medians), steps)
@@ -45,23 +52,18 @@ class BoundedInfluence(Checker):
                     f"fragment {fact.fragment}: a contribution of norm {norm:.3g} was merged into version "
                     f"{fact.version}, the limit is {limit:.3g}"
                 )
-        for norm, steps in zip(fact.norms, fact.steps, strict=True):
-            if steps >= self._sync_every / 2:
+        liars = {index for index, (learner, _, _) in enumerate(fact.contributions) if learner == self._liar}
+        for index, (norm, steps) in enumerate(zip(fact.norms, fact.steps, strict=True)):
+            if steps >= self._sync_every / 2 and index not in liars:
                 norms.append(norm if steps >= self._sync_every else norm * self._sync_every / steps)
         del norms[: -self._kept]
 
-    def on_outlier(self, fact: Outlier) -> None:
-        """The limit itself enters the median, so that a lasting change of scale is accepted in the end."""
-        norms = self._norms[fact.fragment]
-        if len(norms) >= self._needed:
-            norms.append(min(fact.norm, self._limit(sorted(norms)[len(norms) // 2], fact.steps)))
-            del norms[: -self._kept]
-            medians = self._medians[fact.fragment]
-            medians.append(sorted(norms)[len(norms) // 2])
-            del medians[:-MEDIANS_KEPT]
+    def _usual(self, norms: list[float]) -> float:
+        """Their median. A liar's own norms move the syncer's, but never past what some honest learner brought."""
+        return sorted(norms)[len(norms) // 2] if not self._liar else max(norms)
 
     def _limit(self, median: float, steps: int) -> float:
-        return self._factor * median * max(1.0, steps / self._sync_every)
+        return self._factor * median * max(1.0, min(PERIODS_MAX, steps / self._sync_every))
 
     def on_guardreset(self, fact: GuardReset) -> None:
         self._norms[fact.fragment] = []

@@ -20,7 +20,11 @@ class Version:
     checksum: int
     before: Version | None
     contributions: tuple[Identity, ...]
-    tokens: int
+    tokens_each: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.tokens_each)
 
 
 class Lineage:
@@ -32,7 +36,7 @@ class Lineage:
 
     def follow(self, fact: Committed) -> Version:
         """A version was made from the head."""
-        version = Version(fact.version, fact.checksum, self.head, fact.contributions, sum(fact.tokens))
+        version = Version(fact.version, fact.checksum, self.head, fact.contributions, fact.tokens)
         self.known[fact.version, fact.checksum] = version
         self.head = version
         return version

@@ -138,6 +138,7 @@ def _print_totals(console: Console, report: FuzzReport) -> None:
     for name, text in (
         ("seeds", f"{report.seeds:,}: {report.first} to {last} of draw {values['draw']}"),
         ("with the default settings", f"{report.defaults:,}"),
+        ("with a learner that lies", f"{report.liars:,}"),
         ("faults", f"{values['faults']:,} of {len(report.faults)} kinds"),
         ("simulated hours", f"{values['simulated_hours']}"),
         ("commits", f"{report.commits:,}"),

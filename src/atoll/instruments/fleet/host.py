@@ -1,4 +1,4 @@
-"""One learner: an island of chips that steps, and the real LearnerMachine that tells the syncer about it.
+"""One learner: an island of chips that steps, and the process (`learner`) that tells the syncer about it.
 
     running --failure--> stalled --resized or restarted--> running
     running --step boundary, returned slices have waited--> stalled (planned) --> running
@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from atoll.core import SECOND_NS as NS
-from atoll.core import LearnerDiscarded, LearnerMachine
+from atoll.core import LearnerMachine
 from atoll.core import effects as fx
 from atoll.instruments.fleet.island import Island, Run, Stall
+from atoll.instruments.fleet.learner import NO_SESSION, FleetLearner
 
 if TYPE_CHECKING:
-    from atoll.core import PushHeader
     from atoll.instruments.fleet.world import FleetWorld
 
 STEP_TOKENS = 1_000_000
@@ -44,8 +43,7 @@ class Host:
         self._pace = pace
         """Drawn for every step: how much longer than `step_s` it takes."""
         self._instances = 0
-        self.machine = self._new_machine()
-        self.session = -1
+        self._learner = self._new_learner()
         self.useful_s = 0.0
         """Seconds of compute in whole steps, in proportion to the live chips, less what was discarded later."""
         self.lost_s = 0.0
@@ -56,10 +54,14 @@ class Host:
         self._waits = 0
         self._pauses = 0
         self._beat_ns = world.config.lease_ns // HEARTBEATS_PER_LEASE
-        self._headers: dict[tuple[int, int], PushHeader] = {}
+
+    @property
+    def machine(self) -> LearnerMachine:
+        """Of the process that runs now."""
+        return self._learner.machine
 
     def start(self) -> None:
-        self._connect()
+        self._learner.connect()
         self._resume()
 
     def leave(self) -> None:
@@ -77,8 +79,7 @@ class Host:
     def _resume(self) -> None:
         """The chips run from now on."""
         self._stalled = False
-        if self.session < 0:
-            self._connect()
+        self._learner.connect()
         self._run = self.island.run_at(self._now_s)
         self._next()
 
@@ -103,14 +104,14 @@ class Host:
         self._set_running(False)
         if not self._closed:
             self._closed = True
-            self._input(fx.Closing(True, "the capacity is needed elsewhere"))
-        self._settle()
+            self._learner.driver.handle(fx.Closing(True, "the capacity is needed elsewhere"))
+        self._do_at_boundary()
 
     def _stepped(self, length_s: float) -> None:
         share = self._run.share
         self.steps += 1
         self.useful_s += length_s * share
-        self._input(fx.Stepped(int(STEP_TOKENS * share), int(length_s * NS), 1.0))
+        self._learner.driver.handle(fx.Stepped(int(STEP_TOKENS * share), int(length_s * NS), 1.0))
         self._next()
 
     def _wait(self) -> None:
@@ -118,16 +119,16 @@ class Host:
         self._set_running(False)
         self._waits += 1
         self._world.clock.at(int(self._run.fail_s * NS), self._fail_waiting, self._waits)
-        self._settle()
+        self._do_at_boundary()
 
-    def _settle(self) -> None:
+    def _do_at_boundary(self) -> None:
         """Do what there is to do at a boundary; step on if nothing holds the learner any more."""
         if self._closed and not self.gone:
-            self._input(fx.Boundary())
+            self._learner.driver.handle(fx.Boundary())
         for _ in range(BOUNDARIES_MAX):
             if not self.machine.boundary_wanted:
                 break
-            self._input(fx.Boundary())
+            self._learner.driver.handle(fx.Boundary())
         held = self._running or self._stalled or self._closed or self.machine.must_wait or not self.machine.joined
         if not held:
             self._waits += 1
@@ -142,7 +143,7 @@ class Host:
         if stall.state_lost:
             self._lose_state()
         elif not self._world.keep_links:
-            self._disconnect()
+            self._learner.disconnect("a chip failed")
         self._stall(stall)
 
     def _stall(self, stall: Stall) -> None:
@@ -163,76 +164,38 @@ class Host:
         """A learner that stands still says now and then that it is there, if its link is up."""
         if self._running or pause != self._pauses or self.gone:
             return
-        progress = self.machine.heartbeat() if self.session >= 0 else None
-        if progress is not None:
-            self._world.say(self.session, progress)
+        if self._learner.session != NO_SESSION:
+            self._learner.beat()
         self._world.clock.after(self._beat_ns, self._heartbeat, pause)
 
-    # ------------------------------------------------------------ state
+    # ------------------------------------------------------------ the process
 
-    def _new_machine(self) -> LearnerMachine:
+    def _new_learner(self) -> FleetLearner:
         self._instances += 1
-        return LearnerMachine(self.name, f"{self.name}-{self._instances}", self._world.tensors)
+        return FleetLearner(self._world, self, f"{self.name}-{self._instances}")
 
     def _lose_state(self) -> None:
         """Every replica of this island's state is gone: what was not handed over is lost."""
-        fragments = self.machine.fragments
-        local = sum(p.local.tokens + sum(s.counters.tokens for s in p.outstanding if not s.pushed) for p in fragments)
-        self._take_back(local / max(1, len(fragments)))
-        self._disconnect()
-        self.machine = self._new_machine()
-        self._headers.clear()
+        unanswered = self.machine.unanswered_tokens
+        self._take_back(sum(unanswered) / max(1, len(unanswered)))
+        self._learner.disconnect("every chip failed")
+        self._learner.dead = True
+        self._learner = self._new_learner()
+
+    def discarded(self, tokens: int) -> None:
+        """Of one fragment."""
+        self._take_back(tokens / self._world.config.fragments)
 
     def _take_back(self, tokens: float) -> None:
         seconds = tokens / STEP_TOKENS * self._step_s
         self.useful_s -= seconds
         self.lost_s += seconds
 
-    # ------------------------------------------------------------ the machine
-
-    def hear(self, event: fx.LearnerInput) -> None:
-        """Something from the syncer or a transfer."""
-        self._input(event)
+    def look_up(self) -> None:
+        """Something came from the syncer, or a transfer is over."""
         if not self._running and not self._stalled:
-            self._settle()
+            self._do_at_boundary()
 
-    def let_go(self) -> None:
-        """The syncer has what this learner handed over."""
-        self.gone = True
-        self._disconnect()
-
-    def say_hello_again(self) -> None:
-        """The syncer ended the session."""
-        self._disconnect()
+    def session_ended(self) -> None:
         if not self._stalled:
-            self._connect()
-
-    def _connect(self) -> None:
-        self.session = self._world.open(self)
-
-    def _disconnect(self) -> None:
-        if self.session >= 0:
-            session, self.session = self.session, -1
-            self._world.cut(session)
-            self._input(fx.LinkDown("a chip failed"))
-
-    def _input(self, event: fx.LearnerInput) -> None:
-        world, session = self._world, self.session
-        world.events += 1
-        for effect in self.machine.handle(event, world.clock.now_ns):
-            if isinstance(effect, fx.ToSyncer):
-                world.say(session, effect.message)
-            elif isinstance(effect, fx.Contribute):
-                header = replace(effect.header, size=1, checksum=1)
-                self._headers[header.fragment, header.seq] = header
-                world.push(session, header)
-            elif isinstance(effect, fx.Fetch):
-                world.fetch(session, effect)
-            elif isinstance(effect, fx.Settle):
-                self._headers.pop((effect.fragment, effect.seq), None)
-            elif isinstance(effect, fx.PushAgain):
-                world.push(session, self._headers[effect.fragment, effect.seq])
-            elif isinstance(effect, fx.Note) and isinstance(effect.event, LearnerDiscarded):
-                self._take_back(effect.event.tokens / world.config.fragments)
-            elif isinstance(effect, fx.PushSeed):
-                world.seed(session, self.machine.generation, self.name)
+            self._learner.connect()

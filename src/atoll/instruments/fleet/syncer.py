@@ -14,6 +14,7 @@ from atoll.core import (
     SyncerDriver,
     SyncerMachine,
     SyncerMessage,
+    checksum_of,
 )
 from atoll.core import effects as fx
 
@@ -48,7 +49,7 @@ class FleetSyncer(DisklessPlatform):
         self._world.end(reason)
 
     def send(self, session: int, message: SyncerMessage) -> None:
-        self._world.to_learner(session, fx.FromSyncer(message))
+        self._world.to_learner(session, message)
 
     def end_session(self, session: int, reason: str) -> None:
         self._world.end_session(session, left=reason == LEFT)
@@ -58,19 +59,14 @@ class FleetSyncer(DisklessPlatform):
 
     def _commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
         self._versions = [0] * len(self._versions)
-        done(tuple(map(reference, self._versions)))
+        done(tuple(map(checksum_of, self._versions)))
 
     def merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
         self._world.clock.after(self._merge_ns, self._merge, merge, done)
 
     def _merge(self, merge: fx.Merge, done: Callable[[fx.MergeFinished], None]) -> None:
         self._versions[merge.fragment] = merge.version
-        done(fx.MergeFinished(merge.fragment, True, reference(merge.version), self._merge_ns))
+        done(fx.MergeFinished(merge.fragment, True, checksum_of(merge.version), self._merge_ns))
 
     def version(self, fragment: int) -> int:
         return self._versions[fragment]
-
-
-def reference(version: int) -> int:
-    """Stands for a version's parameters; never 0, which means unknown."""
-    return version + 1

@@ -7,15 +7,30 @@ mechanics' times.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from atoll.core import SECOND_NS as NS
-from atoll.core import WHOLE_CODEC, FetchKind, PushHeader, PushKind, SyncConfig, TensorSpec
+from atoll.core import (
+    FetchAnswer,
+    FetchedPayload,
+    FetchKind,
+    FetchRequest,
+    LearnerMessage,
+    PushHeader,
+    PushReply,
+    Refusal,
+    SyncConfig,
+    SyncerMessage,
+    TensorSpec,
+)
 from atoll.core import effects as fx
 from atoll.instruments.fleet.host import Host
 from atoll.instruments.fleet.island import Island
+from atoll.instruments.fleet.learner import FleetLearner
 from atoll.instruments.fleet.mechanics import Mechanics
-from atoll.instruments.fleet.syncer import FleetSyncer, reference
+from atoll.instruments.fleet.syncer import FleetSyncer
 from atoll.instruments.sim import Clock
 
 
@@ -40,7 +55,7 @@ class FleetWorld:
         """Learners that step now."""
         self._up_since_ns = -1
         self._up_ns = 0
-        self._sessions: dict[int, Host] = {}
+        self._sessions: dict[int, FleetLearner] = {}
         self._sessions_opened = 0
         self._message_ns = int(mechanics.message_s * NS)
         self._transfer_ns = int(mechanics.transfer_s * NS)
@@ -76,11 +91,12 @@ class FleetWorld:
 
     # ------------------------------------------------------------ the links
 
-    def open(self, host: Host) -> int:
+    def open(self, learner: FleetLearner) -> int:
         self._sessions_opened += 1
         session = self._sessions_opened
-        self._sessions[session] = host
-        self.clock.after(self._message_ns, self._syncer.driver.open_session, session, host.machine.hello())
+        self._sessions[session] = learner
+        opened = partial(self._syncer.driver.open_session, session, learner.machine.hello(), secret=f"{session}")
+        self.clock.after(self._message_ns, opened)
         return session
 
     def cut(self, session: int) -> None:
@@ -88,60 +104,53 @@ class FleetWorld:
         if self._sessions.pop(session, None) is not None:
             self.clock.after(self._message_ns, self._syncer.driver.apply, fx.SessionClosed(session, "link down"))
 
-    def say(self, session: int, message: Any) -> None:
-        """Learner to syncer."""
+    def say(self, session: int, message: LearnerMessage) -> None:
         if session in self._sessions:
             self.clock.after(self._message_ns, self._syncer.driver.apply, fx.FromLearner(session, message))
 
-    def push(self, session: int, header: PushHeader) -> None:
-        self.clock.after(self._transfer_ns, self._pushed, session, header)
+    def push(self, session: int, header: PushHeader, done: Callable[[PushReply | None], None]) -> None:
+        self.clock.after(self._transfer_ns, self._pushed, session, header, done)
 
-    def fetch(self, session: int, effect: fx.Fetch) -> None:
-        self.clock.after(self._transfer_ns, self._fetched, session, effect)
+    def _pushed(self, session: int, header: PushHeader, done: Callable[[PushReply | None], None]) -> None:
+        if session not in self._sessions:
+            done(None)  # the link broke on the way
+        else:
+            reply = self._syncer.driver.complete_push(header, None, finite=True, norm=1.0)
+            self.clock.after(self._message_ns, self._answer, session, reply, done)
 
-    def seed(self, session: int, generation: int, learner: str) -> None:
-        for fragment in range(self.config.fragments):
-            header = PushHeader(PushKind.SEED, learner, generation, fragment, 0, 0, 0, -1, 0, 0, WHOLE_CODEC, 1, 1)
-            self.push(session, header)
+    def _answer(self, session: int, reply: PushReply, done: Callable[[PushReply | None], None]) -> None:
+        done(reply if session in self._sessions else None)
 
-    def _pushed(self, session: int, header: PushHeader) -> None:
-        host = self._sessions.get(session)
-        if host is None:
-            return  # the link broke on the way; the machine pushes again when it is back
-        reply = self._syncer.driver.complete_push(header, None, finite=True, norm=1.0)
-        if header.kind is PushKind.CONTRIBUTION:
-            self.to_learner(session, fx.PushDone(header.fragment, header.seq, reply))
+    def fetch(self, session: int, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
+        self.clock.after(self._transfer_ns, self._fetched, session, request, done)
 
-    def _fetched(self, session: int, effect: fx.Fetch) -> None:
-        host = self._sessions.get(session)
-        if host is None:
-            return
-        current = self._syncer.version(effect.fragment)
-        if effect.kind is FetchKind.UPDATE and effect.version <= current - self.config.ring_versions:
-            host.hear(fx.FetchBroken(effect.fragment, effect.version, gone=True))
-            return
-        version = current if effect.kind is FetchKind.THETA else effect.version
-        host.hear(fx.Fetched(effect.fragment, version, effect.version, reference(version)))
-
-    def _hear(self, session: int, event: fx.LearnerInput) -> None:
-        host = self._sessions.get(session)
-        if host is not None:
-            host.hear(event)
+    def _fetched(self, session: int, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
+        current = self._syncer.version(request.fragment)
+        if session not in self._sessions:
+            done(None)
+        elif request.kind is FetchKind.UPDATE and request.version <= current - self.config.ring_versions:
+            done(Refusal.UNKNOWN_VERSION)
+        else:
+            version = current if request.kind is FetchKind.THETA else request.version
+            done(FetchedPayload(version, b"0", size=1))
 
     # ------------------------------------------------------------ what the syncer does to the world
 
-    def count(self, event: fx.SyncerInput) -> None:
+    def count(self, event: fx.SyncerInput | fx.LearnerInput) -> None:
         self.events += 1
 
-    def to_learner(self, session: int, event: fx.LearnerInput) -> None:
-        self.clock.after(self._message_ns, self._hear, session, event)
+    def to_learner(self, session: int, message: SyncerMessage) -> None:
+        self.clock.after(self._message_ns, self._hear, session, message)
+
+    def _hear(self, session: int, message: SyncerMessage) -> None:
+        learner = self._sessions.get(session)
+        if learner is not None:
+            learner.driver.heard(message)
 
     def end_session(self, session: int, *, left: bool) -> None:
-        host = self._sessions.get(session)
-        if host is not None and left:
-            host.let_go()
-        elif host is not None:
-            host.say_hello_again()
+        learner = self._sessions.get(session)
+        if learner is not None:
+            learner.session_ended(left=left)
 
     def end(self, reason: str) -> None:
         self.finished = reason

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
@@ -61,6 +61,11 @@ class LabSyncer(ArraySyncer):
     def inspect(self, fragment: int, payload: U8) -> tuple[bool, float]:
         finite, held = self.look(fragment, payload)
         return finite, float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
+
+    def compare(
+        self, fragment: int, payloads: Sequence[U8], learners: Sequence[str], voices: Collection[str]
+    ) -> dict[str, float]:
+        return self.state.compare(fragment, [self.look(fragment, p)[1] for p in payloads], learners, voices)
 
     def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
         held = [self.look(fragment, payload)[1] for payload in payloads]
@@ -184,7 +189,7 @@ class LabLearner(VaultLearner):
             published = self.vault.prepare_update(fragment, before, payload, checksum)
             self._shared.keep(fragment, published)
         else:
-            published = HeldVersion(version, theta, self._parameters.as_kept(fragment, theta), checksum)
+            published = self.vault.published(fragment, version, theta, checksum)
         stage = self.stage_ahead(self._plan_adopt, fragment, published)
         if stage is not None:
             self._staging[fragment, version] = self._threads.submit(stage)

@@ -27,7 +27,7 @@ from atoll.errors import LabError
 from atoll.instruments.lab.payloads import AtOnce
 from atoll.instruments.lab.replica import Bench, Replica, pick_device
 from atoll.instruments.lab.scenario import LabScenario
-from atoll.instruments.lab.spec import LOCAL_METHODS, LabResult, LabSpec
+from atoll.instruments.lab.spec import BUILT_IN, LOCAL_METHODS, LabResult, LabSpec
 from atoll.instruments.lab.task import Task, load_task
 from atoll.instruments.lab.world import LabWorld
 from atoll.instruments.sim import Scenario
@@ -71,7 +71,8 @@ class Workshop:
         if compiles is None:
             compiles = self.device.type == "cuda" and spec.tokens >= COMPILE_TOKENS_MIN
         about: tuple[Any, ...] = (spec.task, spec.model, spec.corpus, spec.seq, spec.eval_windows, spec.optimizer)
-        if spec.task != "gpt":
+        about += (spec.learners, spec.method) if spec.task == "domains" else ()
+        if spec.task not in BUILT_IN:
             about = (spec.key,)  # a user's task may depend on anything
         key = (*about, spec.learner_batch, compiles)
         if self._bench is None or self._bench[0] != key:

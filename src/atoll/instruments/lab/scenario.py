@@ -1,6 +1,6 @@
 """The world of a lab run as a file: how fast the learners are, over which links they reach the syncer, what goes wrong.
 
-step_ms = 1000                      # of every learner; also latency_ms, link_jitter_ms, up_mbit, down_mbit, loss
+step_ms = 1000                      # of every learner; also latency_ms, link_jitter_ms, up_mbit, down_mbit, loss, lies
 jitter = 0.1
 
 [[learner]]                         # what is different for some
@@ -49,6 +49,8 @@ DOWN_S_MIN = 0.001
 """A drawn failure lasts at least this long: 0 would mean the supervisor's usual pause."""
 GUESTS_MAX = LEARNERS_MAX
 _KEYS = ("learner", "fault", "failures", "extra")
+NUMBERS = ("step_ms", "jitter", "latency_ms", "link_jitter_ms", "up_mbit", "down_mbit", "loss")
+"""Those of a LearnerPace."""
 
 Parsed = TypeVar("Parsed")
 
@@ -71,14 +73,16 @@ class LearnerPace:
     """Mbit/s from the syncer to the learner; 0: no limit."""
     loss: float = 0.0
     """Share of packets that must be sent again."""
+    lies: str = ""
+    """What it makes of its contributions, all along: a variant of the fault `poison`, such as flip."""
 
     def __post_init__(self) -> None:
         self.spec(1)
 
     def spec(self, tokens: int) -> LearnerSpec:
         """For the simulator; `tokens` of one step."""
-        for entry in fields(self):
-            real(entry.name, getattr(self, entry.name), 0.0, LOSS_MAX if entry.name == "loss" else 1e12)
+        for name in NUMBERS:
+            real(name, getattr(self, name), 0.0, LOSS_MAX if name == "loss" else 1e12)
         try:
             return LearnerSpec(
                 step_ns=round(self.step_ms * 1e6),
@@ -89,6 +93,7 @@ class LearnerPace:
                 up_bits_per_s=self.up_mbit * 1e6,
                 down_bits_per_s=self.down_mbit * 1e6,
                 loss=float(self.loss),
+                lies=self.lies,
             )
         except ConfigError as error:
             raise ConfigError(f"{error}; mind the units: step_ms and latency_ms are ms, up_mbit is Mbit/s") from None
@@ -103,7 +108,7 @@ def plain_world(values: Mapping[str, Any]) -> dict[str, Any]:
     """A world that `from_values` takes, without what is as usual: so that equal worlds look equal."""
     usual = LearnerPace()
     kept = {key: value for key, value in values.items() if key not in PACE_KEYS or value != getattr(usual, key)}
-    return {key: float(value) if key in PACE_KEYS else value for key, value in kept.items() if value not in ([], {})}
+    return {key: float(value) if key in NUMBERS else value for key, value in kept.items() if value not in ([], {})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from atoll.zoo import OPTIMIZERS, SCHEDULES
 METHODS = ("decoupled", "streaming", "diloco", "dp", "single")
 LOCAL_METHODS = ("dp", "single")
 """Those in which one model is trained and nobody exchanges anything."""
+BUILT_IN = ("gpt", "domains")
+"""Tasks of the lab's own."""
 LEARNERS_MAX = 1024
 """Every learner is a whole model with its optimizer on one device."""
 TOKENS_MAX = 10**13
@@ -51,7 +53,8 @@ class LabSpec:
     """decoupled, streaming, diloco; dp (one model, the whole batch at every step) or single (one model that takes a
     learner's batch, one step after another)."""
     task: str = "gpt"
-    """gpt: the reference GPT on bytes. Else MODULE:FUNCTION that makes an `atoll.instruments.lab.task.Task`."""
+    """gpt: the reference GPT on bytes. domains: the same, and each learner reads a stretch of the corpus of its own.
+    Else MODULE:FUNCTION that makes an `atoll.instruments.lab.task.Task`."""
     model: str = "tiny"
     """Size of the reference GPT."""
     corpus: str = "stdlib"

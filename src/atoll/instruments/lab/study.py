@@ -36,7 +36,7 @@ from typing import Any
 from atoll.core import SyncConfig, meant
 from atoll.errors import ConfigError
 from atoll.instruments.lab.scenario import LabScenario, plain_world
-from atoll.instruments.lab.spec import LOCAL_METHODS, LabSpec
+from atoll.instruments.lab.spec import BUILT_IN, LOCAL_METHODS, LabSpec
 from atoll.instruments.lab.toml import read_toml
 from atoll.instruments.sim import real
 from atoll.zoo import model_config
@@ -164,7 +164,7 @@ def make_spec(values: Mapping[str, Any]) -> LabSpec:
     if isinstance(own.get("sync"), Mapping):
         own["sync"] = {name: _typed(_SYNC_TYPES.get(name, ""), value) for name, value in own["sync"].items()}
     spec = LabSpec.from_dict(own)
-    if spec.task == "gpt":
+    if spec.task in BUILT_IN:
         model_config(spec.model)
     LabScenario.from_values(spec.world, where="world").check(spec.learners, spec.steps)
     sync = {} if spec.method in LOCAL_METHODS else _spelled_out(spec.config())

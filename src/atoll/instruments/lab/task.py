@@ -16,8 +16,8 @@ import xxhash
 from torch import Tensor, nn
 
 from atoll.errors import AtollError, ConfigError
-from atoll.instruments.lab.spec import LabSpec
-from atoll.zoo import Batches, Corpus, build_model, held_out_batches, load_corpus, next_byte_loss, own_lr
+from atoll.instruments.lab.spec import BUILT_IN, LOCAL_METHODS, LabSpec
+from atoll.zoo import Batches, Corpus, Shard, build_model, held_out_batches, load_corpus, next_byte_loss, own_lr
 
 Batch = tuple[Tensor, ...]
 
@@ -56,7 +56,7 @@ class Task(Protocol):
 
 
 def load_task(spec: LabSpec) -> Task:
-    if spec.task == "gpt":
+    if spec.task in BUILT_IN:
         return ByteTask(spec)
     module, _, name = spec.task.partition(":")
     try:
@@ -111,7 +111,8 @@ class DeviceByteFeeder:
 
 
 class ByteTask:
-    """The reference GPT on the bytes of a corpus. Every learner draws windows of all of it."""
+    """The reference GPT on the bytes of a corpus. Every learner draws windows of all of it; or, as task `domains`, of a
+    stretch of its own. Neighbouring files of a corpus are alike, distant ones are not."""
 
     def __init__(self, spec: LabSpec) -> None:
         self.lr = own_lr(spec.model, spec.optimizer)
@@ -129,12 +130,20 @@ class ByteTask:
         return next_byte_loss(cast(nn.Module, model), batch[0], batch[1])
 
     def feeder(self, stream: int, size: int, seed: int, device: torch.device) -> Feeder:
-        batches = Batches(self._corpus.shard(stream, 1), batch=size, seq=self._spec.seq, seed=seed)
+        text = self._stretch(stream)
+        batches = Batches(Shard(self._corpus.train[text], stream), batch=size, seq=self._spec.seq, seed=seed)
         if device.type == "cpu":
             return ByteFeeder(batches)
         if device not in self._on_device:
             self._on_device[device] = torch.from_numpy(np.ascontiguousarray(self._corpus.train)).to(device)
-        return DeviceByteFeeder(batches, self._on_device[device], self._spec.seq)
+        return DeviceByteFeeder(batches, self._on_device[device][text], self._spec.seq)
+
+    def _stretch(self, stream: int) -> slice:
+        if self._spec.task != "domains" or self._spec.method in LOCAL_METHODS:
+            return slice(None)
+        length = len(self._corpus.train) // self._spec.learners
+        begin = stream % self._spec.learners * length
+        return slice(begin, begin + length)
 
     def held_out(self) -> list[Batch]:
         size = max(1, EVAL_BATCH_TOKENS // self._spec.seq)

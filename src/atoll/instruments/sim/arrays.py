@@ -6,7 +6,7 @@ gives the same bits (tests/sim/test_sim_equals_real.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import xxhash
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from atoll.core import Fetch, FetchedPayload, Layout, OutgoingPayload, SyncConfig, TensorSpec, padded
 from atoll.errors import PayloadError
-from atoll.instruments.chaos import encode_poisoned
+from atoll.instruments.chaos import VALUES, encode_poisoned, encode_scaled
 from atoll.instruments.sim.payloads import Made
 from atoll.learner import HeldVersion, LearnerArrays, MakeValues, Snapshot
 from atoll.syncer import ModelState
@@ -54,6 +54,12 @@ class ArraySyncer:
         finite, held = self.state.inspect(fragment, payload)
         return finite, float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
 
+    def compare(
+        self, fragment: int, payloads: Sequence[U8], learners: Sequence[str], voices: Collection[str]
+    ) -> dict[str, float]:
+        held = [self.state.inspect(fragment, payload)[1] for payload in payloads]
+        return self.state.compare(fragment, held, learners, voices)
+
     def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
         held = [self.state.inspect(fragment, payload)[1] for payload in payloads]
         result = self.state.merge(fragment, held, weights)
@@ -70,8 +76,10 @@ class ArraySyncer:
         copies = {p: (v, c, {name: a.copy() for name, a in named.items()}) for p, (v, c, named) in stored.items()}
         self.state.restore(copies)
 
-    def whole_is_finite(self, payload: U8) -> bool:
-        return bool(np.isfinite(payload.view(np.float32)).all())
+    def inspect_whole(self, fragment: int, payload: U8) -> tuple[bool, float]:
+        values = payload.view(np.float32)
+        finite = bool(np.isfinite(values).all())
+        return finite, self.state.distance(fragment, values) if finite else 0.0
 
     def heal(self, fragment: int, version: int, checksum: int, payload: U8) -> None:
         self.state.heal(fragment, version, checksum, payload)
@@ -170,6 +178,11 @@ class VaultLearner(LearnerArrays):
     def seed(self, fragment: int) -> U8:
         return self.seed_values(fragment).copy().view(np.uint8)
 
+    def forged(self, fragment: int) -> OutgoingPayload:
+        """What it has trained itself, which is nobody's version."""
+        payload = self.seed(fragment)
+        return OutgoingPayload(payload, int(payload.nbytes), xxhash.xxh3_64_intdigest(payload.data))
+
 
 class ArrayLearner(VaultLearner):
     def __init__(self, layout: Layout, config: SyncConfig, learner: str) -> None:
@@ -182,7 +195,11 @@ class ArrayLearner(VaultLearner):
     def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
         sending = self.vault.sending[fragment, seq]
         try:
-            payload = encode_poisoned(self.vault, sending, poison) if poison else self.vault.encode(sending)
+            if poison in VALUES:
+                payload = encode_scaled(self.vault, sending, VALUES[poison])
+                sending.residual = None  # what a lie left out is owed to nobody
+            else:
+                payload = encode_poisoned(self.vault, sending, poison) if poison else self.vault.encode(sending)
         except PayloadError:
             return None
         return OutgoingPayload(payload, int(payload.nbytes), xxhash.xxh3_64_intdigest(payload.data))

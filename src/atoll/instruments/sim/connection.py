@@ -10,6 +10,7 @@ from atoll.wire import SYNCER_ENDED
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.learner_host import LearnerHost
+    from atoll.instruments.sim.liar import Phantom
     from atoll.instruments.sim.syncer_host import SyncerHost
 
 MESSAGE_BYTES = 120
@@ -23,10 +24,12 @@ BROKE = "the connection broke"
 class Connection:
     """Each side notices the end by itself; what is under way when a connection is reset is lost."""
 
-    __slots__ = ("_learner", "_link", "_stream", "_syncer", "learner_open", "reset", "session", "syncer_open")
+    __slots__ = ("_learner", "_link", "_stream", "_syncer", "key", "learner_open", "reset", "session", "syncer_open")
 
-    def __init__(self, session: int, learner: LearnerHost, syncer: SyncerHost) -> None:
+    def __init__(self, session: int, learner: LearnerHost | Phantom, syncer: SyncerHost) -> None:
         self.session = session
+        self.key = learner.key
+        """Whose key the connection was made with, in runs with keys."""
         self._learner = learner
         self._syncer = syncer
         self._link = learner.link

@@ -9,20 +9,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
-from atoll.core import SECOND_NS, SyncConfig, fragments_for
+from atoll.core import SECOND_NS, SyncConfig, fragments_for, parse_quorum
+from atoll.instruments.chaos import KINDS, LIES
 from atoll.instruments.sim.ranges import whole
-from atoll.instruments.sim.scenario import SEED_MAX, SIM_KINDS, LearnerSpec, Scenario, SimFault
+from atoll.instruments.sim.scenario import (
+    LEARNERS_WITH_LIAR,
+    SEED_MAX,
+    SIM_KINDS,
+    LearnerSpec,
+    Scenario,
+    SimFault,
+)
 
-DRAW_VERSION = 2
+DRAW_VERSION = 3
 """Raise it with every change of what a seed becomes, and with every new setting: "seed 4711" means a scenario only
 together with this number. Reports say both, and a scenario that is kept is a file. 1 is all that came before it had a
 number."""
 DEFAULTS_EVERY = 3
 """Seeds that this divides run the defaults."""
 FAULTS_DRAWN_MAX = 12
+LIAR_CHANCE = 0.5
+"""That one of the learners lies, where the others outvote it (three learners or more): in a third of all seeds."""
+LIES_DRAWN_MAX = 4
+LIES_LAST_S = 100_000.0
+"""Of lies that are told to the end."""
 LARGE = 10**12
 """Parameters of a model that is divided into as many fragments as ever."""
 
@@ -53,6 +67,9 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "outer_schedule": ("constant", "linear", "cosine"),
     "momentum_restart": (0,) * 6 + (1, 3),
     "partial": ("scaled", "scaled", "scaled", "full"),
+    "sizes": ("confirmed", "confirmed", "confirmed", "claimed"),
+    "share_max": (1.0, 1.0, 1.0, 0.5),
+    "robust": ("off", "cosine"),
 }
 """What each setting is drawn from; a value that is there twice is drawn twice as often. The world decides about
 learners_expected and tokens_budget."""
@@ -66,6 +83,7 @@ AMOUNTS_DRAWN: Mapping[str, tuple[float, ...]] = {
     "disk_slow": (5.0, 50.0),
     "lose": (0.01, 0.1, 0.3),
     "break": (0.1, 0.5, 0.9),
+    "lie": (3.0, 1000.0, 2.0**60),
 }
 DIRECTED = ("partition", "delay", "limit", "corrupt")
 """Kinds of faults that may hit one direction only."""
@@ -82,16 +100,23 @@ def draw(seed: int) -> Scenario:
     rules = Random(f"scenario/{seed}/settings")
     budget = _draw_budget(rules, learners, seconds)
     settings = _default_config if seed % DEFAULTS_EVERY == 0 else _draw_config
+    config, faults = settings(rules, count, budget), _draw_all_faults(Random(f"scenario/{seed}/faults"), count, seconds)
+    tongue = Random(f"scenario/{seed}/lies")
+    if count >= LEARNERS_WITH_LIAR and tongue.random() < LIAR_CHANCE:
+        config, faults = _without_the_liar(config, count - 1), _with_lies(tongue, count, seconds, faults)
+    steals = any(fault.kind == "lie" and LIES[fault.variant].steals for fault in faults)
+    crowds = any(fault.variant == "crowd" for fault in faults)  # there is no key for ids that are made up
     return Scenario(
         seed=seed,
         draw=DRAW_VERSION,
-        config=settings(rules, count, budget),
+        config=config,
         learners=learners,
         seconds=seconds,
-        faults=_draw_all_faults(Random(f"scenario/{seed}/faults"), count, seconds),
+        faults=faults,
         arrays=dice.random() < 0.5,
         inline=dice.random() < 0.5,
         inner=dice.random() < 0.5,
+        keys=(tongue.random() < 0.5 and not crowds) or steals,
         durability=dice.choice(["commit"] * 8 + ["interval", "none"]),
         merge_ns=dice.choice([1, 5, 50]) * 1_000_000,
         sync_ns=dice.choice([1, 5, 50]) * 1_000_000,
@@ -161,7 +186,8 @@ def _draw_all_faults(dice: Random, learners: int, seconds: float) -> tuple[SimFa
 
 def draw_sim_faults(dice: Random, names: list[str], seconds: float, count: int) -> tuple[SimFault, ...]:
     """Harsher than a storm on real processes: faults overlap at will, and everybody may be down at once."""
-    kinds = [kind for kind in sorted(SIM_KINDS) if kind not in ("join", "mute")] + ["kill", "kill", "kill", "cut"]
+    kinds = [kind for kind in sorted(SIM_KINDS) if kind not in ("join", "mute", "lie")]
+    kinds += ["kill", "kill", "kill", "cut"]
     faults = []
     for number in range(count):
         kind = dice.choice(kinds + ["join"] * (number < 3))
@@ -179,7 +205,7 @@ def draw_sim_faults(dice: Random, names: list[str], seconds: float, count: int) 
                 lasts_s,
                 dice.choice(AMOUNTS_DRAWN.get(kind, (0.0,))),
                 dice.choice(["both", "up", "down"]) if kind in DIRECTED else "both",
-                dice.choice(["nan", "huge", "flip"]) if kind == "poison" else "",
+                dice.choice(KINDS["poison"].variants) if kind == "poison" else "",
             )
         )
     return tuple(faults)
@@ -205,3 +231,28 @@ def _draw_poison(dice: Random, names: list[str], seconds: float) -> list[SimFaul
     at_s, lasts_s = dice.choice([0.0, dice.uniform(0.6, 0.9) * seconds]), dice.uniform(5.0, 30.0)
     variant = dice.choice(["huge", "huge", "nan"])
     return [SimFault("poison", dice.choice(names), round(at_s, 3), round(lasts_s, 3), variant=variant)]
+
+
+# ---------------------------------------------------------------- lies
+
+
+def _without_the_liar(config: SyncConfig, honest: int) -> SyncConfig:
+    """Where everybody's answer is asked for, whoever keeps silent stops the run: the run's own wish, not a lie's."""
+    number, share = parse_quorum(config.quorum)
+    return replace(config, quorum="50%") if share == 1.0 or number > honest else config
+
+
+def _with_lies(dice: Random, learners: int, seconds: float, faults: tuple[SimFault, ...]) -> tuple[SimFault, ...]:
+    """One learner tells a few lies, for a while or to the end. In half of the runs nothing else goes wrong, so that
+    whatever the others lose they lose by the lies."""
+    liar = f"learner-{dice.randrange(learners)}"
+    calm = dice.random() < 0.5
+    more: list[SimFault] = []
+    for name in dice.sample(sorted(LIES), dice.randint(1, LIES_DRAWN_MAX)):
+        at_s = round(dice.choice([0.0, dice.uniform(0.0, 0.8) * seconds]), 3)
+        lasts_s = round(dice.choice([LIES_LAST_S, dice.uniform(0.2, 0.6) * seconds]), 3)
+        more.append(SimFault("lie", liar, at_s, lasts_s, dice.choice(AMOUNTS_DRAWN["lie"]), variant=name))
+        if LIES[name].restarts:
+            kind = dice.choice(LIES[name].restarts.split())
+            more.append(SimFault(kind, "syncer", round(at_s + dice.uniform(0.0, 0.2) * seconds, 3)))
+    return tuple(sorted((*(() if calm else faults), *more), key=_fault_order))

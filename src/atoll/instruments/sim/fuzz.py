@@ -36,6 +36,8 @@ class SeedOutcome:
     commits: int
     defaults: bool
     """Whether it ran the settings that a user gets who chooses none."""
+    liar: bool
+    """Whether one of its learners lies."""
 
 
 @dataclass(slots=True)
@@ -44,6 +46,8 @@ class FuzzReport:
     seeds: int = 0
     defaults: int = 0
     """Seeds that ran the default settings."""
+    liars: int = 0
+    """Seeds in which a learner lies."""
     events: int = 0
     simulated_ns: int = 0
     commits: int = 0
@@ -56,6 +60,7 @@ class FuzzReport:
     def add(self, outcome: SeedOutcome) -> None:
         self.seeds += 1
         self.defaults += outcome.defaults
+        self.liars += outcome.liar
         self.events += outcome.events
         self.simulated_ns += outcome.simulated_ns
         self.commits += outcome.commits
@@ -70,6 +75,7 @@ class FuzzReport:
             "first": self.first,
             "seeds": self.seeds,
             "defaults": self.defaults,
+            "liars": self.liars,
             "violations": len(self.failures),
             "failing_seeds": [outcome.seed for outcome in self.failures],
             "simulated_hours": round(self.simulated_ns / 3.6e12, 3),
@@ -93,9 +99,10 @@ class Explained:
 
 def run_seed(seed: int) -> SeedOutcome:
     report = run_scenario(draw(seed))
-    kinds = tuple(fault.kind for fault in report.scenario.faults)
-    defaults = is_default(report.scenario.config)
-    return SeedOutcome(seed, report.violations, report.events, report.simulated_ns, kinds, report.commits, defaults)
+    scenario = report.scenario
+    kinds = tuple(f"lie {fault.variant}" if fault.kind == "lie" else fault.kind for fault in scenario.faults)
+    made = (report.events, report.simulated_ns, kinds, report.commits)
+    return SeedOutcome(seed, report.violations, *made, is_default(scenario.config), bool(scenario.liar))
 
 
 def fuzz(

@@ -19,10 +19,12 @@ from atoll.core import (
     LET_GO_NS,
     SYNC_WAIT_NS_MAX,
     WAIT_SLICE_NS,
+    DataLeases,
     FetchAnswer,
     FetchedPayload,
     FetchKind,
     FetchRequest,
+    Hello,
     LearnerDriver,
     LearnerDriverHost,
     LearnerMachine,
@@ -30,6 +32,7 @@ from atoll.core import (
     OutgoingPayload,
     Payload,
     PreparedVersion,
+    Progress,
     PushHeader,
     PushKind,
     PushReply,
@@ -43,6 +46,7 @@ from atoll.errors import PayloadError
 from atoll.instruments.check import facts
 from atoll.instruments.sim.calls import Call
 from atoll.instruments.sim.connection import Connection
+from atoll.instruments.sim.data_reader import DataReader
 from atoll.instruments.sim.link import VirtualLink
 from atoll.instruments.sim.payloads import LearnerPayloads
 from atoll.instruments.sim.process import Process
@@ -68,39 +72,29 @@ CLOSE_LOOK_NS = WAIT_SLICE_NS // 5
 INNER_BYTES = 1000
 
 
-class WatchedMachine(LearnerMachine):
-    """Its world sees every input."""
-
-    def __init__(self, world: World, name: str, instance: str) -> None:
-        super().__init__(name, instance, world.tensors)
-        self._world = world
-
-    def handle(self, event: fx.LearnerInput, now_ns: int) -> list[fx.LearnerEffect]:
-        self._world.events += 1
-        if self._world.tracing:
-            self._world.trace(self.instance, event)
-        return super().handle(event, now_ns)
-
-
 class LearnerHost(Process, LearnerDriverHost):
     def __init__(self, world: World, name: str, instance: str, spec: LearnerSpec, link: VirtualLink) -> None:
         super().__init__(world)
-        self.name = name
+        self.name = self.key = name
         self.instance = instance
         self.spec = spec
         self.link = link
         self.dice = Random(f"{world.scenario.seed}/{instance}")
-        self.machine = WatchedMachine(world, name, instance)
+        self.machine = LearnerMachine(name, instance, world.tensors)
         self.driver = LearnerDriver(self.machine, self)
+        self.driver.watch = self._watch
         self.payloads: LearnerPayloads | None = None
         self.ended = ""
         """Why the process has ended by itself."""
         self.connection: Connection | None = None
         self.calls: dict[Call, None] = {}
         self.slow = 1.0
-        self.poison = ""
+        self.poison = spec.lies
         self.mute = False
         """Its contributions do not arrive."""
+        self.reported: Progress | None = None
+        """The last report, whether it arrived or not."""
+        self.reader = DataReader() if world.reads_data else None
         self.began_ns = world.now_ns
         self.trains = False
         """Joined, and the training loop runs."""
@@ -115,6 +109,11 @@ class LearnerHost(Process, LearnerDriverHost):
         self._alone = False
         self._waiting_since_ns = -1
         self._inner_until_ns = -1
+
+    def _watch(self, event: fx.LearnerInput) -> None:
+        self.world.events += 1
+        if self.world.tracing:
+            self.world.trace(self.instance, event)
 
     # ------------------------------------------------------------ life
 
@@ -232,6 +231,11 @@ class LearnerHost(Process, LearnerDriverHost):
         self._stepping = False
         self.payloads.step()
         self.driver.handle(fx.Stepped(self.spec.tokens, took_ns, 1.0))
+        if self.reader is not None:
+            finished, report = self.reader.step()
+            if finished is not None:
+                self.world.finished.add(finished)
+            self.send(report)
         self._look_up()
 
     # ------------------------------------------------------------ leaving
@@ -275,7 +279,10 @@ class LearnerHost(Process, LearnerDriverHost):
         """The connection stands: say hello."""
         self._connecting = False
         self.connection = connection
-        connection.to_syncer_hello(self.machine.hello())
+        connection.to_syncer_hello(self.hello())
+
+    def hello(self) -> Hello:
+        return self.machine.hello()
 
     def not_connected(self) -> None:
         self._connecting = False
@@ -295,6 +302,10 @@ class LearnerHost(Process, LearnerDriverHost):
         if isinstance(message, Welcome) and self.payloads is None:
             layout = build_layout(self.world.tensors, message.config.fragments)
             self.payloads = self.world.new_learner_payloads(layout, message.config, self.name)
+        if isinstance(message, DataLeases):
+            if self.reader is not None:
+                self.reader.answered(message)
+            return
         if isinstance(message, Start):
             self._backoff_ns = BACKOFF_NS[0]
         self.driver.heard(message)
@@ -305,6 +316,8 @@ class LearnerHost(Process, LearnerDriverHost):
             self.connection.cut()
         else:
             self.world.observe(facts.Refused(self.name, message.code, True))
+            if self.world.is_honest(self.name):
+                self.world.observe(facts.TurnedAway(self.name, message.code))
             self._end(f"refused: {message.code}")
 
     def on_down(self, connection: Connection, reason: str) -> None:
@@ -325,6 +338,8 @@ class LearnerHost(Process, LearnerDriverHost):
             self._look_up()
 
     def send(self, message: LearnerMessage) -> None:
+        if isinstance(message, Progress):
+            self.reported = message
         if self.connection is not None:
             self.connection.to_syncer(message)
 

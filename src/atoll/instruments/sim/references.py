@@ -6,16 +6,21 @@ from __future__ import annotations
 import math
 import zlib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from atoll.core import Adopt, Contribute, Fetch, FetchedPayload, OutgoingPayload, PushHeader, SyncConfig
 from atoll.errors import PayloadError
+from atoll.instruments.chaos import VALUES
 from atoll.instruments.sim.payloads import Made
 
 CONTRIBUTION_BYTES = 34_000
 """A fragment of 65,536 parameters as int4."""
 WHOLE_BYTES = 262_144
+FORGED = 0x5EED
+"""The checksum of what was never made."""
+FORGED_FAR = 1e30
+"""How far that is from everything."""
 
 Reference = tuple[float, ...]
 
@@ -26,7 +31,7 @@ def mixed(*numbers: float) -> int:
 
 
 class ReferenceSyncer:
-    """Payloads are tuples: (norm,) of a contribution, (checksum, version) of a version or an update."""
+    """Payloads are tuples: (norm, sign) of a contribution, (checksum, version) of a version or an update."""
 
     def __init__(self, fragments: int, config: SyncConfig) -> None:
         self._config = config
@@ -44,6 +49,15 @@ class ReferenceSyncer:
 
     def inspect(self, fragment: int, payload: Reference) -> tuple[bool, float]:
         return payload[0] == payload[0], payload[0]
+
+    def compare(
+        self, fragment: int, payloads: Sequence[Reference], learners: Sequence[str], voices: Collection[str]
+    ) -> dict[str, float]:
+        """The second number of a contribution is its direction on a line."""
+        sides = dict(zip(learners, (payload[1] for payload in payloads), strict=True))
+        total = sum(sides[voice] for voice in voices)
+        others = {name: total - (side if name in voices else 0.0) for name, side in sides.items()}
+        return {name: side * math.copysign(1.0, others[name]) if others[name] else 0.0 for name, side in sides.items()}
 
     def merge(self, fragment: int, version: int, payloads: Sequence[Reference], weights: Sequence[float]) -> Made:
         before, checksum = self._now[fragment]
@@ -64,8 +78,8 @@ class ReferenceSyncer:
         for fragment, (version, checksum, _) in stored.items():
             self._now[fragment] = (version, checksum)
 
-    def whole_is_finite(self, payload: Reference) -> bool:
-        return True
+    def inspect_whole(self, fragment: int, payload: Reference) -> tuple[bool, float]:
+        return True, FORGED_FAR if payload[0] == FORGED else 0.0
 
     def heal(self, fragment: int, version: int, checksum: int, payload: Reference) -> None:
         self._now[fragment] = (version, checksum)
@@ -114,9 +128,9 @@ class ReferenceLearner:
         self._sending[effect.header.fragment, effect.header.seq] = effect.header
 
     def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:
-        wrong = {"nan": math.nan, "huge": 1000.0}.get(poison, 1.0)
-        norm = float(self._sending[fragment, seq].steps) * wrong
-        return OutgoingPayload((norm,), CONTRIBUTION_BYTES, 1)
+        wrong = {"nan": math.nan, "huge": 1000.0, "flip8": -8.0, "long": 8.0, **VALUES}.get(poison, 1.0)
+        norm = float(self._sending[fragment, seq].steps) * abs(wrong)
+        return OutgoingPayload((norm, -1.0 if wrong < 0 or poison == "flip" else 1.0), CONTRIBUTION_BYTES, 1)
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
         self._sending.pop((fragment, seq), None)
@@ -159,6 +173,9 @@ class ReferenceLearner:
     def seed(self, fragment: int) -> Reference:
         version, checksum = self._current[fragment]
         return (checksum if version >= 0 else mixed(fragment), -1)
+
+    def forged(self, fragment: int) -> OutgoingPayload:
+        return OutgoingPayload((FORGED, 0), WHOLE_BYTES, FORGED)
 
     def held(self, fragment: int, version: int) -> tuple[Reference, int] | None:
         current, checksum = self._current[fragment]

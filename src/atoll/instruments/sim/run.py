@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from atoll.core import MERGED_KEPT, SECOND_NS
+from atoll.core import MERGED_KEPT, SECOND_NS, Discard
 from atoll.core import effects as fx
-from atoll.instruments.check import Checkers, Liveness, Violation, facts
+from atoll.instruments.check import BoundedTrust, Checkers, Liveness, Violation, facts
+from atoll.instruments.sim.data_reader import STREAM
 from atoll.instruments.sim.learner_host import LearnerHost
-from atoll.instruments.sim.scenario import LearnerSpec, Scenario
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
+from atoll.instruments.sim.syncer_host import SyncerHost
 from atoll.instruments.sim.world import World
 
 SETTLE_NS = 150 * SECOND_NS
@@ -20,6 +24,10 @@ CLOSE_NS = 60 * SECOND_NS
 GLANCE_NS = SECOND_NS // 2
 LOOK_NS = 5 * SECOND_NS
 """How often the books and sizes are looked at."""
+CHUNKS_LOOKED_AT = 1000
+"""Of the data: more than any scenario reads."""
+HELD_MAX = 4
+"""Contributions of one learner to one fragment: two in the air, and two of its process before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,9 @@ class _Watch:
     def __init__(self, world: World, until_ns: int) -> None:
         self._world = world
         names = tuple(
-            n for n, s in zip(world.scenario.names, world.scenario.learners, strict=True) if _keeps_up(world, s)
+            name
+            for name, spec in zip(world.scenario.names, world.scenario.learners, strict=True)
+            if world.is_honest(name) and not spec.lies and _keeps_up(world, spec)
         )
         world.observe(facts.Calm(world.now_ns, until_ns, world.scenario.config.fragments, names))
         self._liveness = next(c for c in world.checkers.checkers if isinstance(c, Liveness))
@@ -147,6 +157,8 @@ def _keeps_up(world: World, spec: LearnerSpec) -> bool:
 def _close(world: World) -> None:
     """Everybody leaves, the syncer merges what is left and ends."""
     world.finishing = True
+    for phantom in world.phantoms:
+        phantom.vanish()
     for host in world.learners.values():
         if not host.dead:
             host.call(host.close, "the run is over")
@@ -169,20 +181,27 @@ def _last_checks(world: World) -> None:
         return
     if not syncer.finished:
         world.checkers.checkers[4].complain("the syncer did not come to an end after everybody had left")
-    for host in world.hosts:
+    honest = [host for host in world.hosts if world.is_honest(host.name)]
+    for host in honest:
         _lived(world, host)
     _books(world)
     whole = world.disk.lossless and syncer.level == "commit"
     total = sum(host.machine.tokens for host in world.hosts)
-    told = [host for host in world.hosts if host.ended == "left"] if whole else []
-    world.observe(facts.Processed(sum(host.machine.tokens for host in told), total))
+    told = [host for host in honest if host.ended == "left"] if whole else []
+    most = total if not world.scenario.liar else sys.maxsize  # what a liar claims is its own affair
+    world.observe(facts.Processed(sum(host.machine.tokens for host in told), most))
+    for host in told:
+        if not host.machine.reseeding:  # one that leaves while its own progress is not trusted takes that with it
+            _kept(world, host)
     if syncer.finished:
         world.observe(facts.Rested(whole and world.one_run))
-        held = [identity for identity in syncer.driver.held if not syncer.machine.holds(identity)]
+        held = [identity for identity in syncer.driver.held if not syncer.machine.keeps(identity)]
         world.observe(facts.Sizes("contributions kept without need", len(held), 0))
         world.observe(
             facts.Sizes("inner states kept without need", len(syncer.inner.keys() - syncer.machine.inner_slots.open), 0)
         )
+    if told:
+        _compare(world)
     if whole and world.one_run:
         final = {track.index: (track.version, track.checksum) for track in syncer.machine.book.tracks}
         for replayed in world.tape.replay(final):
@@ -194,6 +213,44 @@ def _lived(world: World, host: LearnerHost) -> None:
     longest_ns = int(host.spec.step_ns * (1 + host.spec.jitter / 2))
     waits = world.scenario.config.synchronous or host.slowed
     world.observe(facts.Lived(host.name, host.instance, host.machine.steps, host.able_ns, longest_ns, waits))
+
+
+def _kept(world: World, host: LearnerHost) -> None:
+    discards = host.reported.discarded if host.reported is not None else ()
+    generation = host.machine.generation
+    for fragment in range(world.scenario.config.fragments):
+        causes = {count.cause: count.tokens for count in discards if count.fragment == fragment}
+        discarded, refused = sum(causes.values()), world.refused[host.name, generation, fragment]
+        overwritten = causes.get(Discard.OVERWRITTEN, 0)
+        world.observe(facts.Kept(host.name, generation, fragment, host.machine.tokens, discarded, overwritten, refused))
+
+
+def _compare(world: World) -> None:
+    """Honest learners with a liar among them, with an honest one in its place, and without it, where little else goes
+    wrong. (Who overwrites, or takes nothing that is late, loses more or less with everybody who comes or goes.)"""
+    scenario, config = world.scenario, world.scenario.config
+    faults = tuple(fault for fault in scenario.faults if fault.kind != "lie")
+    strict = config.adopt == "overwrite" or config.carry_versions_max <= 1
+    if not scenario.liar or strict or any(fault.target != "syncer" for fault in faults):
+        return
+    gone = SimFault("kill", scenario.liar, 0.0, scenario.seconds)
+    twins = [_twin(scenario, faults), _twin(scenario, (gone, *faults))]
+    shares = tuple(_trust(twin).merged_share for twin in twins)
+    # A run that ends by itself has as many versions as its end lets it, and one whose syncer comes back may pause for a
+    # minute, for what one learner says it holds.
+    undisturbed = not config.tokens_budget and not faults
+    versions = tuple(each.versions_healed if undisturbed else 0 for each in (world, *twins))
+    world.observe(facts.Unlied(_trust(world).merged_share, versions[0], shares, versions[1:]))
+
+
+def _twin(scenario: Scenario, faults: tuple[SimFault, ...]) -> World:
+    twin = World(replace(scenario, faults=faults))
+    _run(twin)
+    return twin
+
+
+def _trust(world: World) -> BoundedTrust:
+    return next(checker for checker in world.checkers.checkers if isinstance(checker, BoundedTrust))
 
 
 def _books(world: World) -> None:
@@ -212,12 +269,37 @@ def _look(world: World) -> None:
         fragments, members = world.scenario.config.fragments, len(syncer.machine.membership.members)
         generations = members + len(world.hosts)
         world.observe(facts.Sizes("contributions held", len(syncer.driver.held), 3 * fragments * generations))
-        world.observe(facts.Sizes("rows on the tape", len(world.disk.rows), members + fragments + 8))
+        data_rows = members + 2 if world.reads_data else 0
+        world.observe(facts.Sizes("rows on the tape", len(world.disk.rows), members + fragments + 8 + data_rows))
         kept = max((len(m) for x in syncer.machine.membership.members.values() for m in x.merged), default=0)
         world.observe(facts.Sizes("merged contributions remembered", kept, MERGED_KEPT))
+        _look_at_trust(world, syncer)
     for host in world.learners.values():
         outstanding = max((len(p.outstanding) for p in host.machine.fragments), default=0)
         world.observe(facts.Sizes("contributions in the air of one fragment", outstanding, 2))
         prepared = max((len(p.prepared) for p in host.machine.fragments), default=0)
         world.observe(facts.Sizes("versions waiting to be adopted", prepared, 3))
     world.clock.after(LOOK_NS, _look, world)
+
+
+def _look_at_trust(world: World, syncer: SyncerHost) -> None:
+    """What a liar may have brought about: tokens in others' names, chunks of data that are gone, much of anything."""
+    machine = syncer.machine
+    for name, host in world.learners.items():
+        member = machine.membership.members.get(name)
+        if world.is_honest(name) and member is not None and member.instance == host.instance:
+            known = machine.ledger.account(name, member.generation).processed
+            world.observe(facts.Charged(name, known, host.machine.tokens))
+            world.observe(
+                facts.Sizes(f"is the step that {name} has come to", host.machine.step, world.steps_believed())
+            )
+    waiting = [identity for identity in syncer.driver.held if machine.holds(identity)]  # and not only bears witness
+    each = Counter((identity.learner, identity.fragment) for identity in waiting)
+    world.observe(
+        facts.Sizes("contributions held of one learner and fragment", max(each.values(), default=0), HELD_MAX)
+    )
+    lossless = world.disk.lossless and world.one_run and syncer.level == "commit"
+    if lossless and STREAM in machine.leases.status():
+        done = [chunk for chunk in range(CHUNKS_LOOKED_AT) if machine.leases.fate(STREAM, chunk)[0] == "done"]
+        gone = set(done) - world.finished - world.leased_to_liar
+        world.observe(facts.Sizes(f"chunks are done and nobody did them: {sorted(gone)[:5]}", len(gone), 0))

@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll.core import LATER_SETTINGS, SECOND_NS, SyncConfig, meant, one_of
 from atoll.errors import ConfigError
-from atoll.instruments.chaos import DIRECTIONS, KINDS, Fault
+from atoll.instruments.chaos import DIRECTIONS, KINDS, LIES, Fault
 from atoll.instruments.sim.ranges import flag, real, whole
 
 SCENARIO_FORMAT = 1
@@ -28,22 +28,27 @@ SIM_KINDS: Mapping[str, tuple[str, bool]] = {
     "lose": ("learner", True),
     "break": ("learner", True),
     "mute": ("learner", True),
+    "lie": ("learner", True),
 }
 """Every kind of fault that this world knows -> (what it hits, whether it lasts). Besides those of `chaos`:
 power: the syncer's machine loses its power, and what was not synced is gone; rot: a slot on its disk becomes
 unreadable, and it restarts; disk_slow: writes take `amount` times as long; takeover: a second syncer opens the run
 while the first one still lives; wipe: its machine is lost with all that was on its disk; lose: `amount` of all packets
 must be sent again; break: `amount` of all calls are broken off, before or after they did their work; mute: the
-learner's reports arrive, its contributions do not (an uplink that is too thin for them)."""
+learner's reports arrive, its contributions do not (an uplink that is too thin for them); lie: the learner tells a lie,
+whose name is the `variant` (`lies.LIES`), and goes on telling it when the world is healed."""
 AMOUNTS: Mapping[str, tuple[float, float]] = {
     **{name: kind.amount_allowed for name, kind in KINDS.items() if kind.amount is not None},
     "disk_slow": (1.0, 1000.0),
     "lose": (0.0, 1.0),
     "break": (0.0, 1.0),
+    "lie": (0.0, 2.0**60),
 }
 """Least and greatest amount of the kinds that have one."""
 TARGET_CHARS_MAX = 200
 """As for a plan of `atoll.instruments.chaos`."""
+LEARNERS_WITH_LIAR = 3
+"""As few honest learners as outvote a liar, and the liar."""
 DURABILITIES = ("commit", "interval", "none")
 LEARNERS_MAX = 1_000_000
 FAULTS_MAX = 10_000
@@ -86,6 +91,8 @@ class SimFault:
         one_of(f"{what}: direction", self.direction, DIRECTIONS)
         if self.kind == "poison":
             one_of(f"{what}: variant", self.variant, KINDS["poison"].variants)
+        if self.kind == "lie":
+            one_of(f"{what}: variant", self.variant, tuple(LIES))
         if self.target == "syncer" and hits != "syncer" and self.kind not in ("kill", "freeze"):
             raise ConfigError(f"fault {self.kind} cannot hit the syncer; name a learner, such as learner-0")
         if self.target != "syncer" and hits == "syncer":
@@ -112,6 +119,8 @@ class LearnerSpec:
     down_bits_per_s: float = 0.0
     loss: float = 0.0
     encode_ns: int = 1_000_000
+    lies: str = ""
+    """What it makes of all its contributions: a variant of the fault `poison`; empty: it is honest."""
 
     def __post_init__(self) -> None:
         whole("a learner's step_ns", self.step_ns, 1, TOOK_NS_MAX)
@@ -123,6 +132,7 @@ class LearnerSpec:
             if getattr(self, name) != 0.0:
                 real(f"a learner's {name}", getattr(self, name), BITS_PER_S_MIN, BITS_PER_S_MAX)
         real("a learner's loss", self.loss, 0.0, 1.0)
+        one_of("a learner's lies", self.lies, ("", *KINDS["poison"].variants))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +150,8 @@ class Scenario:
     """Payloads travel inside control messages (small fragments), or in calls of their own."""
     inner: bool = False
     """Restarted learners ask a peer for inner state."""
+    keys: bool = False
+    """Each learner has a key of its own, with its size; or all of them share one token."""
     durability: str = "commit"
     merge_ns: int = 2_000_000
     sync_ns: int = 3_000_000
@@ -158,7 +170,7 @@ class Scenario:
         if self.config.fragments < 1:
             raise ConfigError("a scenario says how many fragments there are; give its config fragments of at least 1")
         one_of("durability", self.durability, DURABILITIES)
-        for name in ("arrays", "inline", "inner"):
+        for name in ("arrays", "inline", "inner", "keys"):
             flag(name, getattr(self, name))
         for name in ("merge_ns", "sync_ns", "commit_ns"):
             whole(name, getattr(self, name), 0, TOOK_NS_MAX)
@@ -172,6 +184,19 @@ class Scenario:
                     f"fault {fault.kind} hits {fault.target!r}, and the scenario has learner-0 to "
                     f"learner-{len(self.learners) - 1}; correct its target"
                 )
+        liars = {fault.target for fault in self.faults if fault.kind == "lie"}
+        if len(liars) > 1 or (liars and len(self.learners) < LEARNERS_WITH_LIAR):
+            raise ConfigError(
+                f"{len(liars)} of {len(self.learners)} learners lie; one may, among at least {LEARNERS_WITH_LIAR}: the "
+                "others must be a majority"
+            )
+        if not self.keys and any(fault.kind == "lie" and LIES[fault.variant].steals for fault in self.faults):
+            raise ConfigError("without keys anybody may be anybody; let the scenario have keys, or leave out that lie")
+
+    @property
+    def liar(self) -> str:
+        """The one learner that lies now and then; empty: nobody does."""
+        return next((fault.target for fault in self.faults if fault.kind == "lie"), "")
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, inline=True)
     if scenario.inner:
         yield replace(scenario, inner=False)
-    last_s = max((fault.at_s + fault.lasts_s for fault in faults), default=0.0)
+    last_s = max((fault.at_s + (fault.lasts_s if fault.kind != "lie" else 0.0) for fault in faults), default=0.0)
     if scenario.seconds > last_s + 5.0:
         yield replace(scenario, seconds=round(last_s + 4.0, 3))
 

@@ -15,12 +15,15 @@ from atoll.core import (
     NO_VERSION,
     Begin,
     ContributionId,
+    DataLeases,
     DurabilityGate,
     FetchKind,
     FetchRequest,
     HandedOver,
     Hello,
+    Identity,
     InlinePush,
+    InnerPiece,
     Layout,
     LearnerMessage,
     Published,
@@ -29,7 +32,9 @@ from atoll.core import (
     PushReply,
     Recovery,
     Refusal,
+    Role,
     Start,
+    Stop,
     StoreOutcome,
     SyncerDriver,
     SyncerMachine,
@@ -37,12 +42,13 @@ from atoll.core import (
     VersionToStore,
     age_limit,
     contribution_weight,
+    discounts_of,
     scales_steps,
-    stale_factor,
 )
 from atoll.core import ContributionRecord as Merged
 from atoll.core import effects as fx
 from atoll.instruments.check import facts
+from atoll.instruments.sim.liar import liar_weight_max
 from atoll.instruments.sim.payloads import Made, Payload, SyncerPayloads
 from atoll.instruments.sim.process import Process
 
@@ -161,6 +167,7 @@ class SyncerHost(Process):
         self.world.note(self.name, note)
 
     def end_fenced(self, reason: str) -> None:
+        self.world.observe(facts.Overtaken(self.epoch, self.disk.epoch if self.level != "none" else self.epoch))
         self.world.syncer_ended(self)
 
     def end_finished(self, reason: str) -> None:
@@ -175,6 +182,10 @@ class SyncerHost(Process):
         elif isinstance(message, Start):
             for fragment, state in enumerate(message.fragments):
                 self.world.observe(facts.Told(self.epoch, fragment, state.version, state.checksum, promised))
+        elif isinstance(message, Stop):
+            self.world.stop_told()
+        elif isinstance(message, DataLeases) and not self.world.is_honest(self.machine.learner_of(session)):
+            self.world.leased_to_liar.update(lease.chunk for lease in message.granted)
         connection = self.connections.get(session)
         if connection is not None:
             connection.to_learner(message)
@@ -208,6 +219,15 @@ class SyncerHost(Process):
             self.world.record_seed(self.epoch, self.payloads, self.machine)
             done(checksums)
 
+    def compare(self, compare: fx.Compare, payloads: list[Payload], done: Callable[[fx.Compared], None]) -> None:
+        self.later(self.world.timing.merge_ns, self._compare, compare, payloads, done)
+
+    def _compare(self, compare: fx.Compare, payloads: list[Payload], done: Callable[[fx.Compared], None]) -> None:
+        assert self.payloads is not None
+        learners = [identity.learner for identity in compare.contributions]
+        cosines = self.payloads.compare(compare.fragment, payloads, learners, compare.voices)
+        done(fx.Compared(compare.fragment, cosines))
+
     def merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
         self.later(self.world.timing.merge_ns, self._merge, merge, payloads, done)
 
@@ -226,6 +246,9 @@ class SyncerHost(Process):
         oldest = max(merge.version - 1 - item.base_version for item in items)
         carried = age_limit(self.machine.config, aside=True)
         self.world.observe(facts.Sizes("versions is the age of a merged contribution", oldest, carried))
+        weights = tuple(weight / sum(merge.weights) for weight in merge.weights)
+        liar = [w for w, item in zip(weights, items, strict=True) if not self.world.is_honest(item.id.learner)]
+        self.world.lies_merged += len(liar)
         return facts.Committed(
             self.epoch,
             merge.fragment,
@@ -236,8 +259,12 @@ class SyncerHost(Process):
             tuple(item.norm for item in items),
             tuple(item.steps for item in items),
             made.theta_finite,
-            tuple(weight / sum(merge.weights) for weight in merge.weights),
+            weights,
             self._share(merge, items),
+            made.gradient_norm,
+            tuple(self.world.steps_true.get(item.id, item.steps) for item in items),
+            sum(liar),
+            liar_weight_max(self.world, self.machine.config, items, merge.version) if liar else 1.0,
         )
 
     def _share(self, merge: fx.Merge, items: list[Merged]) -> float:
@@ -245,10 +272,12 @@ class SyncerHost(Process):
         config = self.machine.config
         if not scales_steps(config):
             return 1.0
-        ages = [merge.version - 1 - item.base_version for item in items]
-        alone = [contribution_weight(config, i.steps, i.tokens, a) for i, a in zip(items, ages, strict=True)]
-        old = sum(weight * stale_factor(config, age) for weight, age in zip(alone, ages, strict=True))
-        return sum(merge.weights) / (old / sum(alone) if any(alone) else 1.0)
+        track = self.machine.book.tracks[merge.fragment]
+        alone = [contribution_weight(config, item.steps, item.tokens, track.age(item)) for item in items]
+        left = sum(
+            weight * discount for weight, discount in zip(alone, discounts_of(config, track, items), strict=True)
+        )
+        return sum(merge.weights) / (left / sum(alone) if any(alone) else 1.0)
 
     def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
         self._state_made(merge.fragment)
@@ -270,6 +299,10 @@ class SyncerHost(Process):
     def _heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
         assert self.payloads is not None
         self.payloads.heal(heal.fragment, heal.version, heal.checksum, payload)
+        if heal.checksum in self.world.forged and not self.world.honest_agree(heal.fragment):
+            self.world.undecidable = True  # nobody could tell whose word is true
+            self.world.clock.stop()
+            return
         self.world.observe(facts.Healed(self.epoch, heal.fragment, heal.version, heal.checksum))
         done()
 
@@ -361,18 +394,24 @@ class SyncerHost(Process):
     def open_session(self, connection: Connection, hello: Hello) -> None:
         self.accepted.pop(connection.session, None)
         self.connections[connection.session] = connection
-        self.driver.open_session(connection.session, hello)
+        declared = self.world.specs[connection.key].tokens
+        identity = Identity(connection.key, Role.LEARNER, declared) if self.world.scenario.keys else None
+        secret = f"{self.epoch}-{connection.session}"
+        self.driver.open_session(connection.session, hello, secret=secret, identity=identity)
 
     def receive(self, session: int, message: LearnerMessage) -> None:
         if session not in self.connections:
             return
         if isinstance(message, InlinePush):
-            reply = self.push_begin(message.header)
-            if reply is None:
-                reply = self.push_complete(message.header, message.payload)
+            header = self.machine.of_session(session, message.header)
+            reply = header if isinstance(header, PushReply) else self._take_inline(header, message.payload)
             self.driver.answer_inline(session, message.header, reply)
         else:
             self.driver.apply(fx.FromLearner(session, message))
+
+    def _take_inline(self, header: PushHeader, payload: Payload) -> PushReply:
+        refusal = self.push_begin(header)
+        return self.push_complete(header, payload) if refusal is None else refusal
 
     def session_broke(self, session: int, reason: str) -> None:
         if self.connections.pop(session, None) is not None:
@@ -383,7 +422,10 @@ class SyncerHost(Process):
     def push_begin(self, header: PushHeader) -> PushReply | None:
         """None if the bytes may come, else the refusal."""
         reply = self.driver.open_push(header)
-        return None if reply.accepted else reply
+        if reply.accepted:
+            return None
+        self.world.refused[header.learner, header.generation, header.fragment] += header.tokens
+        return reply
 
     def push_complete(self, header: PushHeader, payload: Payload) -> PushReply:
         if self.payloads is None:
@@ -392,8 +434,6 @@ class SyncerHost(Process):
             return self._complete_whole(header, payload)
         finite, norm = self.payloads.inspect(header.fragment, payload)
         reply = self.driver.complete_push(header, payload, finite=finite, norm=norm)
-        if reply.code == Refusal.NORM_OUTLIER:
-            self.world.observe(facts.Outlier(header.fragment, norm, header.steps))
         if not reply.accepted:
             self.world.observe(facts.Refused(header.learner, reply.code, self.world.refusal_noted(header)))
         return reply
@@ -401,14 +441,15 @@ class SyncerHost(Process):
     def _complete_whole(self, header: PushHeader, payload: Payload) -> PushReply:
         """A fragment of the seed, one that was lost, or a piece of inner state."""
         assert self.payloads is not None
-        finite = True
+        finite, distance = True, 0.0
         if header.kind is PushKind.SEED:
             finite = self.payloads.put_seed(header.fragment, payload)
         elif header.kind is PushKind.HEAL:
-            finite = self.payloads.whole_is_finite(payload)
-        reply = self.driver.complete_push(header, payload, finite=finite)
+            finite, distance = self.payloads.inspect_whole(header.fragment, payload)
+        reply = self.driver.complete_push(header, payload, finite=finite, norm=distance)
         if reply.accepted and header.kind is PushKind.INNER:
-            self.inner.setdefault(header.fragment, set()).add(header.seq)
+            piece = InnerPiece.of(header)
+            self.inner.setdefault(piece.slot, set()).add(piece.piece)
         return reply
 
     def fetch(self, request: FetchRequest, done: Callable[[tuple[int, Payload, int] | str], None]) -> None:
@@ -417,7 +458,10 @@ class SyncerHost(Process):
         if not self.machine.committed or self.payloads is None:
             done(Refusal.UNKNOWN_FRAGMENT)
             return
-        self.driver.apply(fx.FetchOpened(request.learner, request.generation))
+        refusal = self.driver.open_fetch(request)
+        if refusal is not None:
+            done(refusal.code)
+            return
         if request.kind is FetchKind.UPDATE:
             done(self._update(request))
         else:

@@ -6,7 +6,10 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 HIDDEN = frozenset(
-    {"payload", "update", "tensors", "config", "loss", "detail", "step_ns", "merge_ns", "size", "frozen", "due_step"}
+    (
+        *("payload", "update", "tensors", "config", "loss", "detail", "step_ns", "merge_ns", "size", "frozen"),
+        *("due_step", "secret", "fingerprint"),
+    )
 )
 """Fields that are large, or say nothing to a reader of a trace."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from random import Random
 
 from atoll.core import (
     BLOCK,
+    ContributionId,
     ContributionRefused,
     Layout,
     NormGuardReset,
@@ -15,6 +16,8 @@ from atoll.core import (
     SyncConfig,
     SyncerMachine,
     TensorSpec,
+    elements_of,
+    norm_limit_absolute,
     step_factor_min,
 )
 from atoll.core import effects as fx
@@ -23,6 +26,7 @@ from atoll.instruments.sim.clock import Clock
 from atoll.instruments.sim.connection import Connection
 from atoll.instruments.sim.disk import VirtualDisk
 from atoll.instruments.sim.learner_host import CONNECT_NS, LearnerHost
+from atoll.instruments.sim.liar import LyingLearner, Phantom
 from atoll.instruments.sim.link import LinkWeather, VirtualLink, combined
 from atoll.instruments.sim.payloads import LearnerPayloads, Payload, SyncerPayloads
 from atoll.instruments.sim.references import WHOLE_BYTES, ReferenceLearner, ReferenceSyncer
@@ -41,6 +45,9 @@ START_NS = SECOND // 2
 KEEPALIVE_NS = (KEEPALIVE_TIME_MS + CONTROL_KEEPALIVE_TIMEOUT_MS) * 1_000_000
 """A connection over which nothing comes through is given up after this."""
 LAST_EVENTS = 40
+PACE_BELIEVED, BURST_BELIEVED = 16, 8
+"""How far a liar's steps count: so many times the others' pace, and so many periods at once, for each of its processes
+and when the syncer restarts (`core.plausible`)."""
 
 
 class World:
@@ -55,12 +62,15 @@ class World:
         self.dice = Random(f"world/{scenario.seed}")
         self.dice_disk = Random(f"disk/{scenario.seed}")
         config = scenario.config
+        self.tensors = tensors_for(config.fragments)
         self.checkers = checkers or all_checkers(
             outlier_factor=config.norm_outlier_factor,
             sync_every=config.sync_every,
-            step_factor_min=step_factor_min(config),
+            # A robust merge takes smaller steps by its own judgement, so I14 does not bind it.
+            step_factor_min=step_factor_min(config) if config.robust == "off" else 0.0,
+            norm_max=norm_limit_absolute(config, sum(map(elements_of, self.tensors))),
+            liar=scenario.liar,
         )
-        self.tensors = tensors_for(config.fragments)
         self.whole_bytes = WHOLE_BYTES
         self.tape = SimTape(scenario)
         self.events = 0
@@ -77,7 +87,26 @@ class World:
         self.specs: dict[str, LearnerSpec] = {}
         self.hosts: list[LearnerHost] = []
         """Every process of a learner that there ever was."""
+        self.lies: list[SimFault] = []
+        """Those that are told at the moment."""
+        self.phantoms: list[Phantom] = []
+        """Every id that the liar made up or took."""
+        self.forged: set[int] = set()
+        """Checksums of parameters that the liar has made up."""
+        self.undecidable = False
+        """The liar's word stands against that of honest learners who do not agree among themselves."""
+        self.steps_true: dict[ContributionId, int] = {}
+        """Of what the liar has contributed."""
+        self.lies_merged = 0
+        """Contributions of the liar that were merged."""
+        self.reads_data = any(fault.variant == "chunks" for fault in scenario.faults)
+        self.finished: set[int] = set()
+        """Chunks of data that honest learners have finished."""
+        self.leased_to_liar: set[int] = set()
+        self.refused: Counter[tuple[str, int, int]] = Counter()
+        """By learner, generation and fragment: tokens of contributions that were refused."""
         self.healed = False
+        self.versions_healed = 0
         self._fair: dict[str, LinkWeather] = {}
         self._weather: dict[str, list[SimFault]] = {}
         self._sessions = 0
@@ -106,13 +135,24 @@ class World:
 
     @property
     def broken(self) -> bool:
-        return self.checkers.broken
+        """There is nothing more to check."""
+        return self.checkers.broken or self.undecidable
+
+    def honest_agree(self, fragment: int) -> bool:
+        """Whether two honest learners hold one and the same version of this fragment."""
+        hosts = [host for name, host in self.learners.items() if self.is_honest(name) and host.machine.joined]
+        held = Counter(
+            (state.newest, state.newest_checksum) for state in (h.machine.fragments[fragment] for h in hosts)
+        )
+        return max(held.values(), default=0) >= 2
 
     def note(self, source: str, note: fx.Note) -> None:
-        if isinstance(note.event, ContributionRefused):
+        event = note.event
+        if isinstance(event, ContributionRefused):
             self._refusals_noted += 1
-        elif isinstance(note.event, NormGuardReset):
-            self.observe(facts.GuardReset(note.event.fragment))
+            self.refused[event.learner, event.generation, event.fragment] += event.tokens
+        elif isinstance(event, NormGuardReset):
+            self.observe(facts.GuardReset(event.fragment))
         if self.tracing:
             self.say(f"{source} notes {type(note.event).__name__}")
 
@@ -128,6 +168,26 @@ class World:
         line = f"{self.now_ns / 1e9:14.9f} {text}"
         self.last.append(line)
         self.lines.append(line)
+
+    def stop_told(self) -> None:
+        """The syncer ends the run, for its budget's sake as long as nobody else has asked for it."""
+        scenario = self.scenario
+        if not scenario.config.tokens_budget or self.finishing:
+            return
+        did = sum(host.machine.tokens for host in self.hosts)
+        if not scenario.liar:
+            self.observe(facts.Spent(scenario.config.tokens_budget, did))
+        elif scenario.keys and scenario.config.sizes == "confirmed" and not scenario.config.synchronous:
+            # Where sizes are not declared, a patient liar grows; where everybody waits for everybody, claims count.
+            claimed = self.steps_believed() * self.specs[scenario.liar].tokens
+            self.observe(facts.Spent(scenario.config.tokens_budget, did + claimed))
+
+    def steps_believed(self) -> int:
+        """How many steps of a learner the syncer may believe by now: PACE_BELIEVED times as many as the fastest takes,
+        and some at once."""
+        fastest_ns = min(spec.step_ns * (1 - spec.jitter / 2) for spec in self.specs.values())
+        bursts = 1 + sum(not self.is_honest(host.name) for host in self.hosts)
+        return int(PACE_BELIEVED * self.now_ns / fastest_ns) + bursts * BURST_BELIEVED * self.scenario.config.sync_every
 
     def merged(self, effect: fx.Merge) -> None:
         """A merge is committed: progress for its fragment and for everybody in it."""
@@ -193,10 +253,26 @@ class World:
             return
         self._instances += 1
         again = "+" if old is not None else ""
-        host = self.learner_host(self, name, f"{name}#{self._instances}{again}", self.specs[name], self.links[name])
+        kind = self.learner_host if self.is_honest(name) else LyingLearner
+        host = kind(self, name, f"{name}#{self._instances}{again}", self.specs[name], self.links[name])
         self.learners[name] = host
         self.hosts.append(host)
         self.clock.after(START_NS, host.call, host.start)
+
+    def versions(self) -> int:
+        """Of all fragments."""
+        tracks = self.syncer.machine.book.tracks if self.syncer is not None else ()
+        return sum(max(0, track.version) for track in tracks)
+
+    def is_honest(self, name: str) -> bool:
+        return name != self.scenario.liar
+
+    def add_phantom(self, name: str) -> None:
+        """The liar says hello under this name, too."""
+        number = len(self.phantoms)
+        phantom = Phantom(self, self.learners[self.scenario.liar], name, f"phantom-{number} as {name}")
+        self.phantoms.append(phantom)
+        self.connect(phantom)
 
     # ------------------------------------------------------------ connections
 
@@ -205,7 +281,7 @@ class World:
         syncer = self.syncer
         return syncer if syncer is not None and not syncer.dead and syncer.serving else None
 
-    def connect(self, learner: LearnerHost) -> None:
+    def connect(self, learner: LearnerHost | Phantom) -> None:
         link = learner.link
         if link.blocked:
             learner.later(CONNECT_NS, learner.not_connected)
@@ -213,7 +289,7 @@ class World:
         round_trip_ns = sum(link.weather.latency_ns)
         learner.later(round_trip_ns, self._connect, learner)
 
-    def _connect(self, learner: LearnerHost) -> None:
+    def _connect(self, learner: LearnerHost | Phantom) -> None:
         syncer = self.reachable()
         if syncer is None or learner.link.blocked:
             learner.not_connected()
@@ -311,6 +387,11 @@ class World:
 
     def _hit_learner(self, fault: SimFault) -> None:
         host = self.learners[fault.target]
+        if fault.kind == "lie":
+            self.lies.append(fault)
+            if isinstance(host, LyingLearner):
+                host.call(host.lie_begins, fault)
+            return
         if fault.kind in ("partition", "stall", "delay", "limit", "corrupt", "lose", "break"):
             self._weather[fault.target].append(fault)
             self._set_weather(fault.target)
@@ -345,7 +426,7 @@ class World:
                 self.clock.after(KEEPALIVE_NS, self._give_up_silent, name, link.blocked_since[direction])
 
     def _fault_is_over(self, fault: SimFault) -> None:
-        if not self.healed:
+        if not self.healed or fault.kind == "lie":
             self._end_fault(fault)
 
     def _end_fault(self, fault: SimFault) -> None:
@@ -366,6 +447,8 @@ class World:
         elif fault in self._weather[fault.target]:
             self._weather[fault.target].remove(fault)
             self._set_weather(fault.target)
+        elif fault.kind == "lie":
+            self._end_lie(fault)
         elif fault.kind == "away":
             self._down[fault.target] = max(0, self._down.get(fault.target, 0) - 1)
             self._start_when_gone(fault.target)
@@ -376,9 +459,14 @@ class World:
             elif fault.kind == "slow":
                 host.slow = 1.0
             elif fault.kind == "poison":
-                host.poison = ""
+                host.poison = host.spec.lies
             elif fault.kind == "mute":
                 host.mute = False
+
+    def _end_lie(self, fault: SimFault) -> None:
+        self.lies.remove(fault)
+        for phantom in self.phantoms if fault.variant in ("crowd", "ids") else ():
+            phantom.vanish()
 
     def _start_when_gone(self, name: str) -> None:
         host = self.learners[name]
@@ -390,13 +478,17 @@ class World:
             self.clock.after(SECOND, self._start_when_gone, name)
 
     def heal(self) -> None:
-        """End everything that is wrong. Whoever is down is started again."""
+        """End everything that is wrong, but not the lies: the others must do without the liar. Whoever is down is
+        started again."""
         if self.tracing:
             self.say("the world is healed")
         for fault in self.scenario.faults:
+            if fault.kind == "lie":
+                continue
             if fault.lasts_s and fault.at_s * 1e9 <= self.now_ns < (fault.at_s + fault.lasts_s) * 1e9:
                 self._end_fault(fault)
         self.healed = True
+        self.versions_healed = self.versions()
         self.disk.broken, self.disk.slow = "", 1.0
         for name in self.links:
             self._weather[name] = []

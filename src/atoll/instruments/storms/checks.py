@@ -25,6 +25,8 @@ two writes of events, some 0.25 s between two reports, at the pace of a fast mod
 CALM_S = 20.0
 """Besides three sync periods: how long the run has to recover after its last fault. A process is back within some 10 s
 on two busy cores."""
+TOKENS_MAX = 2**63
+"""What one that lies may have the syncer believe."""
 ACCEPTED = ("accepted", "late")
 IN_ORDER = ("finished", "SIGTERM", "SIGINT")
 """Reasons of a LearnerFinished that was no error. It has handed everything over unless it says otherwise: then the
@@ -273,7 +275,9 @@ def _of_learners(stamped: Sequence[Stamped]) -> Iterator[facts.Fact]:
 def _of_ledger(stamped: Sequence[Stamped], run: RunFacts) -> Iterator[facts.Fact]:
     """The sums of all fragments, as the syncer tells them once a second. What learners did is known to the token for
     those that left in order. Of those that did not, the syncer may know anything up to what they did: one that was cut
-    off and then killed has taken its steps with it."""
+    off and then killed has taken its steps with it. Of one that lies it may believe anything; what that costs is I15's.
+    """
+    liars = {event.target for _, _, event in stamped if isinstance(event, ev.FaultInjected) and event.fault == "lie"}
     steps: dict[str, int] = defaultdict(int)
     sure: dict[str, int] = {}
     for _, source, event in stamped:
@@ -281,13 +285,13 @@ def _of_ledger(stamped: Sequence[Stamped], run: RunFacts) -> Iterator[facts.Fact
             yield facts.Books(
                 0, event.tokens_processed, event.tokens_merged, event.tokens_pending, dict(event.tokens_discarded)
             )
-        elif isinstance(event, ev.LearnerSteps):
+        elif isinstance(event, ev.LearnerSteps) and event.learner not in liars:
             steps[source] += event.tokens
         elif isinstance(event, ev.LearnerFinished) and event.reason in IN_ORDER and not event.unhanded:
-            sure[source] = event.tokens
+            sure[source] = event.tokens if event.learner not in liars else 0
     killed = [tokens + LOST_STEPS * run.tokens_per_step for source, tokens in steps.items() if source not in sure]
     known = sum(sure.values())
-    yield facts.Processed(known, known + sum(killed))
+    yield facts.Processed(known, known + sum(killed) if not liars else TOKENS_MAX)
 
 
 def _of_calm(stamped: Sequence[Stamped], run: RunFacts) -> Iterator[facts.Fact]:

@@ -32,6 +32,9 @@ class ChaosControl:
     def poison_file(self, learner: str) -> Path:
         return self._files.poison(learner)
 
+    def lie_file(self, learner: str) -> Path:
+        return self._files.lie(learner)
+
     def disk_full_file(self) -> Path:
         return self._files.disk_full
 

@@ -22,8 +22,12 @@ class FaultFiles:
         """While it exists, it says what is wrong with that learner's contributions."""
         return self._folder / f"poison-{learner}"
 
+    def lie(self, learner: str) -> Path:
+        """While it exists, it names the lies that the learner tells."""
+        return self._folder / f"lie-{learner}"
+
     def clear(self) -> None:
         """Faults of processes that are gone must not reach their successors."""
-        for pattern in ("slow-*", "poison-*", "disk-full"):
+        for pattern in ("slow-*", "poison-*", "lie-*", "disk-full"):
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)

@@ -145,6 +145,7 @@ class PlannedFaults:
             more["ATOLL_DISK_FULL_FILE"] = str(self._files.disk_full)
         else:
             more["ATOLL_POISON_FILE"] = str(self._files.poison(command.id))
+            more["ATOLL_LIE_FILE"] = str(self._files.lie(command.id))
             more["ATOLL_SLOW_FILE"] = str(self._files.slow(command.id))
         command = replace(command, environment={**command.environment, **more})
         return command if self._links is None or command.role == "syncer" else self._links.place(command)

@@ -11,8 +11,8 @@ time of a step: learners on one machine share its cores, and would otherwise go 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,8 @@ class StormConfig:
     """Each learner of both runs is in a network namespace of its own, with a real link to the host (needs root)."""
     rate_mbit: float = 0.0
     """What each of these links carries in each direction, in Mbit/s; 0: as much as it can."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the synchronisation of both runs, by name, where they differ from the defaults."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.minutes) and MINUTES_MIN <= self.minutes <= MINUTES_MAX):
@@ -96,6 +98,7 @@ class StormConfig:
     def train(self, *, chaos: str, out: str) -> TrainConfig:
         """The training of both runs."""
         values = {
+            **self.settings,
             "learners": self.learners,
             "model": self.model,
             "step_ms": self.step_ms,

@@ -7,7 +7,7 @@ from data_fakes import FakeLearner, FakeRun
 
 from atoll.core.leases import HAND_MAX
 from atoll.core.messages import DataLeases, Lease
-from atoll.data import lease_client as desk_module
+from atoll.data import lease_client as client_module
 from atoll.data.cutting import Part, Ticket
 from atoll.data.held_chunks import HeldChunks
 from atoll.data.lease_client import LeaseClient
@@ -37,12 +37,12 @@ def learner() -> FakeLearner:
     return FakeRun().learner("a")
 
 
-def work(desk: LeaseClient, learner: FakeLearner, clock: Clock, chunk_s: float = 1.0) -> int:
+def work(client: LeaseClient, learner: FakeLearner, clock: Clock, chunk_s: float = 1.0) -> int:
     """Train on one whole chunk of ten samples."""
-    ticket = desk.take()
+    ticket = client.take()
     assert ticket is not None
     clock.now_s += chunk_s
-    desk.hand([Part(ticket.key, 10, 10 - ticket.start, True)])
+    client.hand([Part(ticket.key, 10, 10 - ticket.start, True)])
     learner.step()
     return ticket.chunk
 
@@ -167,7 +167,7 @@ def test_going_over_old_chunks_stops_when_something_new_is_there() -> None:
     assert [what(shelf.take()) for _ in range(2)] == [(9, 0), (-1, -1)]
 
 
-# ---------------------------------------------------------------- the desk
+# ---------------------------------------------------------------- the client
 
 
 def test_a_name_that_cannot_be_is_refused_here_already(learner: FakeLearner) -> None:
@@ -176,115 +176,115 @@ def test_a_name_that_cannot_be_is_refused_here_already(learner: FakeLearner) -> 
 
 
 def test_leases_are_held_for_the_time_that_was_asked_for(learner: FakeLearner, clock: Clock) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=30.0, clock=clock)
+    client = LeaseClient(learner, stream="train", chunks=0, ahead_s=30.0, clock=clock)
     assert learner.run.status()["in_hand"] == 2, "before anything is measured: one to read and the next"
     for _ in range(4):
-        work(desk, learner, clock, chunk_s=2.0)
+        work(client, learner, clock, chunk_s=2.0)
     clock.now_s += 5
-    work(desk, learner, clock, chunk_s=2.0)
+    work(client, learner, clock, chunk_s=2.0)
     in_hand = learner.run.status()["in_hand"]
     assert 10 <= in_hand <= 15, "30 s at 2 s each, a bit less for the pause"
 
 
 def test_a_batch_of_many_chunks_is_filled_in_few_reports(learner: FakeLearner, clock: Clock) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    client = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
     taken = 0
     while taken < 64:
-        if desk.take() is None:
-            desk.nudge(now=True)
+        if client.take() is None:
+            client.nudge(now=True)
         else:
             taken += 1
     assert learner.reports <= 8, "as many again each time"
 
 
 def test_a_hand_is_never_fuller_than_the_syncer_allows(learner: FakeLearner, clock: Clock) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=1e9, clock=clock)
+    client = LeaseClient(learner, stream="train", chunks=0, ahead_s=1e9, clock=clock)
     for _ in range(3):
-        work(desk, learner, clock)
+        work(client, learner, clock)
     assert HAND_MAX - 3 <= learner.run.status()["in_hand"] <= HAND_MAX, "finished ones take room until they are told"
 
 
 def test_of_data_that_ends_a_share_is_left_to_others_and_the_rest_handed_back(clock: Clock) -> None:
     run = FakeRun()
     first, second = run.learner("a"), run.learner("b")
-    desk = LeaseClient(first, stream="train", chunks=80, ahead_s=1e6, clock=clock)
-    work(desk, first, clock)
+    client = LeaseClient(first, stream="train", chunks=80, ahead_s=1e6, clock=clock)
+    work(client, first, clock)
     assert run.status()["in_hand"] == 9, "an eighth of the 78 that nobody had"
     LeaseClient(second, stream="train", chunks=80, ahead_s=1e6, hold_min=100, clock=clock)
     assert run.status() | {"issued": 80, "in_hand": 79, "pool": 0} == run.status(), "b takes all the rest"
     clock.now_s += 2
-    work(desk, first, clock)  # the answer says that nothing is left, so a hands back what it has not begun
+    work(client, first, clock)  # the answer says that nothing is left, so a hands back what it has not begun
     status = run.status()
     assert (status["done"], status["pool"], status["in_hand"], status["reissued"]) == (2, 6, 72, 0)
-    assert len(desk.report().holding) == 2
+    assert len(client.report().holding) == 2
 
 
 def test_one_report_is_in_flight_at_a_time_and_a_lost_one_is_sent_again(clock: Clock) -> None:
     learner = FakeRun().learner("a")
-    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    client = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
     learner.cut_off()
-    work(desk, learner, clock)
-    desk.report()  # what the link does with the poke; nobody hears it
+    work(client, learner, clock)
+    client.report()  # what the link does with the poke; nobody hears it
     learner.up = True
     sent = learner.reports
-    work(desk, learner, clock)
+    work(client, learner, clock)
     assert learner.reports == sent, "the answer to the first may still come"
-    clock.now_s += desk_module.REPORT_LOST_S
-    desk.stepped()
+    clock.now_s += client_module.REPORT_LOST_S
+    client.stepped()
     assert learner.reports > sent and learner.run.status()["done"] == 2
 
 
 def test_an_answer_to_an_older_report_changes_nothing(learner: FakeLearner, clock: Clock) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, clock=clock)
-    old = desk.report()
-    newest = desk.report()
-    desk.leases(DataLeases("train", old.serial, (Lease(50), Lease(51)), (0, 1), True))
-    assert desk.report().holding == (0, 1) and not desk.exhausted
+    client = LeaseClient(learner, stream="train", chunks=0, clock=clock)
+    old = client.report()
+    newest = client.report()
+    client.leases(DataLeases("train", old.serial, (Lease(50), Lease(51)), (0, 1), True))
+    assert client.report().holding == (0, 1) and not client.exhausted
     assert newest.serial > old.serial
 
 
 def test_a_grant_whose_answer_was_lost_is_granted_again(clock: Clock) -> None:
     learner = FakeRun().learner("a")
     learner.cut_off()
-    desk = LeaseClient(learner, stream="train", chunks=10, clock=clock)
-    learner.talk(desk, deaf=True)
-    assert learner.run.status()["in_hand"] == 2 and desk.take() is None
+    client = LeaseClient(learner, stream="train", chunks=10, clock=clock)
+    learner.talk(client, deaf=True)
+    assert learner.run.status()["in_hand"] == 2 and client.take() is None
     learner.reconnect()
-    assert [work(desk, learner, clock) for _ in range(10)] == list(range(10)), "no number is skipped"
+    assert [work(client, learner, clock) for _ in range(10)] == list(range(10)), "no number is skipped"
 
 
 def test_reports_that_are_not_urgent_wait_for_each_other(learner: FakeLearner, clock: Clock) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=50.0, clock=clock)
+    client = LeaseClient(learner, stream="train", chunks=0, ahead_s=50.0, clock=clock)
     for _ in range(20):
-        work(desk, learner, clock, chunk_s=1.0)
+        work(client, learner, clock, chunk_s=1.0)
     before = learner.reports
     for _ in range(20):
-        work(desk, learner, clock, chunk_s=0.1)
+        work(client, learner, clock, chunk_s=0.1)
     assert learner.reports - before <= 3, "two seconds, one report each"
 
 
 def test_a_syncer_that_grants_nothing_is_not_asked_without_pause(clock: Clock) -> None:
     learner = FakeRun().learner("a")
     learner.cut_off()
-    desk = LeaseClient(learner, stream="train", chunks=0, clock=clock)
+    client = LeaseClient(learner, stream="train", chunks=0, clock=clock)
     learner.up = True
     learner.talk = lambda source: source.leases(DataLeases("train", source.report().serial))  # type: ignore[method-assign]
-    before = desk.answers
+    before = client.answers
     for _ in range(100):
-        desk.nudge(now=True)
+        client.nudge(now=True)
         clock.now_s += 0.01
-    assert 1 <= desk.answers - before <= 1 + 1.0 / desk_module.ASK_AGAIN_S
+    assert 1 <= client.answers - before <= 1 + 1.0 / client_module.ASK_AGAIN_S
 
 
 def test_leaving_hands_back_exactly_the_rest(learner: FakeLearner, clock: Clock) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
-    ticket = desk.take()
+    client = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    ticket = client.take()
     assert ticket is not None
-    desk.hand([Part(ticket.key, 6, 6, False)])
+    client.hand([Part(ticket.key, 6, 6, False)])
     learner.step()
-    desk.hand([Part(ticket.key, 8, 2, False)])  # no step any more
+    client.hand([Part(ticket.key, 8, 2, False)])  # no step any more
     learner.leave()
-    assert desk.over and desk.take() is None
+    assert client.over and client.take() is None
     other = learner.run.learner("b")
     told = LeaseClient(other, stream="train", chunks=0, clock=clock)
     assert [what(told.take()), what(told.take())] == [(0, 6), (1, 0)]
@@ -294,33 +294,33 @@ def test_leaving_hands_back_exactly_the_rest(learner: FakeLearner, clock: Clock)
 def test_a_loop_that_has_ended_hands_back_what_is_unread_and_asks_for_nothing(
     learner: FakeLearner, clock: Clock
 ) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
-    work(desk, learner, clock)
-    desk.finish()
+    client = LeaseClient(learner, stream="train", chunks=0, ahead_s=0, clock=clock)
+    work(client, learner, clock)
+    client.finish()
     assert learner.run.status() | {"done": 1, "in_hand": 0, "pool": 2} == learner.run.status()
     learner.reconnect()
     assert learner.run.status()["in_hand"] == 0
     clock.now_s += 1
-    desk.rewind()
+    client.rewind()
     assert learner.run.status()["in_hand"] == 2, "another loop begins"
 
 
 def test_what_is_granted_to_one_who_leaves_goes_straight_back(learner: FakeLearner, clock: Clock) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, clock=clock)
-    desk.leaving()
+    client = LeaseClient(learner, stream="train", chunks=0, clock=clock)
+    client.leaving()
     learner.up = False
-    message = desk.report()
-    desk.leases(DataLeases("train", message.serial, (Lease(8, 3),)))
-    assert desk.report().returned == (Lease(8, 3),)
+    message = client.report()
+    client.leases(DataLeases("train", message.serial, (Lease(8, 3),)))
+    assert client.report().returned == (Lease(8, 3),)
 
 
 def test_when_the_run_is_over_there_is_nothing_left(learner: FakeLearner, clock: Clock) -> None:
-    desk = LeaseClient(learner, stream="train", chunks=0, clock=clock)
-    desk.dropped()
-    assert desk.over and desk.take() is None and desk.report().want == 0 and not desk.repeat_one()
+    client = LeaseClient(learner, stream="train", chunks=0, clock=clock)
+    client.dropped()
+    assert client.over and client.take() is None and client.report().want == 0 and not client.repeat_one()
 
 
-def test_a_second_desk_of_the_same_stream_gets_what_the_first_one_held(learner: FakeLearner, clock: Clock) -> None:
+def test_a_second_client_of_the_same_stream_gets_what_the_first_one_held(learner: FakeLearner, clock: Clock) -> None:
     first = LeaseClient(learner, stream="train", chunks=10, clock=clock)
     first.take()
     learner.sources.clear()

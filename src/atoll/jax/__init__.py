@@ -1,0 +1,13 @@
+"""Atoll inside a JAX training loop. The machine, the codecs and the wire are those of every learner.
+
+import atoll.jax
+with atoll.jax.Learner(params, opt_state) as learner:
+    params, opt_state = learner.params, learner.opt_state
+    for batch in data:
+        params, opt_state, loss = train_step(params, opt_state, batch)
+        params = learner.step(params, opt_state, tokens=batch.size)
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

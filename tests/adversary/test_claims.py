@@ -1,0 +1,148 @@
+"""A learner with the token lies in what it says. Honest ones beside it train on, and nothing ends the syncer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import SyncerProcess, TrainingThread, check_books
+from raw_learner import RawLearner
+
+from atoll.core import Committed, TensorSpec
+from atoll.core import messages as m
+from atoll.errors import RefusedError
+from atoll.observe import read_events
+
+MODEL = (
+    TensorSpec("0.weight", (32, 32), "float32"),
+    TensorSpec("0.bias", (32,), "float32"),
+    TensorSpec("2.weight", (32, 32), "float32"),
+    TensorSpec("2.bias", (32,), "float32"),
+)
+"""That of `cluster.small_model`."""
+
+
+class Run:
+    """Two honest learners, training, and as many liars as a test likes."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.syncer = SyncerProcess(folder, "--fragments", "2", "--sync-every", "4", "--learners", "2", *options)
+        self.honest = [TrainingThread(self.syncer.address, name, seed=i) for i, name in enumerate(("one", "other"))]
+        self.raw: list[RawLearner] = []
+        self.syncer.wait_for(lambda status: min(status["versions"], default=0) >= 2, "the run goes well")
+
+    def liar(self, name: str = "liar") -> RawLearner:
+        self.raw.append(RawLearner(self.syncer.address, name, tensors=MODEL))
+        return self.raw[-1]
+
+    def goes_on(self) -> dict[str, object]:
+        """Both honest learners step, and the run makes versions."""
+        before = self.syncer.status()["versions"]
+        for learner in self.honest:
+            learner.wait_steps(20)
+        return self.syncer.wait_for(
+            lambda status: min(status["versions"]) >= max(before) + 3, "versions while somebody lies"
+        )
+
+    def end(self) -> None:
+        for learner in self.raw:
+            learner.close()
+        for trainer in self.honest:
+            trainer.stop()
+            assert trainer.error is None
+        check_books(self.syncer.status())
+        assert self.syncer.stop() == 0
+        assert list(read_events(self.folder)), "what was written down can be read"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = Run(tmp_path)
+    yield made
+    made.end()
+
+
+def test_an_epoch_out_of_the_future_ends_no_syncer(run: Run) -> None:
+    status = run.syncer.status()
+    for index in range(20):
+        with pytest.raises(RefusedError) as refused:
+            run.liar(f"liar{index}").hello(run=status["run"], epoch=2**61, generation=1, bases=(1, 1), checksums=(1, 1))
+        assert refused.value.code == m.Refusal.STALE_EPOCH
+    assert run.goes_on()["epoch"] == status["epoch"]
+
+
+def test_steps_and_tokens_without_end_neither_stop_the_clock_nor_break_the_books(run: Run) -> None:
+    liar = run.liar().join()
+    liar.progress(10**9, tokens=1000, step_ns=1)
+    assert liar.contribute(0, steps=10**11, tokens=10**14).code in ("", m.Refusal.COUNTERS)
+    run.goes_on()
+    liar.progress(1, tokens=2**61)
+    assert "counters" in liar.wait_ended()
+    run.goes_on()
+
+
+@pytest.mark.parametrize("step", [2**61, 10**9])
+def test_a_newcomer_that_is_ready_at_a_step_of_its_own_is_refused(run: Run, step: int) -> None:
+    assert "said ready at" in run.liar().join(step=step).wait_ended()
+    run.goes_on()
+
+
+def test_many_ids_that_never_answer_stop_no_round(run: Run) -> None:
+    for index in range(20):
+        run.liar(f"x{index}").join().progress(1)
+    run.goes_on()
+
+
+def test_a_claim_of_a_hundred_times_the_tokens_does_not_take_the_merge(run: Run) -> None:
+    liar = run.liar().join()
+    for _ in range(3):
+        liar.progress(4, tokens=3200)
+        liar.wait_until(lambda: bool(liar._asked(0)), "a request")
+        liar.contribute(0, steps=4, tokens=4 * 3200)
+        run.goes_on()
+    weights = []
+    for *_, event in read_events(run.folder):
+        if isinstance(event, Committed) and "liar" in event.contributors and len(event.contributors) > 2:
+            weights.append(event.weights[event.contributors.index("liar")])
+    assert all(weight < 0.95 for weight in weights), "by its claim it would be 0.9998"
+
+
+def test_one_learner_cannot_fill_the_syncer_with_contributions(run: Run) -> None:
+    liar = run.liar().join()
+    codes = [liar.contribute(0, base_version=0, steps=1, tokens=1, round=0).code for _ in range(60)]
+    assert set(codes) <= {"", m.Refusal.BUSY, m.Refusal.COUNTERS, m.Refusal.STALE_BASE, m.Refusal.NORM_OUTLIER}
+    run.goes_on()
+
+
+def test_data_that_was_leased_to_another_stays_with_it(run: Run) -> None:
+    one, liar = run.liar("reader").join(), run.liar().join()
+    one.say(m.DataReport("books", 1, 100, 3))
+    leased = one.wait(m.DataLeases).granted
+    assert len(leased) == 3
+    liar.say(m.DataReport("books", 1, 100, 0, done=(0, 50), holding=(1,), returned=(m.Lease(2, 9),)))
+    assert liar.wait(m.DataLeases).revoked == (1,)
+    one.say(m.DataReport("books", 2, 100, 0, holding=(0, 1, 2)))
+    assert one.wait(m.DataLeases, lambda answer: answer.serial == 2).revoked == ()
+    assert run.syncer.status()["data"]["books"]["done"] == 0
+
+
+def test_a_version_out_of_nowhere_does_not_win_after_a_restart(run: Run) -> None:
+    status = run.syncer.status()
+    run.syncer.kill()
+    run.syncer.again()
+    liar = run.liar("one-more")
+    liar.hello(run=status["run"], generation=3, bases=(2**40,) * 2, checksums=(1, 1))
+    after = run.syncer.wait_for(lambda now: now["committed"], "the run goes on")
+    assert max(after["versions"]) < 2**20
+    run.goes_on()
+
+
+def test_the_budget_is_not_spent_by_one_claim(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--tokens-budget", "100000000")
+    liar = run.liar().join()
+    liar.progress(10, tokens=10**12)
+    run.goes_on()
+    assert run.syncer.status()["tokens_processed"] > 10**12 and not run.syncer.status()["stopping"]
+    run.end()
