@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -135,8 +136,8 @@ def test_errors_name_the_remedy(tmp_path: Path) -> None:
         Batches(small.shard(0, 1), batch=1, seq=8, seed=-1)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("datasets") is not None, reason="datasets is installed")
-def test_missing_datasets_library_says_how_to_install_it() -> None:
+def test_missing_datasets_library_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(CorpusError, match="pip install datasets"):
         load_corpus("hf:roneneldan/TinyStories")
 
