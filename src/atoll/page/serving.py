@@ -99,12 +99,11 @@ class PageView:
         self, folder: Path, options: PageOptions, *, say: Callable[[str], None], inner: View | None = None
     ) -> None:
         self._page = serve_page(str(folder), options)
-        self._say = say
+        self._page.start()  # before the run's processes are: there is something to see while they start
+        say(f"live page: {self._page.address_with_token}")
         self._inner = inner
 
     def start(self) -> None:
-        self._page.start()
-        self._say(f"live page: {self._page.address_with_token}")
         if self._inner is not None:
             self._inner.start()
 
