@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import folder, keys, parts, run_script, status, takes, train
+from atoll.cli import dash, folder, keys, parts, run_script, status, takes, train
 from atoll.errors import AtollError
 from atoll.instruments.cli import STORM, chaos, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
@@ -41,6 +41,7 @@ app.command("leave")(folder.leave)
 app.command("export")(folder.export)
 app.command("syncer")(parts.syncer)
 app.command("status")(status.status)
+app.command("dash")(dash.dash)
 app.add_typer(keys.keys, name="keys")
 app.command("report")(parts.report)
 app.add_typer(chaos.chaos, name="chaos")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import re
@@ -14,9 +16,11 @@ import pytest
 from rich.console import Console
 from synthetic_run import KILLED, ORIGIN_NS, SECOND, SLOWED, SyntheticRun
 
+import atoll.dash
 from atoll.core.messages import Discard
 from atoll.dash import print_summary, write_report
-from atoll.dash.svg import clock_ticks, thin, ticks
+from atoll.dash.curves import curve, thin
+from atoll.dash.page import SCRIPTS, static
 from atoll.dash.words import CAUSES
 from atoll.errors import LaunchError
 from atoll.observe.events import LearnerEvaluated, LearnerSteps, ProcessStarted, RunFinished, RunStarted
@@ -64,6 +68,19 @@ def checked(text: str) -> Checker:
     return checker
 
 
+DATA = re.compile(r'<script type="application/json" id="run">(.*?)</script>', re.DOTALL)
+
+
+def scripts_of(text: str) -> list[str]:
+    """What a browser would compare with the page's policy."""
+    found = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)
+    return [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in found]
+
+
+def hashes_of(text: str) -> list[str]:
+    return re.findall(r"'sha256-([^']+)'", text)
+
+
 def summary(folder: Path, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, record=True)
     print_summary(folder, console)
@@ -77,9 +94,10 @@ def test_the_report_has_its_pictures_and_needs_nothing_from_outside(tmp_path: Pa
     checker = checked(text)
     assert set(PICTURES) <= set(checker.labels)
     assert checker.addresses == []
-    assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link", text)
+    assert not re.search(r"@import|url\(|<link|<img|<iframe|fetch\(", text)
+    assert "default-src 'none'" in text and set(scripts_of(text)) <= set(hashes_of(text))
     assert "prefers-color-scheme: dark" in text and "width=device-width" in text
-    assert "nan" not in re.findall(r"[\w.]+", " ".join(re.findall(r'\b(?:d|x|y|cx|cy|width|height)="([^"]*)"', text)))
+    json.loads(DATA.search(text)[1], parse_constant=pytest.fail)
     assert f"{KILLED} killed (SIGKILL), at 00:32" in text
     assert f"{SLOWED} slow: every step takes 4x as long" in text
     assert "the 3 others made" in text and "and waited 0.00 s" in text
@@ -94,7 +112,7 @@ def test_config_result_and_sample_are_shown_and_escaped(tmp_path: Path) -> None:
     text = write_report(tmp_path).read_text()
     checked(text)
     assert "sync.quorum" in text and "&lt;50%&gt;" in text
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text and "<script>alert" not in text
 
 
 def test_names_from_a_run_cannot_break_the_page(tmp_path: Path) -> None:
@@ -108,7 +126,8 @@ def test_names_from_a_run_cannot_break_the_page(tmp_path: Path) -> None:
     ]
     text = write_report(run.write(tmp_path)).read_text()
     checked(text)
-    assert "<script" not in text
+    assert "<script>x" not in text and len(scripts_of(text)) == 3
+    assert evil in json.loads(DATA.search(text)[1])["lanes"]
 
 
 def test_a_run_without_a_syncer(tmp_path: Path) -> None:
@@ -178,14 +197,20 @@ def test_the_front_door_is_light() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_ticks_are_round() -> None:
-    assert ticks(0, 10, 5) == [0, 2, 4, 6, 8, 10]
-    assert ticks(1.2, 4.3, 4) == [2, 3, 4]
-    assert ticks(3, 3, 4) == [3]
-    assert clock_ticks(116, 12) == [float(10 * i) for i in range(12)]
-    assert len(clock_ticks(10 * 86400, 8)) <= 9
+def test_a_curve_is_thinned_and_cut_where_nothing_was_reported() -> None:
     assert thin([(0, 0), (1, 2), (2, 4), (3, 6)], 2) == [(0.5, 1), (2.5, 5)]
     assert thin([], 5) == []
+    xs, ys = curve([(float(i), 1.0) for i in range(50)] + [(200.0, 1.0)])
+    assert ys.count(None) == 1 and 49 < xs[ys.index(None)] < 200
+    assert curve([(0.0, float("nan"))]) == ([0.0], [None])
+
+
+def test_the_chart_library_is_the_one_that_was_written_down() -> None:
+    home = Path(atoll.dash.__file__).parent / "static"
+    told = json.loads((home / "vendored.json").read_text())["uplot"]
+    assert {name: hashlib.sha256((home / name).read_bytes()).hexdigest() for name in told["files"]} == told["files"]
+    assert f"(v{told['version']})" in static(SCRIPTS[0])[:100]
+    assert "MIT" in static("uPlot.LICENSE")
 
 
 def test_every_fate_of_a_token_has_a_sentence_and_no_sentence_is_of_a_fate_that_is_gone() -> None:

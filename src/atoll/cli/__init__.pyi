@@ -1,4 +1,4 @@
-from . import folder, keys, options, parts, run_script, status, train
+from . import dash, folder, keys, options, parts, run_script, status, train
 from .options import panel, takes
 from .terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_error, print_json, save_text, sigterm_as_interrupt
 from .train import exit_interrupted, train_with
@@ -6,6 +6,7 @@ from .train import exit_interrupted, train_with
 __all__ = [
     "EXIT_BAD_INPUT",
     "EXIT_INTERRUPTED",
+    "dash",
     "exit_interrupted",
     "folder",
     "human",

@@ -31,7 +31,7 @@ from atoll.core import (
 from atoll.errors import ConfigError
 
 if TYPE_CHECKING:
-    from atoll.launch import FaultPlanner
+    from atoll.launch import FaultPlanner, View
 
 OptionPanel = Mapping[str, Any]
 """What a parameter is annotated with, by its name."""
@@ -60,6 +60,21 @@ TlsCa = Annotated[
 ]
 TlsName = Annotated[
     str, typer.Option(help="Name that the syncer's certificate holds, where it is reached under another one.")
+]
+PageTokenFile = Annotated[
+    str,
+    typer.Option(
+        envvar="ATOLL_PAGE_TOKEN_FILE",
+        help="File with the token that viewers of the page must show (needed beyond this machine).",
+    ),
+]
+Dash = Annotated[
+    str | None,
+    typer.Option(
+        "--dash",
+        help="Serve the live page of the run at HOST:PORT while it goes on; port 0: any free one.",
+        metavar="HOST:PORT",
+    ),
 ]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Settings from a TOML file; options given here win over it.")
@@ -167,6 +182,13 @@ def run_token(context: typer.Context, token: str, token_file: str) -> str:
     return read_token("" if "token_file" in typed else token, token_file)
 
 
+def page_token(page_token_file: str) -> str:
+    """What viewers of the live page must show."""
+    from atoll.wire import read_token
+
+    return read_token("", page_token_file)
+
+
 def snapshot_options(context: typer.Context, kept: str) -> str:
     """The options of the snapshots' file system: those that were set, and over them those in ATOLL_SNAPSHOT_OPTIONS,
     which may hold credentials because nothing keeps them."""
@@ -184,6 +206,18 @@ def snapshot_options(context: typer.Context, kept: str) -> str:
 def _is_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def page_beside(
+    address: str | None, say: Callable[[str], None], inner: Callable[[Path], View] | None = None
+) -> Callable[[Path], View] | None:
+    """What makes the view of a run folder: with an address also the live page, before whatever else is shown."""
+    if address is None:
+        return inner
+    from atoll.page import PageOptions, PageView
+
+    options = PageOptions(listen=address, token=page_token(os.environ.get("ATOLL_PAGE_TOKEN_FILE", "")))
+    return lambda folder: PageView(folder, options, say=say, inner=inner(folder) if inner is not None else None)
 
 
 def faults_of(context: typer.Context) -> FaultPlanner:

@@ -44,6 +44,7 @@ def run_script(
     out: o.Out = None,
     config: o.ConfigFile = None,
     json: o.Json = False,
+    dash: o.Dash = None,
     context: typer.Context,
     **named: Any,
 ) -> None:
@@ -57,7 +58,7 @@ def run_script(
     learner.step; 128 + signal after Ctrl-C. A learner that is told to leave ends with 0, or with 4 if it could not hand
     over its last progress.
     """
-    values, where = o.given(locals(), "command", "json", "context")
+    values, where = o.given(locals(), "command", "json", "dash", "context")
     from atoll.launch import describe, run_command, script_config
 
     console = human(json_wanted=True)
@@ -66,10 +67,15 @@ def run_script(
     faults.check(resolved)
     for line in (*describe(resolved), *notes):
         console.print(line, style="dim", markup=False, soft_wrap=True)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
     finished = run_command(
         resolved,
         command or [],
-        say=lambda text: console.print(text, markup=False, soft_wrap=True),
+        say=say,
+        view=o.page_beside(dash, say),
         say_raw=write_raw_aside if json else write_raw,
         faults=faults,
     )

@@ -52,18 +52,25 @@ def train(
     out: o.Out = None,
     config: o.ConfigFile = None,
     json: o.Json = False,
+    dash: o.Dash = None,
     context: typer.Context,
     **named: Any,
 ) -> None:
     """Train the reference GPT on this machine: learner processes, a syncer between them, a report at the end."""
-    values, where = o.given(locals(), "json", "context")
-    train_with(values, o.faults_of(context), console=human(json_wanted=json), json_wanted=json, where=where)
+    values, where = o.given(locals(), "json", "dash", "context")
+    train_with(values, o.faults_of(context), console=human(json_wanted=json), json_wanted=json, where=where, dash=dash)
 
 
 def train_with(
-    values: Mapping[str, Any], faults: FaultPlanner, *, console: Console, json_wanted: bool, where: str
+    values: Mapping[str, Any],
+    faults: FaultPlanner,
+    *,
+    console: Console,
+    json_wanted: bool,
+    where: str,
+    dash: str | None = None,
 ) -> None:
-    """Train as these settings say, show it, and report."""
+    """Train as these settings say, show it (with `dash` also in a browser), and report."""
     from atoll.dash import LiveView
     from atoll.launch import describe, run_train, train_config
 
@@ -71,10 +78,14 @@ def train_with(
     faults.check(config)
     for line in (*describe(config), *notes):
         console.print(line, style="dim", markup=False, soft_wrap=True)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
     finished = run_train(
         config,
-        view=lambda folder: LiveView(folder, console=console),
-        say=lambda text: console.print(text, markup=False, soft_wrap=True),
+        view=o.page_beside(dash, say, lambda folder: LiveView(folder, console=console)),
+        say=say,
         faults=faults,
     )
     finish_train(finished, console=console, json_wanted=json_wanted)

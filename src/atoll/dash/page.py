@@ -1,32 +1,52 @@
-"""The frame of the report: small pieces of HTML around the pictures. Everything that comes from a run is escaped."""
+"""The frame of the report: small pieces of HTML around the pictures. Everything that comes from a run is escaped.
+
+The pictures are drawn in the browser by static/pieces.js from the data that lies in the page. Nothing is fetched: style
+sheets, uPlot and the data are inside, and a policy in the page lets no other script run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from typing import Any
 
-from atoll.dash.bars import MEANING
-from atoll.dash.curves import HUES
-from atoll.observe import CATEGORIES
+STYLES = ("style.css", "uPlot.min.css")
+SCRIPTS = ("uPlot.iife.min.js", "pieces.js", "report.js")
 
 
-def page(title: str, body: Iterable[str]) -> str:
-    """The whole document, with its style sheet inside: it opens from a disk without a network."""
+def static(name: str) -> str:
+    """A file of the pages, as it was packed."""
+    return files("atoll.dash").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def page(title: str, body: Iterable[str], data: Mapping[str, Any]) -> str:
+    """The whole document: it opens from a disk without a network."""
+    scripts = [static(name) for name in SCRIPTS]
+    hashes = " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()}'" for s in scripts)
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src {hashes}"
     head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_style()}</style>"
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{''.join(map(static, STYLES))}</style>"
     )
-    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body><main>{"".join(body)}</main></body></html>\n'
+    tail = "".join(f"<script>{script}</script>" for script in scripts)
+    inside = f'<main>{"".join(body)}</main><script type="application/json" id="run">{as_json(data)}</script>{tail}'
+    return f'<!DOCTYPE html><html lang="en"><head>{head}</head><body>{inside}</body></html>\n'
 
 
-def _style() -> str:
-    rules = [files("atoll.dash").joinpath("style.css").read_text(encoding="utf-8")]
-    for i in range(HUES):
-        rules.append(f"svg path.l{i} {{ stroke: var(--l{i}); }} svg path.area.l{i} {{ fill: var(--l{i}); }}")
-        rules.append(f"svg text.l{i} {{ fill: var(--l{i}); }}")
-    rules += [f"svg rect.{name} {{ fill: var(--{name}); }}" for name in (*CATEGORIES, "slow")]
-    return "\n".join(rules)
+def as_json(data: Mapping[str, Any]) -> str:
+    """JSON that no text of a run can end early: in it, `<` is only ever written as an escape."""
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def piece(kind: str, label: str, css: str = "picture") -> str:
+    """A place that static/pieces.js draws into."""
+    named = f' role="img" aria-label="{escape(label)}"' if label else ""
+    return f'<div class="{css}" data-piece="{kind}"{named}></div>'
 
 
 def header(title: str, line: str) -> str:
@@ -53,21 +73,6 @@ def pair(left: str, right: str) -> str:
 
 def half(title: str, lead: str, picture: str) -> str:
     return f'<div><h2>{escape(title)}</h2><p class="lead">{escape(lead)}</p><div class="picture">{picture}</div></div>'
-
-
-def wide_and_narrow(wide: str, narrow: str) -> str:
-    """The same picture drawn twice, for a desk and for a phone: shrinking one would make its labels unreadable."""
-    return f'<div class="picture wide">{wide}</div><div class="picture narrow">{narrow}</div>'
-
-
-def legend(entries: Iterable[tuple[str, str]], shape: str = "") -> str:
-    """(style of the sign, text)"""
-    parts = "".join(f'<span><i class="{shape}" style="{style}"></i>{escape(text)}</span>' for style, text in entries)
-    return f'<div class="legend">{parts}</div>'
-
-
-def category_legend(shown: Iterable[str]) -> str:
-    return legend((f"background:var(--{name})", f"{name}: {MEANING[name]}") for name in shown)
 
 
 def table(

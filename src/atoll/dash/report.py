@@ -10,13 +10,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from atoll.dash import bars, curves, lanes, page, recovery, words
-from atoll.dash.text import count_text, duration_text, loss_text, percent_text, ratio_text
+from atoll.dash import curves, lanes, page, pieces, recovery, words
+from atoll.dash.text import count_text, percent_text
 from atoll.errors import LaunchError
-from atoll.observe import CATEGORIES, RunState, summarize
+from atoll.observe import RunState, summarize
 
-WIDE_PX, HALF_PX, NARROW_PX = 1000.0, 484.0, 400.0
-HALF_HEIGHT_PX = 300.0
 SAMPLE_CHARS_MAX = 4000
 FAULTS_SHOWN_MAX = 50
 ROWS_SHOWN_MAX = 40
@@ -44,12 +42,18 @@ def write_report(run_folder: str | Path) -> Path:
 def render(state: RunState, folder: Path) -> str:
     """The page as text."""
     title = state.run.title if state.run and state.run.title else folder.resolve().name
-    return page.page(f"Atoll: {title}", _body(state, folder, title))
+    return page.page(f"Atoll: {title}", _body(state, folder, title), _data(state))
+
+
+def _data(state: RunState) -> dict[str, Any]:
+    """What the pieces draw."""
+    drawn = {learner: lanes.lane(state, learner, state.end_ns) for learner in curves.drawn(state)}
+    return {**pieces.picture(state, state.end_ns), "lanes": drawn}
 
 
 def _body(state: RunState, folder: Path, title: str) -> Iterator[str]:
     yield page.header(title, _headline(state))
-    yield page.tiles(_tiles(state))
+    yield page.tiles(pieces.tiles(state))
     if state.faults:
         yield _failures(state)
     if recovery.happened(state):
@@ -88,23 +92,6 @@ def _ending(reason: str) -> str:
     if reason.startswith("SIG"):
         return f"stopped by {reason}"
     return reason if reason.startswith(("finished", "not finished", "failed")) else f"finished: {reason}"
-
-
-def _tiles(state: RunState) -> list[tuple[str, str]]:
-    ours, theirs = state.bytes_up + state.bytes_down, state.data_parallel_bytes
-    figures = [
-        (loss_text(state.eval_loss), "loss of the published model"),
-        (percent_text(state.goodput().share), "goodput"),
-        (count_text(state.tokens), "tokens processed"),
-        (duration_text(curves.run_seconds(state)), "from first to last step"),
-    ]
-    if ours and theirs:
-        figures.append((ratio_text(theirs / ours), "fewer bytes than data-parallel"))
-    if state.rounds.commits:
-        figures.append((f"{state.rounds.commits:,}", "versions committed"))
-    else:
-        figures.append((f"{state.learner_steps:,}", "steps, over all learners"))
-    return figures
 
 
 def _failures(state: RunState) -> str:
@@ -156,64 +143,46 @@ def _left_out(count: int) -> str:
 
 
 def _loss(state: RunState) -> str:
-    over_tokens = curves.loss_over_tokens(state, HALF_PX, HALF_HEIGHT_PX)
-    over_time = curves.loss_over_time(state, HALF_PX, HALF_HEIGHT_PX)
     faults = ", with the faults marked" if state.faults else ""
+    lead = "Bold: the published model on held-out data. Faint: the training loss of each learner."
     return page.pair(
-        page.half("Loss over tokens", "Bold: the published model on held-out data.", over_tokens),
-        page.half("Loss over time", f"The same against the clock{faults}.", over_time),
+        page.half("Loss over tokens", lead, page.piece("loss-tokens", "Loss over tokens processed")),
+        page.half(
+            "Loss over time",
+            f"The same against the clock{faults}.",
+            page.piece("loss-time", "Loss over time, faults marked"),
+        ),
     )
 
 
 def _lanes(state: RunState) -> str:
-    signs = [
-        ("background:var(--compute);opacity:.62", "training"),
-        ("background:var(--slow);opacity:.62", "training at less than half its usual speed"),
-        ("background:var(--stall);opacity:.62", "waiting on Atoll"),
-        ("background:var(--evaluate);opacity:.62", "testing the published model"),
-        ("background:var(--recovery);opacity:.62", "restarting"),
-        ("background:var(--down);opacity:.62", "down"),
-    ]
-    if state.syncer.away_times(state.end_ns):
-        signs.append(("background:var(--down)", "no syncer"))
-    if state.durability.lapses:
-        signs.append(("background:var(--stall)", "commits that could not be written to disk"))
-    if state.comebacks.cut_off(state.end_ns):
-        signs.append(("background:var(--link);height:5px;vertical-align:3px", "no link to the syncer"))
-    dots = [
-        ("background:var(--dot)", "a contribution that was merged"),
-        ("border:1.5px solid var(--fault)", "one that came late and was carried into the next round"),
-    ]
-    legends = page.legend(signs) + (page.legend(dots, "round") if state.rounds.commits else "")
-    picture = page.wide_and_narrow(lanes.timeline(state, WIDE_PX), lanes.timeline(state, NARROW_PX))
     return page.section(
         "Rounds, learner by learner" if state.rounds.commits else "Learner by learner",
-        "The dashed line is where the run was stopped and resumed." if state.pauses else "",
-        legends,
-        picture,
+        "The run was stopped and resumed; the time between is cut out." if state.pauses else "",
+        page.piece("lane-legend", "", "legend"),
+        page.piece("lanes", "What each learner was doing, its contributions and the faults"),
         _more(state),
     )
 
 
 def _speeds(state: RunState) -> str:
-    lead = "One panel per learner on the same scale."
+    lead = "One curve per learner, and all together."
     if state.faults:
-        lead += " Look down a red band: the learner that was hit dips, and it shows whether the others went on."
-    picture = page.wide_and_narrow(curves.tokens_per_second(state, WIDE_PX), curves.tokens_per_second(state, NARROW_PX))
-    return page.section("Tokens per second", lead, picture, _more(state))
+        lead += " In a red band the learner that was hit dips, and it shows whether the others went on."
+    return page.section(
+        "Tokens per second", lead, page.piece("rates", "Tokens per second of each learner over time"), _more(state)
+    )
 
 
 def _more(state: RunState) -> str:
-    hidden = len(state.learners) - curves.PANELS_MAX
+    hidden = len(state.learners) - curves.LEARNERS_DRAWN_MAX
     return f'<p class="lead">and {hidden} more learners, not drawn</p>' if hidden > 0 else ""
 
 
 def _time(state: RunState) -> str:
-    seconds = state.goodput().seconds
-    shown = [name for name in CATEGORIES if seconds[name] > 0]
-    picture = page.wide_and_narrow(bars.where_the_time_went(state, WIDE_PX), bars.where_the_time_went(state, NARROW_PX))
-    lead = f"Goodput: {words.goodput_sentence(state)}."
-    return page.section("Where the time went", lead, page.category_legend(shown), picture)
+    lead = f"Goodput: {words.goodput_sentence(state)}. On the right: what was not training, enlarged."
+    legend = page.piece("time-legend", "", "legend")
+    return page.section("Where the time went", lead, legend, page.piece("time", "Where the time of each learner went"))
 
 
 def _rounds(state: RunState) -> str:
@@ -221,23 +190,19 @@ def _rounds(state: RunState) -> str:
     lead = f"{rounds.merged:,} contributions in {rounds.commits:,} commits; {rounds.late:,} came late. "
     lead += "Hollow: not all that were asked were in time."
     return page.pair(
-        page.half("Contributors per commit", lead, curves.contributors_per_commit(state, HALF_PX, 240)),
+        page.half("Contributors per commit", lead, page.piece("commits", "Contributors per commit over time")),
         page.half(
             "Agreement from commit to commit",
             "rho: cosine between successive merged gradients of a fragment. Below 0 the outer step overshoots.",
-            curves.rho_over_time(state, HALF_PX, 240),
+            page.piece("rho", "Cosine between successive merged gradients"),
         ),
     )
 
 
 def _traffic(state: RunState) -> str:
-    ledger = state.ledger
-    rows = [("processed", ledger.processed), ("merged", ledger.merged), ("pending", ledger.pending)]
-    rows += [(f"discarded: {words.CAUSES.get(c, c.replace('_', ' '))}", n) for c, n in sorted(ledger.discarded.items())]
-    whole = max(1, ledger.processed)
-    fates = page.table(
-        ("fate", "tokens", "share"), [(name, f"{n:,}", percent_text(n / whole)) for name, n in rows], numbers=(1, 2)
-    )
+    whole = max(1, state.ledger.processed)
+    rows = [(name, f"{count:,}", percent_text(count / whole)) for name, count in pieces.ledger(state)]
+    fates = page.table(("fate", "tokens", "share"), rows, numbers=(1, 2))
     who_counted = "As counted by the syncer." if state.stats else "There is no syncer: every token is in the model."
     tokens = page.half("Every token has a known fate", who_counted, fates)
     if not (state.bytes_up or state.bytes_down or state.data_parallel_bytes):
@@ -246,7 +211,9 @@ def _traffic(state: RunState) -> str:
         "Data-parallel: a ring all-reduce of bf16 gradients at each of the same steps, "
         "2 (M-1)/M x 2 bytes x parameters per learner."
     )
-    return page.pair(page.half("Bytes", lead, bars.bytes_sent(state, HALF_PX)), tokens)
+    return page.pair(
+        page.half("Bytes", lead, page.piece("bytes", "Bytes sent, against data-parallel training")), tokens
+    )
 
 
 def _appendix(state: RunState, folder: Path) -> Iterator[str]:

@@ -18,6 +18,20 @@ CAUSES: dict[str, str] = {
     Discard.UNCERTAIN: "perhaps merged already by a syncer that lost its state",
     Discard.REFUSED: "refused by the syncer",
 }
+MEANING = {
+    "compute": "training",
+    "stall": "waiting on Atoll",
+    "adopt": "taking over published versions",
+    "snapshot": "copying fragments and checkpoints out",
+    "overhead": "the rest of Atoll's own work in the loop",
+    "evaluate": "testing the published model",
+    "recovery": "restarted, not yet training",
+    "down": "no process",
+    "idle": "up but not stepping",
+}
+"""What a learner's time goes to, in words."""
+STATE_WORDS = {"aside": "set aside", "active": "training"}
+"""States of a learner as the page calls them, where that differs."""
 
 
 def fault_headline(state: RunState, cost: FaultCost) -> str:

@@ -16,7 +16,7 @@ from .reach import reach, run_folder_of
 from .result import report_numbers
 from .resume import can_resume, resume_run
 from .run import run_command
-from .running import ask_to_leave
+from .running import ask_to_leave, launcher_pid
 from .slot import LearnerSlot
 from .stored import Attempt, StoredRun, read_run
 from .train import run_train
@@ -56,6 +56,7 @@ __all__ = [
     "how_it_ended",
     "is_finished",
     "join_run",
+    "launcher_pid",
     "learner_command",
     "learners_here",
     "leave_from_afar",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.commands import learner_commands, new_token, syncer_command
@@ -12,7 +13,7 @@ from atoll.launch.durability import check_keepable
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import create_run_folder, write_json
 from atoll.launch.local import Supervisor
-from atoll.launch.plan import FAILED, FinishedRun, LaunchPlan
+from atoll.launch.plan import FAILED, FinishedRun, LaunchPlan, View
 from atoll.launch.result import measure, script_result
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter, RunFinished, RunStarted
@@ -27,6 +28,7 @@ def run_command(
     say: Callable[[str], None] = lambda text: None,
     say_raw: Callable[[bytes], None] = lambda data: None,
     faults: FaultPlanner = WITHOUT_FAULTS,
+    view: Callable[[Path], View] | None = None,
 ) -> FinishedRun:
     """Run `command` as every learner. `say_raw` gets learner-0's output."""
     if not command:
@@ -38,7 +40,7 @@ def run_command(
     say(f"run folder: {folder.path} (logs of all learners in its logs/)")
     with folder.hold():
         attempt = Attempt(folder, new_token())
-        return run_attempt(config, command, attempt, say=say, say_raw=say_raw, faults=faults)
+        return run_attempt(config, command, attempt, say=say, say_raw=say_raw, faults=faults, view=view)
 
 
 def run_attempt(
@@ -49,6 +51,7 @@ def run_attempt(
     say: Callable[[str], None],
     say_raw: Callable[[bytes], None],
     faults: FaultPlanner,
+    view: Callable[[Path], View] | None = None,
 ) -> FinishedRun:
     """One launch of the run's processes; RUN/result.json says what it came to."""
     folder = attempt.folder
@@ -69,7 +72,8 @@ def run_attempt(
     )
     with EventWriter(attempt.events_file) as writer:
         writer.emit(_run_started(config, command))
-        supervisor = Supervisor(folder, plan, writer=writer, say=say, say_raw=say_raw)
+        shown = view(folder.path) if view is not None else None
+        supervisor = Supervisor(folder, plan, writer=writer, view=shown, say=say, say_raw=say_raw)
         try:
             outcome = supervisor.run()
         except LaunchError:

@@ -63,6 +63,11 @@ def main_processes(folder: RunFolder) -> list[Listed]:
     return _read(folder.processes_file)
 
 
+def launcher_pid(folder: RunFolder) -> int | None:
+    """The process that keeps the run going on this machine; None if none does."""
+    return next((one.pid for one in main_processes(folder) if one.role == "launcher" and one.alive), None)
+
+
 def joined_processes(folder: RunFolder) -> list[Listed]:
     """What `atoll join` has added."""
     return [one for path in _joined_files(folder) for one in _read(path)]

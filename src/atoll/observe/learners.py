@@ -12,6 +12,8 @@ from atoll.observe.series import Curve
 
 GENERATIONS_MAX = 10_000
 """Processes of one learner that are told apart; nobody counts further."""
+MEMBER_STATES_MAX = 1000
+"""Changes of one learner's state that a picture can show."""
 
 
 @dataclass(slots=True)
@@ -38,6 +40,11 @@ class LearnerSeen:
     """Duration of its last report."""
     last_ns: int = 0
     """When it last reported steps."""
+    bytes_up: int = 0
+    bytes_down: int = 0
+    """What went over its own link, by its word; of one that writes its events elsewhere, by the syncer's."""
+    members: list[tuple[int, str]] = field(default_factory=list)
+    """Since when it was in which state, by the syncer's word."""
     loss_by_tokens: Curve = field(default_factory=Curve)
     loss_by_time: Curve = field(default_factory=Curve)
 
@@ -51,6 +58,12 @@ class LearnerSeen:
     def nth(self, generation: int) -> int:
         """The same as people count: 1 for its first process, 2 for the next."""
         return bisect_left(self.generations, generation) + 1
+
+    def became(self, t_ns: int, member: str) -> None:
+        """The syncer says that it is in this state now."""
+        self.member = member
+        if (not self.members or self.members[-1][1] != member) and len(self.members) < MEMBER_STATES_MAX:
+            self.members.append((t_ns, member))
 
     def stepped(self, t_ns: int, event: LearnerSteps, tokens_run: int) -> None:
         """Take a report; `tokens_run` is what the whole run has processed by now."""

@@ -68,6 +68,8 @@ class RoundHistory:
         self.merged = 0
         self.late = 0
         self.refused: dict[str, int] = {}
+        self.versions: dict[int, tuple[int, int]] = {}
+        """Of each fragment: the newest version, and when it was committed."""
 
     def apply(self, t_ns: int, event: events.Event) -> None:
         if isinstance(event, events.RoundLaunched):
@@ -122,6 +124,7 @@ class RoundHistory:
             # One that is merged without having arrived in this round was carried: it was marked when it came in late.
             if learner in entry.received_ns:
                 self._mark(learner, Mark(entry.received_ns[learner], event.fragment, event.round, late=False))
+        self.versions[event.fragment] = (event.version, t_ns)
         self.commits += 1
         self.merged += len(event.contributors)
         self.rho.add(t_ns, event.rho)

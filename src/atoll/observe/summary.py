@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from atoll.core import SECOND_NS
 from atoll.observe import events
 from atoll.observe.account import TimeAccount
 from atoll.observe.comebacks import FRESH, ComebackBook, Return
+from atoll.observe.decisions import DecisionBook
 from atoll.observe.durability import DurabilityBook
 from atoll.observe.faults import BEFORE_NS_MAX, FaultBook, FaultCost, ObservedFault, Reckoning, exit_text, fault_costs
 from atoll.observe.goodput import Goodput, GoodputReducer
@@ -74,12 +76,14 @@ class RunState:
         self.durability = DurabilityBook()
         self.comebacks = ComebackBook()
         self.notices = NoticeBook()
+        self.decisions = DecisionBook()
         self.evaluations: Sample[Evaluation] = Sample()
         self.last_evaluation: Evaluation | None = None
         self._log = RunLog()
         self._totals = SyncerTotals()
         self._faults = FaultBook()
         self._goodput = GoodputReducer()
+        self._order: list[tuple[tuple[tuple[int, int | str], ...], str]] = []
         self._launches_seen = 1
         self._pushed_bytes = 0
         self._fetched_bytes = 0
@@ -98,7 +102,7 @@ class RunState:
             self._new_launch(t_ns)
         if isinstance(event, events.LearnerSteps):
             self._on_steps(t_ns, event)
-        for book in (self._faults, self.rounds, self.durability, self.notices):
+        for book in (self._faults, self.rounds, self.durability, self.notices, self.decisions):
             book.apply(t_ns, event)
         self.syncer.apply(t_ns, event, source)
         for one in self.comebacks.apply(t_ns, event):
@@ -109,8 +113,13 @@ class RunState:
             self._pin_faults()
         if isinstance(event, events.LearnerPushed):
             self._pushed_bytes += event.bytes
+            self._learner(event.learner).bytes_up += event.bytes
         elif isinstance(event, events.LearnerFetched):
             self._fetched_bytes += event.bytes
+            self._learner(event.learner).bytes_down += event.bytes
+        elif isinstance(event, events.ContributionReceived):
+            if not (sender := self._learner(event.learner)).last_ns:  # its own events are elsewhere
+                sender.bytes_up += event.bytes
         elif isinstance(event, events.LearnerEvaluated):
             # Counted here where possible, so that it lies on the same axis as the training loss.
             self.last_evaluation = Evaluation(t_ns, self._tokens or event.tokens_seen, event.eval_loss)
@@ -148,8 +157,9 @@ class RunState:
 
     def _learner(self, learner: str) -> LearnerSeen:
         if learner not in self.learners:
+            insort(self._order, (natural_key(learner), learner))
             self.learners[learner] = LearnerSeen(learner)
-            self.learners = dict(sorted(self.learners.items(), key=lambda item: natural_key(item[0])))
+            self.learners = {name: self.learners[name] for _, name in self._order}
         return self.learners[learner]
 
     def _on_steps(self, t_ns: int, event: events.LearnerSteps) -> None:
@@ -191,7 +201,7 @@ class RunState:
             self._log.say(t_ns, f"{event.learner} is {event.state} ({event.reason})", "bad")
         elif event.state != "left" and one.member in AWAY and same and one.link_up:
             self._log.say(t_ns, f"{event.learner} is heard again{self._after(event.learner, t_ns)}", "good")
-        one.member = event.state
+        one.became(t_ns, event.state)
 
     def _after(self, learner: str, t_ns: int) -> str:
         """ " after 25 s" for one that was cut off until now."""
@@ -213,7 +223,8 @@ class RunState:
         one = self._learner(event.learner)
         one.joined(event.generation)
         again = one.last_ns > 0
-        one.generation, one.member, one.link_up = event.generation, "active", True
+        one.became(t_ns, "active")
+        one.generation, one.link_up = event.generation, True
         if not again:
             one.step = event.step
         verb = "rejoined" if again else "joined"

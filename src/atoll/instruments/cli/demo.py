@@ -21,10 +21,14 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of parameters and data order.")] = 0,
     out: o.Out = None,
     json: o.Json = False,
+    dash: Annotated[
+        str, typer.Option(help="HOST:PORT of the live page, or off (default: any free port of this machine).")
+    ] = "127.0.0.1:0",
     context: typer.Context,
 ) -> None:
     """Train a small byte-level GPT on this machine while parts of the run are killed and slowed, and report."""
     from atoll.instruments.chaos import chaos_plan
+    from atoll.page import can_serve
 
     killed, slowed, *more = chaos_plan("demo", learners)
     console = human(json_wanted=json)
@@ -42,4 +46,11 @@ def demo(
     values = {"learners": learners, "steps": steps, "seed": seed, "model": "tiny", "chaos": "demo"}
     if out is not None:
         values["out"] = out
-    train_with(values, o.faults_of(context), console=console, json_wanted=json, where="the command line")
+    train_with(
+        values,
+        o.faults_of(context),
+        console=console,
+        json_wanted=json,
+        where="the command line",
+        dash=dash if dash != "off" and can_serve() else None,
+    )

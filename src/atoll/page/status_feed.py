@@ -1,0 +1,161 @@
+"""A run that is only known by its syncer's address: what successive statuses say, as events.
+
+All viewers share one question to the syncer every ASK_S, and there is none while nobody looks. Between two answers a
+learner whose count of tokens grew has trained; of the rest nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from atoll.errors import AtollError
+from atoll.observe import Event, events
+from atoll.wire import ClientOptions, fetch_status
+
+ASK_S = 2.0
+"""As often as `atoll status --watch` looks."""
+PLACES_S = 10.0
+"""Learners do not move often."""
+SOURCE = "status"
+
+Stamped = tuple[int, str, Event]
+
+
+class StatusFeed:
+    """Implements `watching.RunFeed`."""
+
+    def __init__(self, options: ClientOptions, ask: Callable[[ClientOptions], dict[str, Any]] | None = None) -> None:
+        self._options = options
+        self._ask = ask or ask_status
+        self._asked_s = -math.inf
+        self._before: tuple[int, dict[str, Any]] | None = None
+        self._places: dict[str, str] = {}
+        self._warned_s = 0.0
+        self.trouble = ""
+
+    def poll(self) -> Iterator[Stamped]:
+        if time.monotonic() - self._asked_s < ASK_S:
+            return
+        self._asked_s = time.monotonic()
+        try:
+            answer = self._ask(self._options)
+        except AtollError as error:
+            self.trouble = str(error)
+            return
+        self.trouble = ""
+        now_ns = time.time_ns()
+        self._places = places_in(answer)
+        for event in self._news(now_ns, answer):
+            yield now_ns, SOURCE, event
+        self._before = (now_ns, answer)
+
+    def places(self) -> dict[str, str]:
+        return self._places
+
+    def _news(self, now_ns: int, answer: Mapping[str, Any]) -> Iterator[Event]:
+        then_ns, before = self._before or (now_ns, {})
+        if before.get("epoch") != answer.get("epoch"):
+            level = str(answer.get("durability", "none"))
+            yield events.SyncerStarted(
+                str(answer.get("run")), self._options.address, 0, int(answer.get("epoch", 1)), level
+            )
+        members = {str(one.get("learner")): one for one in before.get("members", ())}
+        for member in answer.get("members", ()):
+            yield from _of_member(member, members.get(str(member.get("learner")), {}), now_ns - then_ns)
+        for stream, counts in (answer.get("data") or {}).items():
+            yield events.DataLedger(
+                str(stream), **{name: int(count) for name, count in counts.items() if name in _LEASES}
+            )
+        for warning in answer.get("warnings", ()):
+            if float(warning.get("time_s", 0)) > self._warned_s:
+                yield events.Warned(str(warning.get("source")), str(warning.get("text")))
+        self._warned_s = max([self._warned_s, *(float(w.get("time_s", 0)) for w in answer.get("warnings", ()))])
+        if str(answer.get("degraded") or "") != str(before.get("degraded") or ""):
+            wanted, reason = str(answer.get("durability", "none")), str(answer.get("degraded") or "")
+            yield events.DurabilityChanged(
+                "degraded" if reason else wanted, wanted, reason or "the disk takes writes again"
+            )
+        yield _stats(answer)
+
+
+_LEASES = ("chunks", "issued", "done", "in_hand", "pool", "reissued", "repeated")
+
+
+def _of_member(member: Mapping[str, Any], before: Mapping[str, Any], passed_ns: int) -> Iterator[Event]:
+    learner, generation = str(member.get("learner")), int(member.get("generation", 1))
+    if (member.get("state"), generation) != (before.get("state"), before.get("generation", generation)):
+        yield events.MemberChanged(learner, generation, str(member.get("state")), "by its syncer's status")
+    if bool(member.get("aside")) != bool(before.get("aside")):
+        yield events.MemberAside(
+            learner, generation, bool(member.get("aside")), str(member.get("aside") or "in time again")
+        )
+    tokens, step = int(member.get("tokens", 0)), int(member.get("step", 0))
+    more, steps = tokens - int(before.get("tokens", tokens)), step - int(before.get("step", step))
+    if more > 0 and passed_ns > 0:
+        loss = member.get("loss")
+        yield events.LearnerSteps(
+            learner, generation, step, max(0, steps), more, tokens, float(loss) if loss is not None else math.nan,
+            passed_ns, 0, 0, 0, 0, int(member.get("behind", 0)),
+        )  # fmt: skip
+
+
+def _stats(answer: Mapping[str, Any]) -> events.SyncerStats:
+    def number(name: str) -> int:
+        return int(answer.get(name, 0))
+
+    return events.SyncerStats(
+        clock_step=number("clock_step"),
+        active=number("active"),
+        commits=number("commits"),
+        rounds_open=number("rounds_open"),
+        contributions_merged=number("contributions_merged"),
+        contributions_late=number("contributions_late"),
+        bytes_up=number("bytes_up"),
+        bytes_down=number("bytes_down"),
+        tokens_processed=number("tokens_processed"),
+        tokens_merged=number("tokens_merged"),
+        tokens_pending=number("tokens_pending"),
+        tokens_discarded={str(k): int(v) for k, v in (answer.get("tokens_discarded") or {}).items()},
+    )
+
+
+def places_in(answer: Mapping[str, Any]) -> dict[str, str]:
+    """The host that each learner is connected from."""
+    return {
+        str(one.get("learner")): str(one["from"]).rpartition(":")[0] or str(one["from"])
+        for one in answer.get("members", ())
+        if one.get("from")
+    }
+
+
+def ask_status(options: ClientOptions) -> dict[str, Any]:
+    return asyncio.run(fetch_status(options))
+
+
+class Places:
+    """From where the learners of a run folder come: its syncer is asked now and then, if it is there. Nobody waits for
+    the answer."""
+
+    def __init__(self, where: Callable[[], ClientOptions]) -> None:
+        self._where = where
+        self._asked_s = -math.inf
+        self._known: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+
+    def __call__(self) -> dict[str, str]:
+        busy = self._thread is not None and self._thread.is_alive()
+        if not busy and time.monotonic() - self._asked_s > PLACES_S:
+            self._asked_s = time.monotonic()
+            self._thread = threading.Thread(target=self._ask, name="atoll-page places", daemon=True)
+            self._thread.start()
+        return self._known
+
+    def _ask(self) -> None:
+        with contextlib.suppress(AtollError, OSError):  # it is away, or the run is over: what was known stays
+            self._known = places_in(ask_status(self._where()))
