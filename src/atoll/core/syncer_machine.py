@@ -173,22 +173,25 @@ class SyncerMachine:
     def next_wake_ns(self) -> int | None:
         """When to send the next Tick, if nothing else happens before."""
         healing, inner_slots = self._recovery.healing, self._handoff.inner_slots
-        known = [
-            self._state.book.next_wake_ns(),
+        first_ns = self._state.book.next_wake_ns()
+        for wake_ns in (
             inner_slots.next_wake_ns() if inner_slots.open else None,
             self._seeding.next_wake_ns(),
             healing.next_wake_ns() if healing is not None else None,
             self._silence.next_wake_ns(),
             self._expected.next_wake_ns(),
-        ]
-        return min([wake_ns for wake_ns in known if wake_ns is not None], default=None)
+        ):
+            if wake_ns is not None and (first_ns is None or wake_ns < first_ns):
+                first_ns = wake_ns
+        return first_ns
 
     def _follow_up(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """What follows from any change: ask for what was lost, stop when the budget is spent, launch what is due, merge
         leftovers, finish."""
-        self._begin_with(self._recovery.heal(now_ns, out), out)
-        if self._recovery.in_vain:
-            self._selection.give_up_claimed(out)
+        if self._recovery.healing is not None:
+            self._begin_with(self._recovery.heal(now_ns, out), out)
+            if self._recovery.in_vain:
+                self._selection.give_up_claimed(out)
         self._seeding.watch(now_ns, out)
         state = self._state
         if not state.committed:
