@@ -45,7 +45,7 @@ class ContributionMaker:
     def boundary_wanted(self) -> bool:
         """True if a fragment was asked for that can be copied only at a step boundary."""
         asked = [p for p in self._state.fragments if p.request is not None and p.snapshot is None]
-        return any(p.may_contribute and p.local.steps > 0 for p in asked) and self._uplink_free
+        return any(p.may_contribute and p.local_steps > 0 for p in asked) and self._uplink_free
 
     # ------------------------------------------------------------ snapshots
 
@@ -77,7 +77,7 @@ class ContributionMaker:
             wanted = set(self.upcoming)
         for progress in sorted(self._state.fragments, key=lambda p: p.contributed_step):
             asked = progress.request is not None and self._uplink_free
-            if (progress.index in wanted or asked) and progress.may_contribute and progress.local.steps > 0:
+            if (progress.index in wanted or asked) and progress.may_contribute and progress.local_steps > 0:
                 if progress.snapshot != progress.local:
                     out.append(TakeSnapshot(progress.index))
                     progress.snapshot = progress.local
@@ -111,7 +111,7 @@ class ContributionMaker:
         request = progress.request
         if request is None or not progress.may_contribute:
             return
-        if progress.local.steps == 0:
+        if progress.local_steps == 0:
             progress.request = None
             progress.passed = True
             self._pass(progress, request.round, out)
@@ -127,7 +127,7 @@ class ContributionMaker:
         progress.snapshot = None
         progress.passed = False
         progress.contributed_step = self._state.step
-        progress.local = progress.local.minus(counters)
+        progress.settle(counters)
         already_merged = tuple(s.seq for s in progress.outstanding if not s.overwritten)
         feedback = not progress.outstanding
         sent = Sent(progress.next_seq, round_number, counters)
@@ -168,7 +168,7 @@ class ContributionMaker:
 
     def to_flush(self, progress: FragmentProgress) -> bool:
         """True if a learner that leaves still has progress of this fragment to hand over."""
-        return progress.local.steps > 0 and not progress.reseed and not progress.given_up
+        return progress.local_steps > 0 and not progress.reseed and not progress.given_up
 
     # ------------------------------------------------------------ what becomes of it
 
@@ -244,7 +244,7 @@ class ContributionMaker:
         if sent.overwritten:
             self._state.discard(progress, sent.counters.tokens, _CAUSES.get(reason, Discard.REFUSED), out)
         else:
-            progress.local = progress.local.plus(sent.counters)
+            progress.unsettle(sent.counters)
             self.drop_snapshot(progress, out)
 
     def lost_beyond(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:

@@ -197,11 +197,11 @@ class LearnerMachine:
 
     @property
     def steps(self) -> int:
-        return self._state.steps
+        return self._state.total.steps
 
     @property
     def tokens(self) -> int:
-        return self._state.tokens
+        return self._state.total.tokens
 
     @property
     def step_ns(self) -> int:
@@ -378,7 +378,8 @@ class LearnerMachine:
             self.rank = message.rank
         if not state.fragments:
             state.fragments = [
-                FragmentProgress(p, due_step=first_due_step(self.config, p)) for p in range(self.config.fragments)
+                FragmentProgress(p, due_step=first_due_step(self.config, p), total=state.total)
+                for p in range(self.config.fragments)
             ]
         for progress in state.fragments:
             progress.period = self.config.sync_every

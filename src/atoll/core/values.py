@@ -10,11 +10,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
+    from dataclasses import replace as replace
 else:
 
     def dataclass(*, frozen: bool = False, **options: Any) -> Callable[[type], type]:
         return dataclasses.dataclass(unsafe_hash=frozen, **options)
+
+    def replace(value: Any, **changes: Any) -> Any:
+        """`dataclasses.replace` for such values, at a third of its price."""
+        made = type(value)(*_fields_of(type(value))(value))
+        for name, changed in changes.items():
+            setattr(made, name, changed)
+        return made
+
+    @cache
+    def _fields_of(kind: type) -> Callable[[Any], tuple[Any, ...]]:
+        names = [field.name for field in dataclasses.fields(kind)]
+        read = attrgetter(*names)
+        return read if len(names) > 1 else lambda value: (read(value),)

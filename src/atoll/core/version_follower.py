@@ -22,7 +22,7 @@ from atoll.core.effects import (
 from atoll.core.events import LearnerAdopted, Warned
 from atoll.core.learner_state import LearnerState
 from atoll.core.messages import NO_VERSION, Discard, FetchKind, FragmentState, Published, Refusal
-from atoll.core.progress import Counters, FragmentProgress
+from atoll.core.progress import FragmentProgress
 
 PREPARED_MAX = 2
 """Versions of a fragment that may wait for the next step boundary. A learner that pauses for minutes must not collect
@@ -90,7 +90,7 @@ class VersionFollower:
         if rule == "overwrite":
             cause = progress.reseed or Discard.OVERWRITTEN
             self._state.discard(progress, progress.local.tokens, cause, out)
-            progress.local = Counters()
+            progress.settle(progress.local)
             for sent in progress.outstanding:
                 sent.overwritten = True
         if progress.based:
@@ -114,7 +114,7 @@ class VersionFollower:
             rule = "overwrite"
         elif (
             rule == "rebase"
-            and progress.local.steps == 0
+            and progress.local_steps == 0
             and len(merged) == len(progress.outstanding)
             and (not ahead or self._state.config.synchronous)
         ):
