@@ -91,6 +91,8 @@ class LearnerDriver:
         match effect:
             case fx.ToSyncer():
                 host.send(effect.message)
+            case fx.Note():
+                host.note(effect)
             case fx.TakeSnapshot():
                 host.arrays.take(effect.fragment)
             case fx.DropSnapshot():
@@ -122,8 +124,6 @@ class LearnerDriver:
                 host.arrays.forget_prepared(effect.fragment)
                 if effect.went_back:
                     host.went_back(effect.fragment)
-            case fx.Note():
-                host.note(effect)
             case fx.Stopped():
                 host.stopped(effect)
             case fx.Left():

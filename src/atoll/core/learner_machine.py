@@ -243,9 +243,10 @@ class LearnerMachine:
     @property
     def must_wait(self) -> bool:
         """True while a synchronous learner has reached a step at which a fragment is due and not yet adopted."""
-        if not self.joined or not self.config.synchronous or self.stopped or self._state.closing:
+        state = self._state
+        if state.config.overlap or not state.joined or self.stopped or state.closing:  # most runs do not wait
             return False
-        return any(self.step >= p.due_step or p.announced > p.base for p in self.fragments)
+        return any(state.step >= p.due_step or p.announced > p.base for p in self.fragments)
 
     @property
     def boundary_wanted(self) -> bool:

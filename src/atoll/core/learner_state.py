@@ -79,8 +79,6 @@ class LearnerState:
         pending: tuple[int, ...] = ()
         if self.protocol > 1:
             tokens = self.total.tokens  # of most fragments nothing is on its way
-            pending = tuple(
-                [p.pending_tokens if p.outstanding else tokens - p.settled_tokens for p in self.fragments]
-            )
+            pending = tuple([p.pending_tokens if p.outstanding else tokens - p.settled_tokens for p in self.fragments])
         total, bases = self.total, tuple([p.base for p in self.fragments])
         return Progress(self.step, total.steps, total.tokens, self.step_ns, self._loss, bases, discarded, pending)

@@ -85,7 +85,7 @@ class ProgressIntake:
         if member.steps_before >= 0 and message.step - message.steps != member.steps_before:
             return "a step that its own steps do not lead to"
         fragments = self._state.config.fragments
-        if len(message.bases) != fragments or any(not 0 <= d.fragment < fragments for d in message.discarded):
+        if len(message.bases) != fragments or [d for d in message.discarded if not 0 <= d.fragment < fragments]:
             return "fragments that this run does not have"
         possible = message.steps <= message.step <= STEP_MAX and discards_fit(message.tokens, message.discarded)
         return "" if possible else "counters that cannot be"

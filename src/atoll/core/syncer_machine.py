@@ -24,7 +24,6 @@ for a learner) they return, and the machine does it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, assert_never
 
 from atoll.core.admission import check_sender
@@ -91,6 +90,7 @@ from atoll.core.seed_intake import SeedIntake
 from atoll.core.silence import QUIET_NS, Silence, SilenceWatch
 from atoll.core.syncer_recovery import FROM_LEARNERS, SyncerRecovery
 from atoll.core.syncer_state import SyncerState, changed, warned
+from atoll.core.values import replace
 from atoll.errors import AtollError
 
 REPORTS_BURST = 200.0
@@ -301,7 +301,7 @@ class SyncerMachine:
     # ------------------------------------------------------------ control messages
 
     def _message(self, event: FromLearner, now_ns: int, out: list[SyncerEffect]) -> None:
-        member = self.membership.by_session(event.session)
+        member = self._state.membership.by_session(event.session)
         if member is None:
             return
         member.heard_ns = now_ns

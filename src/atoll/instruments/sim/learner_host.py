@@ -173,9 +173,10 @@ class LearnerHost(Process, LearnerDriverHost):
         if self._close_wanted:
             self._close()
             return
-        if self._inner_until_ns > self.world.now_ns:
+        if self._inner_until_ns > self.world.clock.now_ns:
             return
-        if machine.must_wait and not self._alone:
+        must_wait = machine.must_wait
+        if must_wait and not self._alone:
             if machine.boundary_wanted:
                 self.driver.handle(fx.Boundary())
             if machine.must_wait:
@@ -183,7 +184,7 @@ class LearnerHost(Process, LearnerDriverHost):
                     self._waiting_since_ns = self.world.now_ns
                     self.later(SYNC_WAIT_NS_MAX, self._waited_enough, self._waiting_since_ns)
                 return
-        elif not machine.must_wait:
+        elif not must_wait:
             self._alone = False
         self._waiting_since_ns = -1
         self._begin_step()
@@ -331,7 +332,7 @@ class LearnerHost(Process, LearnerDriverHost):
     # ------------------------------------------------------------ what the driver asks for: the world
 
     def now_ns(self) -> int:
-        return self.world.now_ns
+        return self.world.clock.now_ns
 
     def news(self) -> None:
         if not self._stepping:

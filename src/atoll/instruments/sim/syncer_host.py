@@ -151,7 +151,7 @@ class SyncerHost(Process):
     # ------------------------------------------------------------ the platform: clock and links
 
     def now_ns(self) -> int:
-        return self.world.now_ns
+        return self.world.clock.now_ns
 
     def wake_at(self, wake_ns: int | None) -> None:
         if wake_ns is not None and (self._tick_ns < 0 or wake_ns < self._tick_ns):
