@@ -6,6 +6,8 @@ answer to its push, by the version that holds it, or by the syncer's word (Fate)
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from atoll.core.effects import (
     Contribute,
     DropSnapshot,
@@ -28,6 +30,8 @@ _CAUSES: dict[str, Discard] = {
     Refusal.NORM_OUTLIER: Discard.QUARANTINED,
 }
 """Why a contribution was dropped -> what the ledger calls it; anything else is `refused`."""
+
+_CONTRIBUTED_STEP = attrgetter("contributed_step")
 
 
 class ContributionMaker:
@@ -64,18 +68,13 @@ class ContributionMaker:
 
     def take_snapshots(self, out: list[LearnerEffect]) -> None:
         """Copy what may be asked for before the next step ends, and answer what was asked already."""
-        if not self.upcoming and not self._state.config.synchronous:
-            for progress in self._state.fragments:
-                if progress.request is not None or progress.snapshot is not None:
-                    break
-            else:
-                return
+        fragments, wanted = self._state.fragments, set(self.upcoming)
         if self._state.config.synchronous:
             # A learner behind the clock (it was away) is asked before it reaches the step itself.
-            wanted = {p.index for p in self._state.fragments if self._state.step >= p.due_step} | set(self.upcoming)
-        else:
-            wanted = set(self.upcoming)
-        for progress in sorted(self._state.fragments, key=lambda p: p.contributed_step):
+            wanted |= {p.index for p in fragments if self._state.step >= p.due_step}
+        # Most fragments are neither wanted nor asked for after most steps.
+        concerned = [p for p in fragments if p.index in wanted or p.request is not None or p.snapshot is not None]
+        for progress in sorted(concerned, key=_CONTRIBUTED_STEP):
             asked = progress.request is not None and self._uplink_free
             if (progress.index in wanted or asked) and progress.may_contribute and progress.local_steps > 0:
                 if progress.snapshot != progress.local:

@@ -62,13 +62,13 @@ class LearnerDriver:
         self._host.news()
 
     def heard(self, message: SyncerMessage) -> None:
-        if isinstance(message, InlineReply):
+        if isinstance(message, Published):
+            self.fetches.keep_update(message)
+        elif isinstance(message, InlineReply):
             self.pushes.received(message)
             return
-        if isinstance(message, Welcome):
+        elif isinstance(message, Welcome):
             self.link.up, self.link.session = True, self.link.session + 1
-        elif isinstance(message, Published):
-            self.fetches.keep_update(message)
         self._feed(fx.FromSyncer(message))
 
     def link_down(self, reason: str, *, let_go: bool) -> None:

@@ -56,8 +56,9 @@ class VersionFetches:
 
     def keep_update(self, notice: Published) -> None:
         """A learner that stands still keeps a few; it fetches what it missed when it goes on."""
-        kept = sum(fragment == notice.fragment for fragment, _ in self._updates)
-        if len(notice.update) and kept < UPDATES_KEPT:
+        if not len(notice.update):
+            return
+        if sum(fragment == notice.fragment for fragment, _ in self._updates) < UPDATES_KEPT:
             self._updates[notice.fragment, notice.version] = notice.update
 
     def adopted(self, fragment: int, version: int) -> None:

@@ -385,16 +385,17 @@ class SyncerMachine:
         out.append(Answer(refusal or PushReply(accepted=True)))
 
     def _check_push(self, header: PushHeader, now_ns: int) -> PushReply | None:
-        who = f"learner {header.learner!r}, fragment {header.fragment}"
         if header.kind is PushKind.INNER:
             return self._handoff.check(InnerPiece.of(header))
         if self.layout is None or not 0 <= header.fragment < self.config.fragments:
+            who = f"learner {header.learner!r}, fragment {header.fragment}"
             return PushReply(False, Refusal.UNKNOWN_FRAGMENT, f"{who}: this run has no such fragment")
         if header.kind is PushKind.HEAL:
             return self._recovery.check(header)
         if header.kind is PushKind.SEED:
             return self._seeding.check(header)
         if self.healing is not None:
+            who = f"learner {header.learner!r}, fragment {header.fragment}"
             return PushReply(False, Refusal.BUSY, f"{who}: the syncer is collecting what it lost; send it again")
         return self._contributions.check(header, now_ns)
 

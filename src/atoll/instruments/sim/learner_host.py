@@ -33,13 +33,16 @@ from atoll.core import (
     Payload,
     PreparedVersion,
     Progress,
+    Published,
     PushHeader,
     PushKind,
     PushReply,
     Refused,
+    Request,
     Start,
     Welcome,
     build_layout,
+    messages,
 )
 from atoll.core import effects as fx
 from atoll.errors import PayloadError
@@ -297,18 +300,23 @@ class LearnerHost(Process, LearnerDriverHost):
     def on_message(self, connection: Connection, message: Any) -> None:
         if connection is not self.connection:
             return
-        if isinstance(message, Refused):
-            self._refused(message)
-            return
-        if isinstance(message, Welcome) and self.payloads is None:
-            layout = build_layout(self.world.tensors, message.config.fragments)
-            self.payloads = self.world.new_learner_payloads(layout, message.config, self.name)
-        if isinstance(message, DataLeases):
-            if self.reader is not None:
-                self.reader.answered(message)
-            return
-        if isinstance(message, Start):
-            self._backoff_ns = BACKOFF_NS[0]
+        match message:
+            case (
+                Published() | messages.Upcoming() | Request() | messages.InlineReply()
+            ):  # most of them, and nothing to do here
+                pass
+            case Refused():
+                self._refused(message)
+                return
+            case DataLeases():
+                if self.reader is not None:
+                    self.reader.answered(message)
+                return
+            case Start():
+                self._backoff_ns = BACKOFF_NS[0]
+            case Welcome() if self.payloads is None:
+                layout = build_layout(self.world.tensors, message.config.fragments)
+                self.payloads = self.world.new_learner_payloads(layout, message.config, self.name)
         self.driver.heard(message)
 
     def _refused(self, message: Refused) -> None:
