@@ -74,7 +74,7 @@ class ContributionMaker:
             wanted |= {p.index for p in fragments if self._state.step >= p.due_step}
         # Most fragments are neither wanted nor asked for after most steps.
         concerned = [p for p in fragments if p.index in wanted or p.request is not None or p.snapshot is not None]
-        for progress in sorted(concerned, key=_CONTRIBUTED_STEP):
+        for progress in sorted(concerned, key=_CONTRIBUTED_STEP) if len(concerned) > 1 else concerned:
             asked = progress.request is not None and self._uplink_free
             if (progress.index in wanted or asked) and progress.may_contribute and progress.local_steps > 0:
                 if progress.snapshot != progress.local:

@@ -359,8 +359,10 @@ class LearnerMachine:
     def _fits(self, message: SyncerMessage) -> bool:
         """False if a message speaks of fragments that this run does not have, or of a step from which nobody could
         count on. The wire only knows how much there may be at most."""
+        if isinstance(message, Upcoming | InlineReply):
+            return True
         if isinstance(message, Request | Published | Fate):
-            return 0 <= message.fragment < len(self.fragments)
+            return 0 <= message.fragment < len(self._state.fragments)
         if isinstance(message, Start):
             known = 0 < len(self.fragments) == len(message.fragments) == len(message.due_steps)
             return known and message.step <= STEP_MAX

@@ -45,7 +45,8 @@ class ProgressIntake:
         if self._state.config.synchronous or membership.counted() <= 1:
             return step
         # What was not used before is not saved up, or a learner could jump by as far as it has come.
-        saved = min(member.credit, steps_burst(self._state.config))
+        burst = steps_burst(self._state.config)
+        saved = member.credit if member.credit < burst else burst
         member.credit = saved + step_credit(now_ns - member.credit_ns, low_median(membership.counted_paces()))
         member.credit_ns = now_ns
         gained = max(0, min(step - member.step_counted, int(member.credit)))

@@ -97,6 +97,7 @@ class RoundScheduler:
         self._quorum = 0
         self._enough = False
         """Rounds count on a quorum."""
+        self._spares_one = False
         self._upcoming_for: tuple[int, int] = (-1, -1)
         self._upcoming: dict[int, tuple[int, ...]] = {}
 
@@ -108,6 +109,7 @@ class RoundScheduler:
             self._quorum_for, counted = self._membership.stamp, self._membership.counted()
             self._quorum = quorum_count(self.config, counted, self._joined_max)
             self._enough = counted >= self._quorum
+            self._spares_one = may_set_aside(self.config, counted, self._joined_max)
         return self._quorum
 
     @property
@@ -176,13 +178,15 @@ class RoundScheduler:
         self._launched_for, self._changed_ns = seen, now_ns
         for track in self.tracks:
             # When the fastest learner goes, the clock falls back to the others: nobody waits for it to catch up.
-            track.due_step = min(track.due_step, clock + track.period)
-            self._ask_newcomers(track, clock, out)
-        due = sorted(
-            (t for t in self.tracks if not t.busy and t.due_step <= clock), key=lambda t: (t.due_step, t.index)
-        )
-        for track in due[: max(0, self.config.rounds_in_flight_max - self.in_flight)]:
-            self._launch(track, clock, now_ns, out)
+            if track.due_step > clock + track.period:
+                track.due_step = clock + track.period
+            if track.round is not None:
+                self._ask_newcomers(track, track.round, clock, out)
+        due = [t for t in self.tracks if t.due_step <= clock and not t.busy]
+        if due:
+            due.sort(key=lambda t: (t.due_step, t.index))
+            for track in due[: max(0, self.config.rounds_in_flight_max - self.in_flight)]:
+                self._launch(track, clock, now_ns, out)
 
     def _keep_moving(self, clock: int) -> None:
         """Nobody's standing still stops the others: when enough of them have gone far without a round, all fragments
@@ -201,11 +205,10 @@ class RoundScheduler:
             return self.quorum()
         return quorum_count(self.config, expected, expected)
 
-    def _ask_newcomers(self, track: FragmentTrack, clock: int, out: list[SyncerEffect]) -> None:
+    def _ask_newcomers(self, track: FragmentTrack, opened: Round, clock: int, out: list[SyncerEffect]) -> None:
         """A round that has waited a whole period for its quorum, and not asked everybody who is here by now, begins
         anew: those who were not asked need not wait with their progress for one whose link is slow."""
-        opened = track.round
-        if opened is None or opened.quorum_ns >= 0 or clock < opened.clock_step + track.period:
+        if opened.quorum_ns >= 0 or clock < opened.clock_step + track.period:
             return
         newcomers = sum(member.learner not in opened.asked for member in self._membership.active())
         if opened.asked and newcomers:
@@ -456,7 +459,8 @@ class RoundScheduler:
 
     def spares_one(self) -> bool:
         """True if rounds can do without one of those that they count."""
-        return may_set_aside(self.config, self._membership.counted(), self._joined_max)
+        self.quorum()
+        return self._spares_one
 
     def take_in(self, member: Member, reason: str, out: list[SyncerEffect]) -> None:
         """Rounds count on this member again."""

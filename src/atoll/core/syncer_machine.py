@@ -479,10 +479,11 @@ class SyncerMachine:
         self._silence.look_again()
         self._handoff.expire(now_ns, out)
         for _, member in sorted(self.membership.members.items()):
+            silence = self._silence.judge(member, now_ns)
+            if silence is Silence.NOTHING:
+                continue
             silent_ns = now_ns - member.heard_ns
-            match self._silence.judge(member, now_ns):
-                case Silence.NOTHING:
-                    pass
+            match silence:
                 case Silence.QUIET:
                     self.book.set_aside(member, f"silent for {QUIET_NS / 1e9:g} s", now_ns, out, quiet=True)
                 case Silence.AWAY:
@@ -498,7 +499,7 @@ class SyncerMachine:
                     self.book.tick(now_ns, out)
                 case Silence.DEAF:
                     _end_deaf(member, out)
-                case silence:
+                case _:
                     assert_never(silence)
 
     def _lost(self, member: Member, out: list[SyncerEffect]) -> None:
