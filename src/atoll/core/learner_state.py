@@ -72,7 +72,7 @@ class LearnerState:
 
     def report(self) -> Progress:
         """Where this learner is, for the syncer."""
-        if len(self._told_discarded) != len(self._discarded) or self._discards_new:
+        if self._discards_new:
             self._told_discarded = tuple(DiscardCount(f, c, n) for (f, c), n in sorted(self._discarded.items()))
             self._discards_new = False
         discarded = self._told_discarded
