@@ -1,4 +1,4 @@
-from . import effects, messages
+from . import effects, messages, values
 from .arrayless import ArraylessHost, checksum_of
 from .beginning import EPOCHS_SKIPPED, Begin
 from .config import (
@@ -275,4 +275,5 @@ __all__ = [
     "stale_factor",
     "step_factor_min",
     "sync_preset",
+    "values",
 ]

@@ -45,7 +45,7 @@ class ContributionIntake:
     def _check_room(self, header: PushHeader) -> PushReply | None:
         """Contributions wait for a merge in memory, each as large as its fragment."""
         kept, expected = self._state.book.kept(header.fragment), self._state.config.learners_expected
-        own = sum(item.id.learner == header.learner for item in kept)
+        own = len([item for item in kept if item.id.learner == header.learner])
         most = KEPT_PER_LEARNER_MAX * max(KEPT_LEARNERS_MIN, expected, self._state.membership.proven())
         if own < KEPT_PER_LEARNER_MAX and len(kept) < most:
             return None
@@ -78,18 +78,15 @@ class ContributionIntake:
     def check_values(self, event: PushCompleted) -> PushReply | None:
         """One learner's NaN, or a vector a thousand times too long, must never reach the parameters of all."""
         header = event.header
-        who = f"learner {header.learner!r}, fragment {header.fragment}, contribution {header.seq}"
         if not event.finite:
-            return PushReply(
-                False, Refusal.NOT_FINITE, f"{who}: it holds NaN or Inf; its learner starts from the run's state"
-            )
+            detail = f"{_named(header)}: it holds NaN or Inf; its learner starts from the run's state"
+            return PushReply(False, Refusal.NOT_FINITE, detail)
         if header.kind is not PushKind.CONTRIBUTION:
             return None
         limit = min(self._norm_limit_absolute(header.fragment), self._norm_limit(header))
         if event.norm > limit:
-            detail = (
-                f"{who}: norm {event.norm:.3g} is above the limit {limit:.3g}; its learner starts from the run's state"
-            )
+            above = f"norm {event.norm:.3g} is above the limit {limit:.3g}"
+            detail = f"{_named(header)}: {above}; its learner starts from the run's state"
             return PushReply(False, Refusal.NORM_OUTLIER, detail)
         return None
 
@@ -195,6 +192,10 @@ class ContributionIntake:
         if most and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW:
             out.append(Note(NormGuardReset(track.index, sum(track.outliers.values()))))
             track.norms, track.outliers = [], {}
+
+
+def _named(header: PushHeader) -> str:
+    return f"learner {header.learner!r}, fragment {header.fragment}, contribution {header.seq}"
 
 
 def _identity(header: PushHeader) -> ContributionId:

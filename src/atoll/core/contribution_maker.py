@@ -6,6 +6,8 @@ answer to its push, by the version that holds it, or by the syncer's word (Fate)
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from atoll.core.effects import (
     Contribute,
     DropSnapshot,
@@ -29,6 +31,8 @@ _CAUSES: dict[str, Discard] = {
 }
 """Why a contribution was dropped -> what the ledger calls it; anything else is `refused`."""
 
+_CONTRIBUTED_STEP = attrgetter("contributed_step")
+
 
 class ContributionMaker:
     def __init__(self, state: LearnerState) -> None:
@@ -45,7 +49,7 @@ class ContributionMaker:
     def boundary_wanted(self) -> bool:
         """True if a fragment was asked for that can be copied only at a step boundary."""
         asked = [p for p in self._state.fragments if p.request is not None and p.snapshot is None]
-        return any(p.may_contribute and p.local.steps > 0 for p in asked) and self._uplink_free
+        return any(p.may_contribute and p.local_steps > 0 for p in asked) and self._uplink_free
 
     # ------------------------------------------------------------ snapshots
 
@@ -64,20 +68,15 @@ class ContributionMaker:
 
     def take_snapshots(self, out: list[LearnerEffect]) -> None:
         """Copy what may be asked for before the next step ends, and answer what was asked already."""
-        if not self.upcoming and not self._state.config.synchronous:
-            for progress in self._state.fragments:
-                if progress.request is not None or progress.snapshot is not None:
-                    break
-            else:
-                return
+        fragments, wanted = self._state.fragments, set(self.upcoming)
         if self._state.config.synchronous:
             # A learner behind the clock (it was away) is asked before it reaches the step itself.
-            wanted = {p.index for p in self._state.fragments if self._state.step >= p.due_step} | set(self.upcoming)
-        else:
-            wanted = set(self.upcoming)
-        for progress in sorted(self._state.fragments, key=lambda p: p.contributed_step):
+            wanted |= {p.index for p in fragments if self._state.step >= p.due_step}
+        # Most fragments are neither wanted nor asked for after most steps.
+        concerned = [p for p in fragments if p.index in wanted or p.request is not None or p.snapshot is not None]
+        for progress in sorted(concerned, key=_CONTRIBUTED_STEP) if len(concerned) > 1 else concerned:
             asked = progress.request is not None and self._uplink_free
-            if (progress.index in wanted or asked) and progress.may_contribute and progress.local.steps > 0:
+            if (progress.index in wanted or asked) and progress.may_contribute and progress.local_steps > 0:
                 if progress.snapshot != progress.local:
                     out.append(TakeSnapshot(progress.index))
                     progress.snapshot = progress.local
@@ -111,7 +110,7 @@ class ContributionMaker:
         request = progress.request
         if request is None or not progress.may_contribute:
             return
-        if progress.local.steps == 0:
+        if progress.local_steps == 0:
             progress.request = None
             progress.passed = True
             self._pass(progress, request.round, out)
@@ -127,7 +126,7 @@ class ContributionMaker:
         progress.snapshot = None
         progress.passed = False
         progress.contributed_step = self._state.step
-        progress.local = progress.local.minus(counters)
+        progress.settle(counters)
         already_merged = tuple(s.seq for s in progress.outstanding if not s.overwritten)
         feedback = not progress.outstanding
         sent = Sent(progress.next_seq, round_number, counters)
@@ -168,7 +167,7 @@ class ContributionMaker:
 
     def to_flush(self, progress: FragmentProgress) -> bool:
         """True if a learner that leaves still has progress of this fragment to hand over."""
-        return progress.local.steps > 0 and not progress.reseed and not progress.given_up
+        return progress.local_steps > 0 and not progress.reseed and not progress.given_up
 
     # ------------------------------------------------------------ what becomes of it
 
@@ -244,7 +243,7 @@ class ContributionMaker:
         if sent.overwritten:
             self._state.discard(progress, sent.counters.tokens, _CAUSES.get(reason, Discard.REFUSED), out)
         else:
-            progress.local = progress.local.plus(sent.counters)
+            progress.unsettle(sent.counters)
             self.drop_snapshot(progress, out)
 
     def lost_beyond(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:

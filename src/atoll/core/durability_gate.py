@@ -66,11 +66,16 @@ class DurabilityGate:
         begins, self._syncing = not self._syncing, True
         return begins
 
+    @property
+    def open(self) -> bool:
+        """Nothing that is said now waits for anything."""
+        return not (self._syncing or self._waiting or self.fenced)
+
     def after_tape(self, action: Callable[[], None]) -> None:
         """Do it now, or once everything that was remembered before is on disk. Order is kept."""
         if self.fenced:
             return
-        if not self._syncing and not self._waiting:
+        if self.open:
             action()
         else:
             self._waiting.append((self._appended, action))

@@ -8,7 +8,7 @@ is named by its ContributionId, and the shell keeps the bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from atoll.core.events import CoreEvent
@@ -23,6 +23,7 @@ from atoll.core.messages import (
     SyncerMessage,
 )
 from atoll.core.rounds import ContributionId, ContributionRecord
+from atoll.core.values import dataclass
 
 # ---------------------------------------------------------------- shared
 

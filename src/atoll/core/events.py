@@ -6,7 +6,9 @@ and launchers, and says how they are written. A machine gives one out as a Note 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from atoll.core.values import dataclass
 
 # ---------------------------------------------------------------- learners
 

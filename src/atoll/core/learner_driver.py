@@ -62,13 +62,13 @@ class LearnerDriver:
         self._host.news()
 
     def heard(self, message: SyncerMessage) -> None:
-        if isinstance(message, InlineReply):
+        if isinstance(message, Published):
+            self.fetches.keep_update(message)
+        elif isinstance(message, InlineReply):
             self.pushes.received(message)
             return
-        if isinstance(message, Welcome):
+        elif isinstance(message, Welcome):
             self.link.up, self.link.session = True, self.link.session + 1
-        elif isinstance(message, Published):
-            self.fetches.keep_update(message)
         self._feed(fx.FromSyncer(message))
 
     def link_down(self, reason: str, *, let_go: bool) -> None:
@@ -91,6 +91,8 @@ class LearnerDriver:
         match effect:
             case fx.ToSyncer():
                 host.send(effect.message)
+            case fx.Note():
+                host.note(effect)
             case fx.TakeSnapshot():
                 host.arrays.take(effect.fragment)
             case fx.DropSnapshot():
@@ -122,8 +124,6 @@ class LearnerDriver:
                 host.arrays.forget_prepared(effect.fragment)
                 if effect.went_back:
                     host.went_back(effect.fragment)
-            case fx.Note():
-                host.note(effect)
             case fx.Stopped():
                 host.stopped(effect)
             case fx.Left():

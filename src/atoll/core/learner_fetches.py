@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from atoll.core.effects import Fetch, FetchBroken, Fetched, LearnerInput
@@ -12,6 +12,7 @@ from atoll.core.learner_host import FetchAnswer, FetchedPayload, LearnerDriverHo
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_waits import FETCHES_MAX, RETRY_NS, SLOW_FETCH_NS, UPDATES_KEPT
 from atoll.core.messages import NO_VERSION, FetchKind, FetchRequest, Published, Refusal
+from atoll.core.values import replace
 
 RATE_NS_MIN = 100_000_000
 """A fetch that takes less tells nothing of the link's rate, and the link is quick enough."""
@@ -55,8 +56,9 @@ class VersionFetches:
 
     def keep_update(self, notice: Published) -> None:
         """A learner that stands still keeps a few; it fetches what it missed when it goes on."""
-        kept = sum(fragment == notice.fragment for fragment, _ in self._updates)
-        if len(notice.update) and kept < UPDATES_KEPT:
+        if not len(notice.update):
+            return
+        if sum(fragment == notice.fragment for fragment, _ in self._updates) < UPDATES_KEPT:
             self._updates[notice.fragment, notice.version] = notice.update
 
     def adopted(self, fragment: int, version: int) -> None:

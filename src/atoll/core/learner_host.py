@@ -8,11 +8,11 @@ before the method returns.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from atoll.core.effects import Adopt, Contribute, Fetch, Note, Stopped
 from atoll.core.messages import INLINE_BYTES_MAX, FetchRequest, LearnerMessage, PushHeader, PushReply
+from atoll.core.values import dataclass
 
 Payload = Any
 """Bytes, or what stands for them in this world. Nobody in here looks inside."""

@@ -197,11 +197,11 @@ class LearnerMachine:
 
     @property
     def steps(self) -> int:
-        return self._state.steps
+        return self._state.total.steps
 
     @property
     def tokens(self) -> int:
-        return self._state.tokens
+        return self._state.total.tokens
 
     @property
     def step_ns(self) -> int:
@@ -243,9 +243,10 @@ class LearnerMachine:
     @property
     def must_wait(self) -> bool:
         """True while a synchronous learner has reached a step at which a fragment is due and not yet adopted."""
-        if not self.joined or not self.config.synchronous or self.stopped or self._state.closing:
+        state = self._state
+        if state.config.overlap or not state.joined or self.stopped or state.closing:  # most runs do not wait
             return False
-        return any(self.step >= p.due_step or p.announced > p.base for p in self.fragments)
+        return any(state.step >= p.due_step or p.announced > p.base for p in self.fragments)
 
     @property
     def boundary_wanted(self) -> bool:
@@ -358,8 +359,10 @@ class LearnerMachine:
     def _fits(self, message: SyncerMessage) -> bool:
         """False if a message speaks of fragments that this run does not have, or of a step from which nobody could
         count on. The wire only knows how much there may be at most."""
+        if isinstance(message, Upcoming | InlineReply):
+            return True
         if isinstance(message, Request | Published | Fate):
-            return 0 <= message.fragment < len(self.fragments)
+            return 0 <= message.fragment < len(self._state.fragments)
         if isinstance(message, Start):
             known = 0 < len(self.fragments) == len(message.fragments) == len(message.due_steps)
             return known and message.step <= STEP_MAX
@@ -378,7 +381,8 @@ class LearnerMachine:
             self.rank = message.rank
         if not state.fragments:
             state.fragments = [
-                FragmentProgress(p, due_step=first_due_step(self.config, p)) for p in range(self.config.fragments)
+                FragmentProgress(p, due_step=first_due_step(self.config, p), total=state.total)
+                for p in range(self.config.fragments)
             ]
         for progress in state.fragments:
             progress.period = self.config.sync_every

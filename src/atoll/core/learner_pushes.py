@@ -8,7 +8,7 @@ broken or busy: after a pause the machine hears PushBroken, and says PushAgain i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from atoll.core.effects import Contribute, LearnerInput, NotFinite, PushBroken, PushDone
@@ -16,6 +16,7 @@ from atoll.core.learner_host import LearnerDriverHost, LinkState, OutgoingPayloa
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_waits import INLINE_NS_MAX, RETRY_NS
 from atoll.core.messages import InlinePush, InlineReply, PushHeader, PushReply, Refusal
+from atoll.core.values import replace
 
 
 @dataclass(slots=True)

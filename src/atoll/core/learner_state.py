@@ -13,7 +13,7 @@ from atoll.core.config import SyncConfig
 from atoll.core.effects import Closing, LearnerEffect, Note
 from atoll.core.events import LearnerDiscarded
 from atoll.core.messages import PROTOCOL_VERSION, Discard, DiscardCount, Progress
-from atoll.core.progress import Counters, FragmentProgress
+from atoll.core.progress import FragmentProgress, Total
 
 
 class LearnerState:
@@ -24,8 +24,7 @@ class LearnerState:
         self.fragments: list[FragmentProgress] = []
         self.step = 0
         """The learner's place in the run: its own steps, counted from where the run was when it joined."""
-        self.steps = 0
-        self.tokens = 0
+        self.total = Total()
         self.step_ns = 0
         """What the last step took."""
         self.joined = False
@@ -46,12 +45,9 @@ class LearnerState:
     def stepped(self, tokens: int, step_ns: int, loss: float) -> None:
         """A step counts for every fragment: each is trained in every step, whenever it is merged."""
         self.step += 1
-        self.steps += 1
-        self.tokens += tokens
+        self.total.steps += 1
+        self.total.tokens += tokens
         self.step_ns, self._loss = step_ns, loss
-        for progress in self.fragments:
-            local = progress.local
-            progress.local = Counters(local.steps + 1, local.tokens + tokens)
 
     def bases(self) -> tuple[int, ...]:
         return tuple([p.base for p in self.fragments])
@@ -70,15 +66,19 @@ class LearnerState:
     def leave_to_earlier_run(self, progress: FragmentProgress) -> None:
         """What is neither local nor discarded was merged by the earlier run; its ledger is gone, ours adds up."""
         earlier = (progress.index, str(Discard.EARLIER_RUN))
-        rest = self.tokens - progress.local.tokens - self.discarded(progress.index)
+        rest = self.total.tokens - progress.local.tokens - self.discarded(progress.index)
         self._discarded[earlier] = self._discarded.get(earlier, 0) + rest
         self._discards_new = True
 
     def report(self) -> Progress:
         """Where this learner is, for the syncer."""
-        if len(self._told_discarded) != len(self._discarded) or self._discards_new:
+        if self._discards_new:
             self._told_discarded = tuple(DiscardCount(f, c, n) for (f, c), n in sorted(self._discarded.items()))
             self._discards_new = False
         discarded = self._told_discarded
-        pending = tuple([p.pending_tokens for p in self.fragments]) if self.protocol > 1 else ()
-        return Progress(self.step, self.steps, self.tokens, self.step_ns, self._loss, self.bases(), discarded, pending)
+        pending: tuple[int, ...] = ()
+        if self.protocol > 1:
+            tokens = self.total.tokens  # of most fragments nothing is on its way
+            pending = tuple([p.pending_tokens if p.outstanding else tokens - p.settled_tokens for p in self.fragments])
+        total, bases = self.total, tuple([p.base for p in self.fragments])
+        return Progress(self.step, total.steps, total.tokens, self.step_ns, self._loss, bases, discarded, pending)

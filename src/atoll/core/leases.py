@@ -154,6 +154,8 @@ class LeaseBook:
     def take_dirty(self) -> dict[str, Any | None]:
         """The rows that changed since the last call: JSON values, None for a row that is no more."""
         rows: dict[str, Any | None] = {}
+        if not self._streams:  # asked after every input
+            return rows
         for name, table in sorted(self._streams.items()):
             rows |= {f"{PREFIX}{name}{key}": table.row(key) for key in sorted(table.changed)}
             table.changed.clear()

@@ -37,7 +37,8 @@ class Account:
 
     def report(self, processed: int, discarded: Sequence[DiscardCount]) -> None:
         """Take a progress report; counts are cumulative and never go back."""
-        self.processed = max(self.processed, processed)
+        if processed > self.processed:
+            self.processed = processed
         for count in discarded:
             fragment_record = self.discarded[count.fragment]
             if count.tokens > fragment_record.get(count.cause, 0):

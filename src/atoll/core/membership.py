@@ -180,9 +180,8 @@ class Membership:
 
     def _look(self) -> None:
         """Work out anew what depends on who is in which state. In between, steps are kept sorted as they change, so
-        that a progress report costs the same whether there are four learners or thousands."""
-        if self._known_at == self.stamp:
-            return
+        that a progress report costs the same whether there are four learners or thousands. Whoever asks looks at the
+        stamp first: every message asks several times."""
         self._known_at = self.stamp
         self._active = [m for _, m in sorted(self.members.items()) if m.state is MemberState.ACTIVE]
         self._states = frozenset(m.state for m in self.members.values())
@@ -196,43 +195,51 @@ class Membership:
 
     def active(self) -> list[Member]:
         """Active members in learner-id order."""
-        self._look()
+        if self._known_at != self.stamp:
+            self._look()
         return self._active
 
     def states(self) -> frozenset[MemberState]:
         """The states that there are."""
-        self._look()
+        if self._known_at != self.stamp:
+            self._look()
         return self._states
 
     def counted(self) -> int:
         """How many rounds count on."""
-        self._look()
+        if self._known_at != self.stamp:
+            self._look()
         return len(self._counted)
 
     def counts(self, learner: str) -> bool:
         """True if rounds count on this member."""
-        self._look()
+        if self._known_at != self.stamp:
+            self._look()
         return learner in self._counted
 
     def proven(self) -> int:
         """How many of the active members have answered a round."""
-        self._look()
+        if self._known_at != self.stamp:
+            self._look()
         return self._proven
 
     def moved_far(self) -> int:
         """How many have gone far since the last round was launched: of those, and of those who once answered and were
         set aside."""
-        self._look()
+        if self._known_at != self.stamp:
+            self._look()
         return self._moved_far
 
     def counted_steps(self) -> list[int]:
         """The steps of those members, smallest first."""
-        self._look()
+        if self._known_at != self.stamp:
+            self._look()
         return self._steps
 
     def counted_paces(self) -> list[float]:
         """The step times of those of them that have one, shortest first."""
-        self._look()
+        if self._known_at != self.stamp:
+            self._look()
         return self._paces
 
     def mark(self, member: Member, state: MemberState) -> None:

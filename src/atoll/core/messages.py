@@ -25,10 +25,11 @@ the update inside Published): for small fragments a bulk call would cost more th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from atoll.core.config import SyncConfig
+from atoll.core.values import dataclass
 
 PROTOCOL_VERSION = 3
 """2 added healing, inner state from a peer, data leases and the epoch in Hello; 3 a secret for each session, and the

@@ -16,10 +16,10 @@ with each version (`Published.due_step`) and need not know the policy. One of a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from atoll.core.registry import Registry
+from atoll.core.values import dataclass
 
 if TYPE_CHECKING:
     from atoll.core.config import SyncConfig

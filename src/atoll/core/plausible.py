@@ -35,7 +35,8 @@ that all claimed more. An island 64 times the size of the others so has its true
 
 def step_credit(elapsed_ns: int, pace_ns: float) -> float:
     """How many more steps are believed of anybody after this time, where the others' steps take `pace_ns`."""
-    return PACE_FACTOR * max(0, elapsed_ns) / max(STEP_NS_MIN, pace_ns)
+    pace_ns = pace_ns if pace_ns > STEP_NS_MIN else STEP_NS_MIN
+    return PACE_FACTOR * elapsed_ns / pace_ns if elapsed_ns > 0 else 0.0
 
 
 def steps_burst(config: SyncConfig) -> int:
@@ -45,6 +46,8 @@ def steps_burst(config: SyncConfig) -> int:
 
 def discards_fit(tokens: int, discarded: Sequence[DiscardCount]) -> bool:
     """True if no fragment has lost more tokens than there were: each is discarded once, for one cause."""
+    if not discarded:  # as in nearly every report
+        return 0 <= tokens <= TOKENS_MAX
     lost: dict[int, int] = {}
     for count in discarded:
         lost[count.fragment] = lost.get(count.fragment, 0) + count.tokens

@@ -238,8 +238,9 @@ def _norm_periods(config: SyncConfig, steps: int) -> float:
 def upcoming_steps(learner_step_ns: float, run_step_ns: float) -> int:
     """How many steps the run may take during one step of this learner, and one to spare. A learner ten times slower
     keeps ten times the snapshots and so still answers every request at once."""
-    run_steps = learner_step_ns / run_step_ns if run_step_ns > 0 else 1.0
-    return math.ceil(max(1.0, run_steps)) + 1
+    if learner_step_ns <= run_step_ns or run_step_ns <= 0:
+        return 2
+    return math.ceil(learner_step_ns / run_step_ns) + 1
 
 
 def moving_average(old: float, sample: float) -> float:

@@ -16,15 +16,17 @@ from typing import NamedTuple
 from atoll.core.messages import NO_VERSION, Request
 
 
-class Counters(NamedTuple):
+@dataclass(slots=True)
+class Total:
+    """All that a learner has done, whatever became of it. Its fragments share it: a step counts for each of them."""
+
     steps: int = 0
     tokens: int = 0
 
-    def plus(self, other: Counters) -> Counters:
-        return Counters(self.steps + other.steps, self.tokens + other.tokens)
 
-    def minus(self, other: Counters) -> Counters:
-        return Counters(self.steps - other.steps, self.tokens - other.tokens)
+class Counters(NamedTuple):
+    steps: int = 0
+    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -56,7 +58,11 @@ class FragmentProgress:
     due_step: int = 0
     period: int = 0
     """Steps between the fragment's last two rounds, as far as is known here; the run's `sync_every` at first."""
-    local: Counters = field(default_factory=Counters)
+    total: Total = field(default_factory=Total)
+    """Of its learner."""
+    settled_steps: int = 0
+    settled_tokens: int = 0
+    """Of the total, what is not local any more: it was contributed or overwritten."""
     snapshot: Counters | None = None
     outstanding: list[Sent] = field(default_factory=list)
     request: Request | None = None
@@ -84,6 +90,25 @@ class FragmentProgress:
     """The learner's step at the last contribution: on a thin uplink the fragment that has waited longest goes first."""
 
     @property
+    def local(self) -> Counters:
+        """Steps and tokens since the base that are in no contribution."""
+        return Counters(self.total.steps - self.settled_steps, self.total.tokens - self.settled_tokens)
+
+    @property
+    def local_steps(self) -> int:
+        return self.total.steps - self.settled_steps
+
+    def settle(self, counters: Counters) -> None:
+        """So much of what is local is so no longer."""
+        self.settled_steps += counters.steps
+        self.settled_tokens += counters.tokens
+
+    def unsettle(self, counters: Counters) -> None:
+        """So much is local again."""
+        self.settled_steps -= counters.steps
+        self.settled_tokens -= counters.tokens
+
+    @property
     def newest(self) -> int:
         """The newest version that is on this host."""
         return self.prepared[-1] if self.prepared else self.base
@@ -95,9 +120,8 @@ class FragmentProgress:
     @property
     def pending_tokens(self) -> int:
         """Tokens that are neither merged, as far as is known here, nor discarded."""
-        if not self.outstanding:
-            return self.local.tokens
-        return self.local.tokens + sum(s.counters.tokens for s in self.outstanding if s.merged_version == NO_VERSION)
+        local = self.total.tokens - self.settled_tokens
+        return local + sum(s.counters.tokens for s in self.outstanding if s.merged_version == NO_VERSION)
 
     @property
     def unanswered_tokens(self) -> int:
@@ -112,7 +136,7 @@ class FragmentProgress:
     @property
     def to_give(self) -> int:
         """Contributions that it has not: those on their way, and one of what is left."""
-        return self.next_seq - self.answered + (self.local.steps > 0)
+        return self.next_seq - self.answered + (self.local_steps > 0)
 
     @property
     def may_contribute(self) -> bool:

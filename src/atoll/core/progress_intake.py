@@ -45,7 +45,8 @@ class ProgressIntake:
         if self._state.config.synchronous or membership.counted() <= 1:
             return step
         # What was not used before is not saved up, or a learner could jump by as far as it has come.
-        saved = min(member.credit, steps_burst(self._state.config))
+        burst = steps_burst(self._state.config)
+        saved = member.credit if member.credit < burst else burst
         member.credit = saved + step_credit(now_ns - member.credit_ns, low_median(membership.counted_paces()))
         member.credit_ns = now_ns
         gained = max(0, min(step - member.step_counted, int(member.credit)))
@@ -85,7 +86,7 @@ class ProgressIntake:
         if member.steps_before >= 0 and message.step - message.steps != member.steps_before:
             return "a step that its own steps do not lead to"
         fragments = self._state.config.fragments
-        if len(message.bases) != fragments or any(not 0 <= d.fragment < fragments for d in message.discarded):
+        if len(message.bases) != fragments or [d for d in message.discarded if not 0 <= d.fragment < fragments]:
             return "fragments that this run does not have"
         possible = message.steps <= message.step <= STEP_MAX and discards_fit(message.tokens, message.discarded)
         return "" if possible else "counters that cannot be"

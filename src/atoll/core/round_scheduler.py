@@ -61,6 +61,7 @@ class RoundScheduler:
 
     def __init__(self, config: SyncConfig, membership: Membership, ledger: Ledger) -> None:
         self.config = config
+        self._synchronous = config.synchronous
         self._membership = membership
         self._ledger = ledger
         self._delivery = DeliveryWatch(config, membership)
@@ -92,8 +93,11 @@ class RoundScheduler:
         """Fragments that were not merged since the membership last changed."""
         self._changed_ns = 0
         """When the clock, a round or the membership last changed."""
-        self._quorum_for = (-1, -1)
+        self._quorum_for = -1
         self._quorum = 0
+        self._enough = False
+        """Rounds count on a quorum."""
+        self._spares_one = False
         self._upcoming_for: tuple[int, int] = (-1, -1)
         self._upcoming: dict[int, tuple[int, ...]] = {}
 
@@ -101,10 +105,11 @@ class RoundScheduler:
 
     def quorum(self) -> int:
         """K, for those whom rounds count on now. Kept while nobody comes, goes or is set aside: every message asks."""
-        known = (self._membership.stamp, self._membership.joined_max)
-        if known != self._quorum_for:
-            self._quorum_for = known
-            self._quorum = quorum_count(self.config, self._membership.counted(), self._joined_max)
+        if self._quorum_for != self._membership.stamp:
+            self._quorum_for, counted = self._membership.stamp, self._membership.counted()
+            self._quorum = quorum_count(self.config, counted, self._joined_max)
+            self._enough = counted >= self._quorum
+            self._spares_one = may_set_aside(self.config, counted, self._joined_max)
         return self._quorum
 
     @property
@@ -115,13 +120,15 @@ class RoundScheduler:
 
     def waits_for_expected(self) -> bool:
         """True while there would be rounds if those who are here were all that are expected."""
+        if self._membership.joined_max >= self.config.learners_expected:  # for good: every message asks
+            return False
         short = self._joined_max < self.config.learners_expected and self._membership.counted() > 0
         return short and self.quorum() > self._membership.counted()
 
     def waive_expected(self) -> None:
         """Go on with those who are here."""
         self.expected_waived = True
-        self._quorum_for = (-1, -1)
+        self._quorum_for = -1
         self._moved += 1
 
     def clock(self) -> int | None:
@@ -140,11 +147,12 @@ class RoundScheduler:
         key = (self.clock_last, self._moved)
         if key != self._upcoming_for:
             self._upcoming_for, self._upcoming = key, {}
-        if steps not in self._upcoming:
+        known = self._upcoming.get(steps)
+        if known is None:
             horizon = self.clock_last + steps
             ordered = sorted((t.due_step, t.index) for t in self.tracks if not t.busy and t.due_step <= horizon)
-            self._upcoming[steps] = tuple(index for _, index in ordered)
-        return self._upcoming[steps]
+            known = self._upcoming[steps] = tuple(index for _, index in ordered)
+        return known
 
     @property
     def in_flight(self) -> int:
@@ -154,29 +162,36 @@ class RoundScheduler:
 
     def launch_due(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """Launch what the clock says. Nothing can have changed unless the clock, a round or the membership did."""
-        self._keep_enough(now_ns, out)
+        self.quorum()
+        if not self._enough:
+            self._take_all_in(now_ns, out)
         clock = self.clock()
-        self._keep_moving(clock)
+        if clock is None:
+            return
+        if not self._synchronous and self._membership.moved_far():
+            self._keep_moving(clock)
         seen = (clock, self._moved, self._membership.stamp)
-        if clock is None or (seen == self._launched_for and now_ns < self._standstill_ns()):
+        if seen == self._launched_for and (not self._synchronous or now_ns < self._standstill_ns()):
             return
         if seen == self._launched_for:
             self._launch(min(self.tracks, key=lambda t: (t.last_round, t.index)), clock, now_ns, out)
         self._launched_for, self._changed_ns = seen, now_ns
         for track in self.tracks:
             # When the fastest learner goes, the clock falls back to the others: nobody waits for it to catch up.
-            track.due_step = min(track.due_step, clock + track.period)
-            self._ask_newcomers(track, clock, out)
-        due = sorted(
-            (t for t in self.tracks if not t.busy and t.due_step <= clock), key=lambda t: (t.due_step, t.index)
-        )
-        for track in due[: max(0, self.config.rounds_in_flight_max - self.in_flight)]:
-            self._launch(track, clock, now_ns, out)
+            if track.due_step > clock + track.period:
+                track.due_step = clock + track.period
+            if track.round is not None:
+                self._ask_newcomers(track, track.round, clock, out)
+        due = [t for t in self.tracks if t.due_step <= clock and not t.busy]
+        if due:
+            due.sort(key=lambda t: (t.due_step, t.index))
+            for track in due[: max(0, self.config.rounds_in_flight_max - self.in_flight)]:
+                self._launch(track, clock, now_ns, out)
 
-    def _keep_moving(self, clock: int | None) -> None:
+    def _keep_moving(self, clock: int) -> None:
         """Nobody's standing still stops the others: when enough of them have gone far without a round, all fragments
         are due. (Learners of a synchronous run do stand still, see `_standstill_ns`.)"""
-        if clock is None or self.config.synchronous or self._membership.moved_far() < self._enough_movers():
+        if self._membership.moved_far() < self._enough_movers():
             return
         if not self.in_flight and all(track.due_step > clock for track in self.tracks):
             self._moved += 1
@@ -190,11 +205,10 @@ class RoundScheduler:
             return self.quorum()
         return quorum_count(self.config, expected, expected)
 
-    def _ask_newcomers(self, track: FragmentTrack, clock: int, out: list[SyncerEffect]) -> None:
+    def _ask_newcomers(self, track: FragmentTrack, opened: Round, clock: int, out: list[SyncerEffect]) -> None:
         """A round that has waited a whole period for its quorum, and not asked everybody who is here by now, begins
         anew: those who were not asked need not wait with their progress for one whose link is slow."""
-        opened = track.round
-        if opened is None or opened.quorum_ns >= 0 or clock < opened.clock_step + track.period:
+        if opened.quorum_ns >= 0 or clock < opened.clock_step + track.period:
             return
         newcomers = sum(member.learner not in opened.asked for member in self._membership.active())
         if opened.asked and newcomers:
@@ -209,7 +223,7 @@ class RoundScheduler:
             self._disturbed_by = self._membership.stamp
             self._disturbed = set(range(len(self.tracks)))
         paces = self._membership.counted_paces()
-        if not self.config.synchronous or not self._disturbed or self.in_flight or not self.clock() or not paces:
+        if not self._synchronous or not self._disturbed or self.in_flight or not self.clock() or not paces:
             return NEVER_NS
         slowest = min(paces[-1], PACE_FACTOR * median(paces))
         return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * slowest))
@@ -445,18 +459,18 @@ class RoundScheduler:
 
     def spares_one(self) -> bool:
         """True if rounds can do without one of those that they count."""
-        return may_set_aside(self.config, self._membership.counted(), self._joined_max)
+        self.quorum()
+        return self._spares_one
 
     def take_in(self, member: Member, reason: str, out: list[SyncerEffect]) -> None:
         """Rounds count on this member again."""
         self._delivery.take_in(member, reason, out)
 
-    def _keep_enough(self, now_ns: int, out: list[SyncerEffect]) -> None:
+    def _take_all_in(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """When others have gone, those who were set aside may be needed for a quorum, and those who have not answered
         yet."""
-        if self._membership.counted() < self.quorum():
-            self._delivery.take_all_in("too few others are left", out)
-            self._membership.begin_patience(now_ns)
+        self._delivery.take_all_in("too few others are left", out)
+        self._membership.begin_patience(now_ns)
 
     def _abort(self, track: FragmentTrack, opened: Round, reason: str, out: list[SyncerEffect]) -> None:
         self.aborts += 1
@@ -615,16 +629,16 @@ class RoundScheduler:
             self.try_close(track, now_ns, out)
 
     def next_wake_ns(self) -> int | None:
-        wakes = [
-            t.round.grace_deadline_ns()
-            if t.round.quorum_ns >= 0 and len(t.round.contributors()) >= self.quorum()
-            else t.round.launched_ns + self.config.quorum_timeout_ns
-            for t in self.tracks
-            if t.round is not None
-        ]
-        standstill_ns = self._standstill_ns()
-        wakes += [standstill_ns] if standstill_ns != NEVER_NS else []
-        return min(wakes) if wakes else None
+        wake_ns = self._standstill_ns() if self._synchronous else NEVER_NS
+        for track in self.tracks:
+            opened = track.round
+            if opened is None:
+                continue
+            if opened.quorum_ns >= 0 and len(opened.contributors()) >= self.quorum():
+                wake_ns = min(wake_ns, opened.grace_deadline_ns())
+            else:
+                wake_ns = min(wake_ns, opened.launched_ns + self.config.quorum_timeout_ns)
+        return wake_ns if wake_ns != NEVER_NS else None
 
 
 def refused(identity: ContributionId, tokens: int, code: str, detail: str) -> Note:

@@ -11,9 +11,10 @@ If neither happens by the quorum timeout, the round is aborted: its contribution
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from atoll.core.messages import NO_VERSION
+from atoll.core.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -57,7 +57,8 @@ class SilenceWatch:
             return Silence.AWAY
         if self._may_be_quiet(member) and now_ns - member.heard_ns >= QUIET_NS:
             return Silence.QUIET
-        if self._proof_due_ns(member) is not None and now_ns >= (self._proof_due_ns(member) or 0):
+        proof_ns = self._proof_due_ns(member)
+        if proof_ns is not None and now_ns >= proof_ns:
             return Silence.UNPROVEN
         if self._is_deaf(member, now_ns):
             return Silence.DEAF
@@ -112,7 +113,7 @@ class SilenceWatch:
         if member.state is not MemberState.ACTIVE or not member.connected or not member.bases:
             return False
         tracks, layout = self._state.book.tracks, self._state.layout
-        behind = any(track.version > base for track, base in zip(tracks, member.bases, strict=True))
+        behind = bool([base for track, base in zip(tracks, member.bases, strict=True) if track.version > base])
         if not behind or not member.behind_ns:
             member.behind_ns, member.behind_steps = now_ns if behind else 0, member.steps
             return False

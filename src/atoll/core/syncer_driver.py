@@ -15,7 +15,7 @@ seeds are never over at once. A host whose process dies, or that finds a newer s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, assert_never
 
 from atoll.core import effects as fx
@@ -41,6 +41,7 @@ from atoll.core.messages import (
 from atoll.core.note_budget import NoteBudget
 from atoll.core.rounds import ContributionId, ContributionRecord
 from atoll.core.syncer_machine import SyncerMachine
+from atoll.core.values import replace
 
 LEFT = "left"
 """Why the session of a learner ends that has left."""
@@ -242,13 +243,16 @@ class SyncerDriver:
         """Send, once everything that the message follows from is on disk. A refusal follows from nothing."""
         if isinstance(message, Refused):
             self._host.send(session, message)
+            return
+        whole = self._with_update(session, message) if isinstance(message, Published) else message
+        if self.gate.open:
+            self._host.send(session, whole)
         else:
-            whole = self._with_update(session, message)
             self.gate.after_tape(lambda: self._host.send(session, whole))
 
-    def _with_update(self, session: int, message: SyncerMessage) -> SyncerMessage:
+    def _with_update(self, session: int, message: Published) -> Published:
         """A small update goes out with its notice, which spares a learner that keeps up a bulk call."""
-        if isinstance(message, Published) and self.machine.keeps_up(session, message.fragment, message.version):
+        if self.machine.keeps_up(session, message.fragment, message.version):
             update = self._host.inline_update(message.fragment, message.version)
             if update is not None:
                 return replace(message, update=update)

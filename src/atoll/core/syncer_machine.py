@@ -24,7 +24,6 @@ for a learner) they return, and the machine does it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, assert_never
 
 from atoll.core.admission import check_sender
@@ -91,6 +90,7 @@ from atoll.core.seed_intake import SeedIntake
 from atoll.core.silence import QUIET_NS, Silence, SilenceWatch
 from atoll.core.syncer_recovery import FROM_LEARNERS, SyncerRecovery
 from atoll.core.syncer_state import SyncerState, changed, warned
+from atoll.core.values import replace
 from atoll.errors import AtollError
 
 REPORTS_BURST = 200.0
@@ -173,22 +173,25 @@ class SyncerMachine:
     def next_wake_ns(self) -> int | None:
         """When to send the next Tick, if nothing else happens before."""
         healing, inner_slots = self._recovery.healing, self._handoff.inner_slots
-        known = [
-            self._state.book.next_wake_ns(),
+        first_ns = self._state.book.next_wake_ns()
+        for wake_ns in (
             inner_slots.next_wake_ns() if inner_slots.open else None,
             self._seeding.next_wake_ns(),
             healing.next_wake_ns() if healing is not None else None,
             self._silence.next_wake_ns(),
             self._expected.next_wake_ns(),
-        ]
-        return min([wake_ns for wake_ns in known if wake_ns is not None], default=None)
+        ):
+            if wake_ns is not None and (first_ns is None or wake_ns < first_ns):
+                first_ns = wake_ns
+        return first_ns
 
     def _follow_up(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """What follows from any change: ask for what was lost, stop when the budget is spent, launch what is due, merge
         leftovers, finish."""
-        self._begin_with(self._recovery.heal(now_ns, out), out)
-        if self._recovery.in_vain:
-            self._selection.give_up_claimed(out)
+        if self._recovery.healing is not None:
+            self._begin_with(self._recovery.heal(now_ns, out), out)
+            if self._recovery.in_vain:
+                self._selection.give_up_claimed(out)
         self._seeding.watch(now_ns, out)
         state = self._state
         if not state.committed:
@@ -298,7 +301,7 @@ class SyncerMachine:
     # ------------------------------------------------------------ control messages
 
     def _message(self, event: FromLearner, now_ns: int, out: list[SyncerEffect]) -> None:
-        member = self.membership.by_session(event.session)
+        member = self._state.membership.by_session(event.session)
         if member is None:
             return
         member.heard_ns = now_ns
@@ -382,16 +385,17 @@ class SyncerMachine:
         out.append(Answer(refusal or PushReply(accepted=True)))
 
     def _check_push(self, header: PushHeader, now_ns: int) -> PushReply | None:
-        who = f"learner {header.learner!r}, fragment {header.fragment}"
         if header.kind is PushKind.INNER:
             return self._handoff.check(InnerPiece.of(header))
         if self.layout is None or not 0 <= header.fragment < self.config.fragments:
+            who = f"learner {header.learner!r}, fragment {header.fragment}"
             return PushReply(False, Refusal.UNKNOWN_FRAGMENT, f"{who}: this run has no such fragment")
         if header.kind is PushKind.HEAL:
             return self._recovery.check(header)
         if header.kind is PushKind.SEED:
             return self._seeding.check(header)
         if self.healing is not None:
+            who = f"learner {header.learner!r}, fragment {header.fragment}"
             return PushReply(False, Refusal.BUSY, f"{who}: the syncer is collecting what it lost; send it again")
         return self._contributions.check(header, now_ns)
 
@@ -475,10 +479,11 @@ class SyncerMachine:
         self._silence.look_again()
         self._handoff.expire(now_ns, out)
         for _, member in sorted(self.membership.members.items()):
+            silence = self._silence.judge(member, now_ns)
+            if silence is Silence.NOTHING:
+                continue
             silent_ns = now_ns - member.heard_ns
-            match self._silence.judge(member, now_ns):
-                case Silence.NOTHING:
-                    pass
+            match silence:
                 case Silence.QUIET:
                     self.book.set_aside(member, f"silent for {QUIET_NS / 1e9:g} s", now_ns, out, quiet=True)
                 case Silence.AWAY:
@@ -494,7 +499,7 @@ class SyncerMachine:
                     self.book.tick(now_ns, out)
                 case Silence.DEAF:
                     _end_deaf(member, out)
-                case silence:
+                case _:
                     assert_never(silence)
 
     def _lost(self, member: Member, out: list[SyncerEffect]) -> None:

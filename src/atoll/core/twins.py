@@ -38,7 +38,7 @@ class Twins:
             self._differs(learner, step)
             self._forget()
             return None
-        pair = (min(learner, other), max(learner, other))
+        pair = (learner, other) if learner < other else (other, learner)
         count, last = self._rows.get(pair, (0, math.nan))
         count += loss != last
         self._rows[pair] = (count, loss)

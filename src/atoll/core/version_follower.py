@@ -22,7 +22,7 @@ from atoll.core.effects import (
 from atoll.core.events import LearnerAdopted, Warned
 from atoll.core.learner_state import LearnerState
 from atoll.core.messages import NO_VERSION, Discard, FetchKind, FragmentState, Published, Refusal
-from atoll.core.progress import Counters, FragmentProgress
+from atoll.core.progress import FragmentProgress
 
 PREPARED_MAX = 2
 """Versions of a fragment that may wait for the next step boundary. A learner that pauses for minutes must not collect
@@ -36,8 +36,8 @@ class VersionFollower:
 
     @property
     def adopt_ready(self) -> bool:
-        incomplete = self._reseed_incomplete()
-        return any(p.prepared and not (p.reseed and incomplete) for p in self._state.fragments)
+        ready = [p for p in self._state.fragments if p.prepared]
+        return bool(ready) and (not self._reseed_incomplete() or any(not p.reseed for p in ready))
 
     @property
     def behind(self) -> int:
@@ -56,12 +56,12 @@ class VersionFollower:
 
     def adopt_prepared(self, out: list[LearnerEffect]) -> None:
         """Training thread, at a step boundary: parameters change here and nowhere else."""
-        incomplete = self._reseed_incomplete()
-        for progress in self._state.fragments:
+        # Of most fragments there is nothing new after most steps.
+        new = [p for p in self._state.fragments if p.prepared or p.outstanding or p.announced > p.base or p.reseed]
+        incomplete = bool(new) and self._reseed_incomplete()
+        for progress in new:
             if progress.reseed and incomplete:
                 continue
-            if not progress.prepared and not progress.outstanding and progress.announced <= progress.base:
-                continue  # nothing new, which is so after most steps
             for version in progress.prepared:
                 self._adopt(progress, version, out)
             progress.prepared = []
@@ -90,7 +90,7 @@ class VersionFollower:
         if rule == "overwrite":
             cause = progress.reseed or Discard.OVERWRITTEN
             self._state.discard(progress, progress.local.tokens, cause, out)
-            progress.local = Counters()
+            progress.settle(progress.local)
             for sent in progress.outstanding:
                 sent.overwritten = True
         if progress.based:
@@ -114,7 +114,7 @@ class VersionFollower:
             rule = "overwrite"
         elif (
             rule == "rebase"
-            and progress.local.steps == 0
+            and progress.local_steps == 0
             and len(merged) == len(progress.outstanding)
             and (not ahead or self._state.config.synchronous)
         ):
@@ -207,11 +207,12 @@ class VersionFollower:
         if progress.fetching != NO_VERSION or not self._state.linked or full:
             return
         # Updates that have left the ring are not worth asking for.
-        behind = progress.announced - progress.newest > self._state.config.ring_versions
-        whole = progress.newest == NO_VERSION or bool(progress.reseed) or progress.whole or behind
-        if progress.announced == NO_VERSION or (not whole and progress.announced <= progress.newest):
+        newest = progress.newest
+        behind = progress.announced - newest > self._state.config.ring_versions
+        whole = newest == NO_VERSION or bool(progress.reseed) or progress.whole or behind
+        if progress.announced == NO_VERSION or (not whole and progress.announced <= newest):
             return
-        version = progress.announced if whole else progress.newest + 1
+        version = progress.announced if whole else newest + 1
         kind = FetchKind.THETA if whole else FetchKind.UPDATE
         progress.fetching = version
         out.append(Fetch(kind, progress.index, version, progress.checksums.get(version, 0)))

@@ -7,20 +7,22 @@ A fact says what was observed at one place, never what it means: that is the che
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from atoll.core import values
 
 Identity = tuple[str, int, int]
 """learner, generation, seq: with the fragment it names one contribution for ever."""
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Opened:
     """A syncer has opened the run's state under this epoch."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Restored:
     """A syncer begins from what an earlier one left: a version and checksum for every fragment it found."""
 
@@ -30,7 +32,7 @@ class Restored:
     """True if the disk did all that it promised: no write failed, no byte was lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Committed:
     """A syncer has merged these contributions into a version. Version 0 is the seed."""
 
@@ -58,7 +60,7 @@ class Committed:
     """And what it may have by its true size, the others' and the time that it has claimed more."""
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Durable:
     """This version is on disk."""
 
@@ -67,7 +69,7 @@ class Durable:
     version: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Healed:
     """A learner has brought a lost version back, and it is the run's again."""
 
@@ -77,7 +79,7 @@ class Healed:
     checksum: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Told:
     """Word of this version has left the syncer's process. `promised`: its level of durability holds at the moment."""
 
@@ -88,7 +90,7 @@ class Told:
     promised: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Adopted:
     """A learner's process has brought its parameters to this version; `checksum` is of what it holds (0: unknown)."""
 
@@ -99,7 +101,7 @@ class Adopted:
     checksum: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class WentBack:
     """The run told this process that the versions it holds are lost, so that it may adopt older ones."""
 
@@ -108,7 +110,7 @@ class WentBack:
     fragment: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Books:
     """One fragment's line of the token ledger."""
 
@@ -119,7 +121,7 @@ class Books:
     discarded: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Processed:
     """What learners have really done, counted where it was done: `known` is the least that the ledger must know,
     `total` the most that it can."""
@@ -128,7 +130,7 @@ class Processed:
     total: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Rested:
     """Everything has been handed over and merged: what the ledger calls merged must be what is in the parameters.
     `whole`: no record of a merge was ever lost on a disk."""
@@ -136,7 +138,7 @@ class Rested:
     whole: bool
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Calm:
     """From here on nothing is wrong in the world; by `until_ns` the run must show progress."""
 
@@ -146,7 +148,7 @@ class Calm:
     learners: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Progressed:
     """A version was committed (fragment set), or a contribution of this learner was merged (learner set)."""
 
@@ -155,14 +157,14 @@ class Progressed:
     learner: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Ended:
     """There is nothing more to come."""
 
     at_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Lived:
     """How one process of a learner spent its time: `able_ns` is when it was up, joined and not deliberately held, and
     `step_ns` what its steps took by themselves."""
@@ -176,7 +178,7 @@ class Lived:
     """A synchronous run: waiting for the merge is what was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Refused:
     """A push or session was refused or a contribution dropped; `told` says that an event names it."""
 
@@ -185,7 +187,7 @@ class Refused:
     told: bool
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Replayed:
     """The merges on the tape, done again: the checksum that came out for a fragment, and the one on record."""
 
@@ -195,14 +197,14 @@ class Replayed:
     found: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class GuardReset:
     """The syncer's guard against outliers of this fragment has begun anew, and said so."""
 
     fragment: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Overtaken:
     """A syncer of this epoch has ended for a newer one; `newest` is the newest that has opened the run."""
 
@@ -210,7 +212,7 @@ class Overtaken:
     newest: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class TurnedAway:
     """A process of an honest learner was refused for good."""
 
@@ -218,7 +220,7 @@ class TurnedAway:
     code: str
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Charged:
     """Of one process of an honest learner: the tokens that the ledger has it process, and those that it did."""
 
@@ -227,7 +229,7 @@ class Charged:
     did: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Kept:
     """All is over: the tokens that one process of an honest learner has processed, and those of one fragment that it
     has discarded. `overwritten` of them the run's own settings cost."""
@@ -242,7 +244,7 @@ class Kept:
     """Tokens of its contributions that the syncer has refused. It gives them again, unless it was about to leave."""
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Unlied:
     """A run and its twins, in which the liar is honest, or is not there: the share of honest tokens that were merged,
     and the versions that were made until the world was healed."""
@@ -253,7 +255,7 @@ class Unlied:
     versions_there: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Spent:
     """A run has ended by its budget of tokens; `most` is what can count for it: all that honest learners did, and what
     may be believed of a liar."""
@@ -262,7 +264,7 @@ class Spent:
     most: int
 
 
-@dataclass(frozen=True, slots=True)
+@values.dataclass(frozen=True, slots=True)
 class Sizes:
     """How much of something there is, and the most that there may be."""
 

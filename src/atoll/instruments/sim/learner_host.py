@@ -33,13 +33,16 @@ from atoll.core import (
     Payload,
     PreparedVersion,
     Progress,
+    Published,
     PushHeader,
     PushKind,
     PushReply,
     Refused,
+    Request,
     Start,
     Welcome,
     build_layout,
+    messages,
 )
 from atoll.core import effects as fx
 from atoll.errors import PayloadError
@@ -173,9 +176,10 @@ class LearnerHost(Process, LearnerDriverHost):
         if self._close_wanted:
             self._close()
             return
-        if self._inner_until_ns > self.world.now_ns:
+        if self._inner_until_ns > self.world.clock.now_ns:
             return
-        if machine.must_wait and not self._alone:
+        must_wait = machine.must_wait
+        if must_wait and not self._alone:
             if machine.boundary_wanted:
                 self.driver.handle(fx.Boundary())
             if machine.must_wait:
@@ -183,7 +187,7 @@ class LearnerHost(Process, LearnerDriverHost):
                     self._waiting_since_ns = self.world.now_ns
                     self.later(SYNC_WAIT_NS_MAX, self._waited_enough, self._waiting_since_ns)
                 return
-        elif not machine.must_wait:
+        elif not must_wait:
             self._alone = False
         self._waiting_since_ns = -1
         self._begin_step()
@@ -296,18 +300,23 @@ class LearnerHost(Process, LearnerDriverHost):
     def on_message(self, connection: Connection, message: Any) -> None:
         if connection is not self.connection:
             return
-        if isinstance(message, Refused):
-            self._refused(message)
-            return
-        if isinstance(message, Welcome) and self.payloads is None:
-            layout = build_layout(self.world.tensors, message.config.fragments)
-            self.payloads = self.world.new_learner_payloads(layout, message.config, self.name)
-        if isinstance(message, DataLeases):
-            if self.reader is not None:
-                self.reader.answered(message)
-            return
-        if isinstance(message, Start):
-            self._backoff_ns = BACKOFF_NS[0]
+        match message:
+            case (
+                Published() | messages.Upcoming() | Request() | messages.InlineReply()
+            ):  # most of them, and nothing to do here
+                pass
+            case Refused():
+                self._refused(message)
+                return
+            case DataLeases():
+                if self.reader is not None:
+                    self.reader.answered(message)
+                return
+            case Start():
+                self._backoff_ns = BACKOFF_NS[0]
+            case Welcome() if self.payloads is None:
+                layout = build_layout(self.world.tensors, message.config.fragments)
+                self.payloads = self.world.new_learner_payloads(layout, message.config, self.name)
         self.driver.heard(message)
 
     def _refused(self, message: Refused) -> None:
@@ -331,7 +340,7 @@ class LearnerHost(Process, LearnerDriverHost):
     # ------------------------------------------------------------ what the driver asks for: the world
 
     def now_ns(self) -> int:
-        return self.world.now_ns
+        return self.world.clock.now_ns
 
     def news(self) -> None:
         if not self._stepping:

@@ -89,7 +89,8 @@ class VirtualLink:
         rate = weather.bits_per_s[direction]
         sent_ns = now_ns
         if rate:
-            sent_ns = max(now_ns, self._free_ns[direction]) + int(size * 8e9 / rate)
+            free_ns = self._free_ns[direction]
+            sent_ns = (free_ns if free_ns > now_ns else now_ns) + int(size * 8e9 / rate)
             self._free_ns[direction] = sent_ns
         arrival_ns = sent_ns + weather.latency_ns[direction]
         if weather.jitter_ns:
@@ -97,7 +98,8 @@ class VirtualLink:
         if weather.loss:
             arrival_ns += self._lost_ns(size, weather.loss)
         arrived = stream.arrived_ns
-        arrival_ns = max(arrival_ns, arrived[direction])
+        if arrival_ns < arrived[direction]:
+            arrival_ns = arrived[direction]
         arrived[direction] = arrival_ns
         self._clock.at(arrival_ns, deliver, *arguments)
 

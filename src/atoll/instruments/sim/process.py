@@ -39,4 +39,5 @@ class Process:
             action(*arguments)
 
     def later(self, delay_ns: int, action: Callable[..., None], *arguments: Any) -> None:
-        self.world.clock.after(delay_ns, self.call, action, *arguments)
+        clock = self.world.clock
+        clock.at(clock.now_ns + delay_ns, self.call, action, *arguments)

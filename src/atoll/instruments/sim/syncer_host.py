@@ -32,6 +32,7 @@ from atoll.core import (
     PushReply,
     Recovery,
     Refusal,
+    Request,
     Role,
     Start,
     Stop,
@@ -43,6 +44,7 @@ from atoll.core import (
     age_limit,
     contribution_weight,
     discounts_of,
+    messages,
     scales_steps,
 )
 from atoll.core import ContributionRecord as Merged
@@ -151,7 +153,7 @@ class SyncerHost(Process):
     # ------------------------------------------------------------ the platform: clock and links
 
     def now_ns(self) -> int:
-        return self.world.now_ns
+        return self.world.clock.now_ns
 
     def wake_at(self, wake_ns: int | None) -> None:
         if wake_ns is not None and (self._tick_ns < 0 or wake_ns < self._tick_ns):
@@ -176,19 +178,25 @@ class SyncerHost(Process):
     def send(self, session: int, message: SyncerMessage) -> None:
         if self.gate.fenced:
             return
-        promised = self.level == "commit" and not self.gate.degraded
-        if isinstance(message, Published):
-            self.world.observe(facts.Told(self.epoch, message.fragment, message.version, message.checksum, promised))
-        elif isinstance(message, Start):
-            for fragment, state in enumerate(message.fragments):
-                self.world.observe(facts.Told(self.epoch, fragment, state.version, state.checksum, promised))
-        elif isinstance(message, Stop):
-            self.world.stop_told()
-        elif isinstance(message, DataLeases) and not self.world.is_honest(self.machine.learner_of(session)):
-            self.world.leased_to_liar.update(lease.chunk for lease in message.granted)
+        match message:
+            case messages.Upcoming() | Request() | messages.InlineReply():  # most of them, and nobody's promise
+                pass
+            case Published():
+                self._told(message.fragment, message.version, message.checksum)
+            case Start():
+                for fragment, state in enumerate(message.fragments):
+                    self._told(fragment, state.version, state.checksum)
+            case Stop():
+                self.world.stop_told()
+            case DataLeases() if not self.world.is_honest(self.machine.learner_of(session)):
+                self.world.leased_to_liar.update(lease.chunk for lease in message.granted)
         connection = self.connections.get(session)
         if connection is not None:
             connection.to_learner(message)
+
+    def _told(self, fragment: int, version: int, checksum: int) -> None:
+        promised = self.level == "commit" and not self.gate.degraded
+        self.world.observe(facts.Told(self.epoch, fragment, version, checksum, promised))
 
     def end_session(self, session: int, reason: str) -> None:
         self.later(SESSION_GRACE_NS, self._end_session, session, reason)
