@@ -121,7 +121,7 @@ class ContributionIntake:
         )
         track.outliers.clear()
         self._state.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)
-        self._state.judge_tokens(member)
+        self._state.judge_tokens(member, now_ns)
         out.append(Answer(PushReply(accepted=True, late=late)))
         received = ContributionReceived(
             round=header.round,

@@ -130,6 +130,7 @@ def _column(
         "folded": folded,
         "accounts": accounts,
         "sizes": {m.learner: m.size_confirmed for m in membership.members.values() if m.size_confirmed},
+        **({"excess": ledger.excess} if ledger.excess else {}),
     }
 
 
@@ -224,6 +225,12 @@ def restore_column(
     book.clock_last = max(book.clock_last, int(fragment_record["clock_step"]))
     book.contributions_merged += track.contributions_merged
     book.commits += track.version
+
+
+def excess_of(rows: Mapping[str, Any], fragment_records: Mapping[int, FragmentRecord]) -> int:
+    """Tokens that did not count for the budget: by the newest record, and by the tape."""
+    newest = max(fragment_records.values(), key=lambda record: int(record["rounds_started"]), default={})
+    return max(int(newest.get("excess", 0)), int(rows.get("ledger", {}).get("excess", 0)))
 
 
 def live_generations(membership: Membership) -> set[tuple[str, int]]:

@@ -43,6 +43,7 @@ from atoll.core.policy import (
 )
 from atoll.core.rounds import ContributionId, ContributionRecord, FragmentTrack, Round
 from atoll.core.sizes import LearnerSizes
+from atoll.core.spending import Spending
 
 STANDSTILL_NS = 15 * SECOND_NS
 STANDSTILL_STEPS = 4
@@ -65,6 +66,7 @@ class RoundScheduler:
         self._ledger = ledger
         self._delivery = DeliveryWatch(config, membership)
         self.sizes = LearnerSizes(config, membership)
+        self.spending = Spending(config, membership, ledger, self.sizes)
         self._scales = MergeScales(config, membership, ledger, self.sizes)
         self.agreement = AgreementWatch(config, membership)
         membership.far_steps = FAR_PERIODS * config.sync_every
@@ -531,6 +533,8 @@ class RoundScheduler:
                 kept = member.merged[done.fragment][-MERGED_KEPT + 1 :]
                 assert all(seq != item.id.seq for seq, _ in kept), f"I2: {item.id} was merged twice"
                 member.merged[done.fragment] = [*kept, (item.id.seq, track.version)]
+                if self.config.tokens_budget:
+                    self.spending.judge(member, now_ns)
         out += [Forget(identity) for identity in self.agreement.merged(items)]
         out.append(
             Note(

@@ -259,7 +259,7 @@ class Spent:
     may be believed of a liar."""
 
     budget: int
-    most: int
+    most: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class RunFacts:
     tokens_per_step: int
     outlier_factor: float = 10.0
     step_factor_min: float = 1.0
+    share_max: float = 1.0
 
 
 @dataclass(slots=True)
@@ -88,7 +89,10 @@ def check_run(folder: Path, run: RunFacts) -> Checked:
     """Every violation of an invariant that the folder of a finished run shows."""
     stamped = list(read_events(folder))
     checkers = all_checkers(
-        outlier_factor=run.outlier_factor, sync_every=run.sync_every, step_factor_min=run.step_factor_min
+        outlier_factor=run.outlier_factor,
+        sync_every=run.sync_every,
+        step_factor_min=run.step_factor_min,
+        share_max=run.share_max,
     )
     _feed_versions(checkers, stamped, folder / "state", run)
     for fact in _of_learners(stamped):
