@@ -194,7 +194,7 @@ class ContributionIntake:
         most = 2 * len(again) > len(active)
         if most and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW:
             out.append(Note(NormGuardReset(track.index, sum(track.outliers.values()))))
-            track.norms, track.outliers = [], {}
+            track.norms_of, track.outliers = [], {}
 
 
 def _identity(header: PushHeader) -> ContributionId:

@@ -389,7 +389,8 @@ class RoundScheduler:
         items = [opened.contributions[identity] for identity in sorted(opened.contributions)]
         if len(track.norms) >= NORMS_NEEDED:
             return items
-        far = crowd_outliers(self.config, [item.norm for item in items], [item.steps for item in items])
+        learners, norms = [item.id.learner for item in items], [item.norm for item in items]
+        far = crowd_outliers(self.config, learners, norms, [item.steps for item in items])
         for index in far:
             self.drop(items[index], Refusal.NORM_OUTLIER, out)
         return [item for index, item in enumerate(items) if index not in far]
@@ -523,7 +524,7 @@ class RoundScheduler:
         self.contributions_merged += len(items)
         track.contributions_merged += len(items)
         track.rho = done.rho if math.isfinite(done.rho) else 0.0
-        track.norms = norms_after(self.config, track, items)
+        track.norms_of = norms_after(self.config, track, items)
         self.sizes.merged(items)
         self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
         for item in items:
