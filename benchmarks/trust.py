@@ -4,6 +4,7 @@
     python benchmarks/trust.py --minutes 2 --no-record      # a short form, which only prints
     python benchmarks/trust.py --set merge=mean             # with another setting of the synchronisation
     python benchmarks/trust.py --lies flipped,tokens        # only these lies
+    python benchmarks/trust.py --beside --minutes 8         # both runs at once, each on its own half of the cores
 
 All six are real processes of one training script, on this machine, behind the proxy of `atoll chaos storm`. A step
 takes at least --step-ms, so that they do not fight for cores. The liar trains as the others do. What it sends is
@@ -17,6 +18,7 @@ import argparse
 import datetime
 import os
 import platform
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -26,9 +28,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError
-from atoll.instruments.storms.storm import StormConfig, run_storm
-from atoll.launch import train_config
+from atoll.errors import AtollError, ConfigError
+from atoll.instruments.chaos import dump_plan, load_plan
+from atoll.instruments.storms.injection import StormFaults
+from atoll.instruments.storms.plans import CALM
+from atoll.instruments.storms.scorecard import build_scorecard
+from atoll.instruments.storms.storm import StormConfig, StormEnd, run_storm
+from atoll.launch import create_parent, run_train, train_config, write_json, write_text
 from atoll.learner import EXIT_NOT_HANDED_OVER
 from atoll.observe import events as ev
 from atoll.observe import read_events, report_begin_ns
@@ -60,6 +66,8 @@ CLAIMS = {
 }
 """What it claims besides, one after the other in equal shares, and how boldly (`chaos.lies`)."""
 STEPS_MIN, LOSS_MAX = 0.95, 1.02
+TWIN_LATE_S = 60.0
+"""How much longer than the storm the twin may take."""
 IN_ORDER = (0, EXIT_NOT_HANDED_OVER)
 """What is left over a link of 2 kB/s when the run ends cannot be handed over in time, with or without a liar."""
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "trust.md"
@@ -233,6 +241,8 @@ def parser() -> argparse.ArgumentParser:
     asked.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of both runs")
     asked.add_argument("--out", default="", help="folder of both runs (default a new one under runs/)")
     asked.add_argument("--twin", default="", help="an earlier twin with the same settings")
+    asked.add_argument("--beside", action="store_true", help="both runs at the same time, on separate cores")
+    asked.add_argument("--twin-only", action="store_true", help="run the twin into --out/twin and end")
     asked.add_argument("--no-record", action="store_true", help="print the report and leave docs/results alone")
     return asked
 
@@ -253,13 +263,54 @@ def storm_of(options: argparse.Namespace, plan: Path) -> StormConfig:
     )
 
 
+# ---------------------------------------------------------------- both at once
+
+
+def run_beside(options: argparse.Namespace, config: StormConfig) -> StormEnd:
+    """The twin in a process of its own, on the second half of the cores, while the storm runs on the first."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = len(cores) // 2
+    if half < 1:
+        raise ConfigError("two runs side by side need two cores at least; leave --beside away")
+    folder = create_parent(options.out, name="storm")
+    command = [sys.executable, __file__, "--twin-only", *" ".join(_given(options)).split(), "--out", str(folder)]
+    twin = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, cores[half:]))
+    try:
+        os.sched_setaffinity(0, cores[:half])
+        path = folder / "plan.toml"
+        write_text(path, dump_plan(load_plan(Path(config.plan), learners=LEARNERS, seconds=config.seconds)))
+        training = config.train(chaos=str(path), out=str(folder / "storm"))
+        finished = run_train(training, say=say, faults=StormFaults())
+        if twin.wait(TWIN_LATE_S) or finished.result is None:
+            return StormEnd(folder, None, finished)
+    finally:
+        twin.terminate()  # nothing happens where it has ended
+        twin.wait()
+    os.sched_setaffinity(0, cores)
+    card = build_scorecard(training, finished.folder, folder / "twin", seed=options.seed, minutes=config.minutes)
+    write_json(folder / "scorecard.json", card)
+    return StormEnd(folder, card)
+
+
+def run_twin(config: StormConfig, folder: Path) -> int:
+    finished = run_train(config.train(chaos=CALM, out=str(folder / "twin")), say=say, faults=StormFaults())
+    return 0 if finished.result is not None else 1
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
 def main() -> int:
     options = parser().parse_args()
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "trust.toml"
         plan.write_text(plan_text(options.lies))
         try:
-            end = run_storm(storm_of(options, plan), say=lambda text: print(text, flush=True))
+            config = storm_of(options, plan)
+            if options.twin_only:
+                return run_twin(config, Path(options.out))
+            end = run_beside(options, config) if options.beside else run_storm(config, say=say)
         except AtollError as error:
             print(f"a run did not come to its end: {error}", file=sys.stderr)
             return 1

@@ -12,13 +12,16 @@ from world import STEP_NS, World, config
 from atoll.core.agreement import (
     DOUBT_MAX,
     LENGTH_FACTOR,
+    AgreementWatch,
     doubt_after,
     left_out,
     length_factors,
     suspects,
 )
 from atoll.core.config import SyncConfig
+from atoll.core.effects import Compare, Compared
 from atoll.core.events import ContributionRefused, Warned
+from atoll.core.membership import Membership
 from atoll.core.messages import Discard
 from atoll.core.rounds import ContributionId, ContributionRecord
 
@@ -214,3 +217,56 @@ def test_what_a_liar_hands_over_when_it_leaves_counts_as_quarantined() -> None:
     world.check_ledger()
     for fragment in range(4):
         assert world.syncer.ledger.fragment_totals(fragment).discarded.keys() == {Discard.QUARANTINED}
+
+
+class LoneRounds:
+    """Rounds of one: each is judged by what the others gave last, as directions on a line."""
+
+    def __init__(self, learners: int) -> None:
+        membership = Membership()
+        for number in range(learners):
+            member, _ = membership.admit(f"l{number}", "i", number, 0, 1)
+            membership.activate(member, 0)
+        self.watch = AgreementWatch(config(robust="cosine"), membership)
+        self.ways: dict[ContributionId, float] = {}
+
+    def is_merged(self, learner: str, way: float) -> bool:
+        identity = ContributionId(learner, 1, 0, len(self.ways))
+        self.ways[identity] = way
+        items = [ContributionRecord(identity, 1, 0, 4, 40, 8, 1.0, False)]
+        decided = self.watch.judge(items)
+        while isinstance(decided, Compare):
+            decided = self.watch.heard(Compared(0, self._cosines(decided)), items)
+        if learner not in decided.left_out:
+            self.watch.merged(items)
+        return learner not in decided.left_out
+
+    def _cosines(self, compare: Compare) -> dict[str, float]:
+        ways = {identity.learner: self.ways[identity] for identity in compare.contributions}
+        voices = {name: way for name, way in ways.items() if name in compare.voices}
+        sums = {name: sum(way for other, way in voices.items() if other != name) for name in ways}
+        return {name: math.copysign(1.0, way * sums[name]) if sums[name] else 0.0 for name, way in ways.items()}
+
+
+def test_when_the_run_has_turned_its_old_witnesses_are_forgotten() -> None:
+    rounds = LoneRounds(4)
+    learners = ["l0", "l1", "l2", "l3"]
+    assert all(rounds.is_merged(name, 1.0) for name in learners)
+    assert [rounds.is_merged(name, -1.0) for name in learners] == [False, False, True, True]
+    assert all(rounds.is_merged(name, -1.0) for name in learners)
+
+
+def test_one_liar_alone_turns_no_run() -> None:
+    rounds = LoneRounds(4)
+    assert all(rounds.is_merged(name, 1.0) for name in ("l0", "l1", "l2"))
+    assert not any(rounds.is_merged("l3", -1.0) for _ in range(20))
+
+
+def test_nobody_waits_for_the_share_of_one_that_is_left_out_whenever_it_comes() -> None:
+    world = World(config(quorum="75%", learners_expected=4, robust="cosine", partial="scaled"), 4)
+    world.join_all()
+    liar = world.learners["l3@l3-1"]
+    liar.sign, liar.push_delay = -1.0, 3 * STEP_NS
+    world.everyone_steps(120)
+    assert len(world.merges) > 20 and not any(i.learner == "l3" for m in world.merges[-8:] for i in m.contributions)
+    assert all(track.share > 0.95 for track in world.syncer.book.tracks)

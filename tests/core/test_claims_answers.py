@@ -8,9 +8,13 @@ from hypothesis import strategies as st
 from world import STEP_NS, TENSORS, World, config
 
 from atoll.core import effects as fx
-from atoll.core.membership import PROOF_NS
+from atoll.core.ledger import Ledger
+from atoll.core.membership import PROOF_NS, Membership
+from atoll.core.merging import MergeScales
 from atoll.core.messages import Hello, Progress, Ready
 from atoll.core.plausible import capped
+from atoll.core.rounds import ContributionId, ContributionRecord, FragmentTrack, Round
+from atoll.core.sizes import LearnerSizes
 
 SECOND = 1_000_000_000
 
@@ -236,3 +240,19 @@ def test_one_that_is_alone_in_a_merge_of_several_takes_its_share_of_the_step() -
         sized(world)
     alone = [merge for merge in world.merges if len(merge.contributions) == 1]
     assert alone and all(sum(merge.weights) <= 0.4 + 1e-9 for merge in alone)
+
+
+def test_what_is_taken_from_old_contributions_gives_nobody_more_than_its_cap() -> None:
+    """Where only the ratios of weights count, others' being too old must not raise one learner's share."""
+    settings = config(fragments=1, partial="full", share_max=0.4, carry_versions_max=2, sizes="claimed")
+    membership, ledger = Membership(), Ledger([4])
+    scales = MergeScales(settings, membership, ledger, LearnerSizes(settings, membership))
+    track = FragmentTrack(0, 4, 4, version=20)
+    bases = {"fresh": 20, "old": 2, "older": 1}
+    items = [
+        ContributionRecord(ContributionId(name, 1, 0, 0), 1, base, 4, 400 if name == "fresh" else 40, 8, 1.0, False)
+        for name, base in bases.items()
+    ]
+    opened = Round(1, 0, 0, 0, 4, 4, 8, asked=list(bases), waiting=set())
+    weights = scales.weigh(track, opened, items, 0).weights
+    assert max(weights) <= 0.4 * sum(weights) * (1 + 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from world import STEP_NS, FakeLearner, World, config
 
 from atoll.core import effects as fx
 from atoll.core.messages import STEP_MAX, TOKENS_MAX, DiscardCount, Progress, PushHeader, PushKind, Ready, Refused
-from atoll.core.plausible import AWAY_STEPS_MAX, BURST_PERIODS, PACE_FACTOR
+from atoll.core.plausible import AWAY_STEPS_MAX, BURST_PERIODS, PACE_FACTOR, SPEND_PERIODS, SPEND_SLACK
 
 SECOND = 1_000_000_000
 
@@ -195,13 +196,79 @@ def test_what_did_not_count_does_not_count_after_a_restart() -> None:
     assert world.syncer.ledger.processed > 10**9 and not world.syncer.stopping
 
 
-def test_an_honest_run_spends_every_token() -> None:
-    world = World(config(fragments=1, learners_expected=2, tokens_budget=10**6), 2)
+def spent_in_full(world: World) -> bool:
+    return world.syncer.ledger.spent == world.syncer.ledger.processed
+
+
+def unequal(tokens: int, pace: int, steps: int) -> World:
+    """Three learners of which one has so many times the tokens, and takes so many steps while the others take one."""
+    world = World(config(fragments=1, learners_expected=3, tokens_budget=10**9), 3)
     world.join_all()
-    for _ in range(120):
-        world.step(world.learners["l0@l0-1"], tokens=10)
-        world.step(world.learners["l1@l1-1"], tokens=640)
+    for _ in range(steps):
+        for learner in world.learners.values():
+            large = learner is world.learners["l0@l0-1"]
+            for _ in range(pace if large else 1):
+                world.step(learner, tokens=10 * tokens if large else 10)
         world.advance(STEP_NS)
         for learner in world.learners.values():
             world.boundary(learner)
-    assert world.syncer.ledger.spent == world.syncer.ledger.processed, "an island of 64 times the size has shown it"
+    return world
+
+
+@pytest.mark.parametrize(("tokens", "pace"), [(1, 1), (2, 1), (1, 2)])
+def test_tokens_of_learners_that_are_much_alike_count_at_once(tokens: int, pace: int) -> None:
+    assert spent_in_full(unequal(tokens, pace, 30))
+
+
+@pytest.mark.parametrize(("tokens", "pace"), [(64, 1), (1, 8), (8, 8)])
+def test_tokens_of_a_large_or_fast_learner_count_in_full_once_it_has_shown_them(tokens: int, pace: int) -> None:
+    periods = SPEND_PERIODS * (math.ceil(math.log2(tokens * pace / SPEND_SLACK)) + 1)
+    world = unequal(tokens, pace, (periods + 2) * 4)
+    assert spent_in_full(world)
+
+
+def test_a_bold_report_takes_no_more_of_the_budget_than_its_share() -> None:
+    """Six learners; the run ends as if the sixth had worked as the others did."""
+    world = World(config(fragments=1, learners_expected=6, tokens_budget=6 * 400 * 10), 6)
+    world.join_all()
+    world.everyone_steps(100)
+    lie(world, "l0", tokens=lambda m: 1000 * m.tokens, steps=lambda m: 1000 * m.steps, step=lambda m: 1000 * m.step)
+    done = 100
+    while not world.syncer.stopping and done < 500:
+        world.everyone_steps(1)
+        done += 1
+    assert 0.95 * 400 <= done < 500
+    world.check_ledger()
+
+
+def test_what_was_done_while_the_syncer_was_down_counts() -> None:
+    world = running(3, tokens_budget=10**6)
+    world.crash_syncer()
+    for learner in world.learners.values():
+        for _ in range(500):
+            world.step(learner)
+    world.restart_syncer()
+    world.everyone_steps(8)
+    assert world.syncer.ledger.processed > 15_000 and spent_in_full(world)
+
+
+def test_what_one_alone_says_it_did_meanwhile_does_not() -> None:
+    world = running(4, tokens_budget=50_000)
+    world.crash_syncer()
+    world.restart_syncer()
+    lie(world, "l0", tokens=lambda m: m.tokens + 10**9, steps=lambda m: m.steps + 10**6, step=lambda m: m.step + 10**6)
+    world.everyone_steps(20)
+    assert world.syncer.ledger.processed > 10**9 and not world.syncer.stopping
+
+
+def test_what_did_not_count_is_in_the_record_of_every_commit() -> None:
+    """A claim that has grown since it was last on the tape must not count after a kill."""
+    world = running(4, tokens_budget=100_000)
+    lie(world, "l0", tokens=lambda m: m.tokens + 10**9 + 10**8 * m.steps)
+    world.everyone_steps(20)
+    spent = world.syncer.ledger.spent
+    world.crash_syncer()
+    world.kill(world.learners["l0@l0-1"])
+    world.restart_syncer()
+    world.everyone_steps(8)
+    assert world.syncer.ledger.spent <= spent + 4 * 8 * 10 + 10**3

@@ -74,9 +74,9 @@ def test_one_that_claims_and_does_not_deliver_holds_the_run_up_once() -> None:
 
 
 def test_what_nobody_else_could_replace_is_waited_for_longer() -> None:
-    for made in (healing(a=(53, 7), b=(52, 1)), healing(a=(53, 7), b=(53, 7), c=(52, 1))):
-        assert asked(made)["a"]
-        assert made.next_wake_ns() == HEAL_WAIT_NS + HEAL_PUSH_NS
+    made = healing(a=(53, 7), b=(52, 1))
+    assert asked(made)["a"]
+    assert made.next_wake_ns() == HEAL_WAIT_NS + HEAL_PUSH_NS
 
 
 def test_one_that_goes_away_whenever_it_is_asked_is_not_waited_for_for_ever() -> None:
@@ -161,3 +161,18 @@ def test_a_run_that_somebody_claims_to_hold_and_does_not_bring_keeps_nobody_out(
     newcomer = world.add("new")
     world.join_all()
     assert newcomer.machine.joined
+
+
+def test_who_does_not_bring_what_others_hold_as_well_is_asked_for_a_minute() -> None:
+    """Each that is asked next has twice as long: links may be slow. The last one has all the time there is."""
+    made = healing(a=(52, 9), b=(52, 9), c=(52, 9))
+    now_ns, waited = HEAL_WAIT_NS, []
+    assert list(asked(made, now_ns)) == ["a"]
+    for then in ("b", "c"):
+        begun_ns = now_ns
+        while not (found := asked(made, now_ns)):
+            now_ns += LONE_PUSH_NS // 4
+        waited.append(now_ns - begun_ns)
+        assert list(found) == [then]
+    assert waited == [LONE_PUSH_NS, 2 * LONE_PUSH_NS]
+    assert not asked(made, now_ns + HEAL_PUSH_NS - 1) and made.asked(0, "c") is not None

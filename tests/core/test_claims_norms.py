@@ -50,17 +50,23 @@ def test_before_norms_are_known_the_others_in_a_merge_judge() -> None:
     world.check_ledger()
 
 
+def far(settings: SyncConfig, norms: list[float], steps: list[int], learners: str = "") -> list[int]:
+    return crowd_outliers(settings, list(learners) or [str(number) for number in range(len(norms))], norms, steps)
+
+
 def test_who_is_ahead_in_a_warm_up_may_have_gone_further() -> None:
     settings = SyncConfig(sync_every=8)
-    assert crowd_outliers(settings, [0.01, 0.01, 0.36], [1, 1, 8]) == []
-    assert crowd_outliers(settings, [0.01, 0.01, 0.36], [1, 1, 1]) == [2]
+    assert far(settings, [0.01, 0.01, 0.36], [1, 1, 8]) == []
+    assert far(settings, [0.01, 0.01, 0.36], [1, 1, 1]) == [2]
     most = 10 * CROWD_AHEAD_MAX**2
-    assert crowd_outliers(settings, [1.0, 1.0, 1.0, most, most + 1], [1, 1, 1, 10**9, 10**9]) == [4]
-    assert crowd_outliers(settings, [1.0, 1e9], [8, 8]) == [], "two cannot say which of them is wrong"
-    assert crowd_outliers(settings, [0.0, 0.0, 1.0], [8, 8, 8]) == [], "nobody else has moved at all"
-    assert crowd_outliers(settings, [2.9, 0.03, 0.0], [8, 1, 8]) == [], "one has just begun, and one lies low"
-    assert crowd_outliers(settings, [2.9, 0.03, 1e-9], [8, 1, 8]) == []
-    assert crowd_outliers(settings, [1.0] * 200 + [11.0], [8] * 201) == [200]
+    assert far(settings, [1.0, 1.0, 1.0, most, most + 1], [1, 1, 1, 10**9, 10**9]) == [4]
+    assert far(settings, [1.0, 1e9], [8, 8]) == [], "two cannot say which of them is wrong"
+    assert far(settings, [0.0, 0.0, 1.0], [8, 8, 8]) == [], "nobody else has moved at all"
+    assert far(settings, [2.9, 0.03, 0.0], [8, 1, 8]) == [], "one has just begun, and one lies low"
+    assert far(settings, [2.9, 0.03, 1e-9], [8, 1, 8]) == []
+    assert far(settings, [1.0] * 200 + [11.0], [8] * 201) == [200]
+    assert far(settings, [1e-9] * 4 + [1.0, 1.0], [8] * 6, "aaaabc") == [], "copies of a lie are one learner's"
+    assert far(settings, [1.0, 1.0, 11.0, 0.5], [8] * 4, "abcc") == [2], "and a short one beside it hides nothing"
 
 
 def test_a_claim_of_many_steps_does_not_lift_the_limit_without_end() -> None:

@@ -11,6 +11,7 @@ from atoll.core.config import SyncConfig, parse_adopt, parse_quorum
 from atoll.core.ledger import Ledger, apportion
 from atoll.core.messages import DiscardCount
 from atoll.core.policy import (
+    LearnerNorm,
     clock_step,
     contribution_weight,
     first_due_step,
@@ -78,10 +79,19 @@ def test_the_norm_guard_needs_history_and_allows_for_long_absences() -> None:
 
 def test_what_a_short_contribution_tells_about_the_usual_norm() -> None:
     config = SyncConfig(sync_every=10, norm_outlier_factor=10.0)
-    assert with_norm(config, [1.0], 0.01, 4) == [1.0], "less than half of a period tells nothing"
-    assert with_norm(config, [1.0], 3.0, 5) == [1.0, 6.0], "half of a period counts as if it had gone on"
-    assert with_norm(config, [1.0], 3.0, 30) == [1.0, 3.0]
-    assert len(with_norm(config, [1.0] * 500, 1.0, 10)) == 33
+    known = [("a", 1.0)]
+    assert with_norm(config, known, "b", 0.01, 4) == known, "less than half of a period tells nothing"
+    assert with_norm(config, known, "b", 3.0, 5) == [*known, ("b", 6.0)], "half of a period counts as if it had gone on"
+    assert with_norm(config, known, "b", 3.0, 30) == [*known, ("b", 3.0)]
+    assert len(with_norm(config, known * 500, "a", 1.0, 10)) == 33
+
+
+def test_whoever_is_merged_more_often_than_the_others_has_one_voice() -> None:
+    config, norms = SyncConfig(sync_every=10, norm_outlier_factor=10.0), []
+    for _ in range(40):
+        for learner, norm in (("a", 1.0), ("b", 1.0), ("liar", 1e-9), ("liar", 1e-9), ("liar", 1e-9)):
+            norms = with_norm(config, norms, learner, norm, 10)
+    assert norm_limit(config, [norm for _, norm in norms], 10) == 10.0
 
 
 def test_a_warm_up_is_no_outlier() -> None:
@@ -89,13 +99,13 @@ def test_a_warm_up_is_no_outlier() -> None:
     take turns: each first contribution is of 1 to 24 steps, all others are of 24."""
     config = SyncConfig(sync_every=24, norm_outlier_factor=10.0)
     for first in range(1, 25):
-        norms: list[float] = []
+        norms: list[LearnerNorm] = []
         begin, end = 0, first
         for _ in range(20):
             norm = float(sum(range(begin + 1, end + 1)))
-            assert norm <= norm_limit(config, norms, end - begin)
-            for _ in range(8):
-                norms = with_norm(config, norms, norm, end - begin)
+            assert norm <= norm_limit(config, [known for _, known in norms], end - begin)
+            for number in range(8):
+                norms = with_norm(config, norms, f"l{number}", norm, end - begin)
             begin, end = end, end + 24
 
 

@@ -105,7 +105,7 @@ def _everybody_counts(patch: MonkeyPatch) -> None:
 def _norms_without_limit(patch: MonkeyPatch) -> None:
     """Before the guard knows any norms, anything is taken; and one that is not finite costs everybody theirs."""
     patch.setattr(contribution_intake, "norm_limit_absolute", lambda config, parameters: math.inf)
-    patch.setattr(round_scheduler, "crowd_outliers", lambda config, norms, steps: [])
+    patch.setattr(round_scheduler, "crowd_outliers", lambda config, learners, norms, steps: [])
 
     def drops_all(self: Any, track: Any, opened: Any, items: Any, now_ns: int, out: Any) -> None:
         for item in items:

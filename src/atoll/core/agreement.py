@@ -13,7 +13,8 @@ all point against each other: then the run is where their data balance, or has n
 
 A merge of fewer than three learners cannot say which of two is wrong. So what each learner last had in a merge of the
 fragment bears witness as well: a liar that always comes alone is judged by all. Witnesses are in memory only: a syncer
-that comes back has them again after a period.
+that comes back has them again after a period. They grow old: when most learners were left out one after the other, and
+nothing was merged meanwhile, then it is the run that has turned (past a minimum, say), and the witnesses are forgotten.
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ class AgreementWatch:
         """By fragment and learner: what it last had in a merge."""
         self._suspected: dict[int, list[str]] = {}
         """By fragment: suspects that are measured once more."""
+        self._left_out: dict[int, set[str]] = {}
+        """By fragment: who was left out since something was last merged."""
+        self._turned: set[int] = set()
+        """Fragments whose witnesses are out of date."""
 
     def judge(self, items: Sequence[ContributionRecord]) -> Compare | Verdict:
         """A round has closed with these."""
@@ -121,15 +126,31 @@ class AgreementWatch:
                 return self._compare(items, event.cosines.keys() - set(suspected))
         present = {item.id.learner for item in items}
         opposed = {name: why for name, why in left_out(event.cosines, suspected).items() if name in present}
+        if self._has_turned(event.fragment, present, opposed, len(event.cosines)):
+            self._turned.add(event.fragment)
+            opposed = {}
         return Verdict(opposed, self._remember(present, opposed))
+
+    def _has_turned(self, fragment: int, present: set[str], opposed: Mapping[str, str], seen: int) -> bool:
+        """True if most of those who were compared were left out one after the other."""
+        if opposed.keys() != present:
+            return False
+        self._left_out.setdefault(fragment, set()).update(opposed)
+        return 2 * len(self._left_out[fragment]) > seen
 
     def merged(self, items: Sequence[ContributionRecord]) -> list[ContributionId]:
         """These are merged. The newest of each learner stays to bear witness; returns which are not needed any more."""
-        before = self._witnesses.pop(items[0].id.fragment, {})
-        seen = {**before, **{item.id.learner: item.id for item in items}}  # in the order of their numbers
+        fragment = items[0].id.fragment
+        before = self._witnesses.pop(fragment, {})
+        self._left_out.pop(fragment, None)
+        seen = {
+            **({} if fragment in self._turned else before),
+            **{item.id.learner: item.id for item in items},
+        }  # in the order of their numbers
+        self._turned.discard(fragment)
         kept = {name: identity for name, identity in seen.items() if self._bears_witness(identity)}
         if kept:
-            self._witnesses[items[0].id.fragment] = kept
+            self._witnesses[fragment] = kept
         gone = {*before.values(), *(item.id for item in items)} - set(kept.values())
         return sorted(gone)
 

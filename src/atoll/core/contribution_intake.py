@@ -118,7 +118,7 @@ class ContributionIntake:
         )
         track.outliers.clear()
         self._state.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)
-        self._state.judge_tokens(member)
+        self._state.judge_tokens(member, now_ns)
         out.append(Answer(PushReply(accepted=True, late=late)))
         received = ContributionReceived(
             round=header.round,
@@ -191,7 +191,7 @@ class ContributionIntake:
         most = 2 * len(again) > len(active)
         if most and sum(track.outliers.values()) >= OUTLIERS_IN_A_ROW:
             out.append(Note(NormGuardReset(track.index, sum(track.outliers.values()))))
-            track.norms, track.outliers = [], {}
+            track.norms_of, track.outliers = [], {}
 
 
 def _named(header: PushHeader) -> str:

@@ -117,11 +117,13 @@ def _column(
         known = [list(pair) for pair in member.merged[fragment]] if member is not None and current else []
         merged = (known + fresh.get(key, []))[-MERGED_KEPT:]
         accounts.append([line[0], line[1], line[2], line[3] + tokens.get(key, 0), line[4], merged])
+    norms = norms_after(book.config, track, items)
     return {
         "version": version,
         "checksum": checksum,
         "due_step": track.due_step,
-        "norms": norms_after(book.config, track, items),
+        "norms": [norm for _, norm in norms],
+        "norm_learners": [learner for learner, _ in norms],
         "contributions": track.contributions_merged + len(items),
         "rounds_started": book.rounds_started,
         "clock_step": book.clock_last,
@@ -130,6 +132,7 @@ def _column(
         "folded": folded,
         "accounts": accounts,
         "sizes": {m.learner: m.size_confirmed for m in membership.members.values() if m.size_confirmed},
+        **({"excess": ledger.excess} if ledger.excess else {}),
     }
 
 
@@ -205,7 +208,9 @@ def restore_column(
     track = book.tracks[fragment]
     track.version, track.checksum = int(fragment_record["version"]), int(fragment_record["checksum"])
     track.due_step = int(fragment_record["due_step"])
-    track.norms = [float(norm) for norm in fragment_record["norms"]]
+    norms = [float(norm) for norm in fragment_record["norms"]]
+    names = [str(name) for name in fragment_record.get("norm_learners", [""] * len(norms))]
+    track.norms_of = list(zip(names, norms, strict=False))
     track.contributions_merged = int(fragment_record["contributions"])
     track.handed = [(str(name), int(g), int(seq), int(v)) for name, g, seq, v in fragment_record.get("handed", [])]
     ledger.restore_column(fragment, fragment_record["folded"], [line[:5] for line in fragment_record["accounts"]], live)
@@ -224,6 +229,12 @@ def restore_column(
     book.clock_last = max(book.clock_last, int(fragment_record["clock_step"]))
     book.contributions_merged += track.contributions_merged
     book.commits += track.version
+
+
+def excess_of(rows: Mapping[str, Any], fragment_records: Mapping[int, FragmentRecord]) -> int:
+    """Tokens that did not count for the budget: by the newest record, and by the tape."""
+    newest = max(fragment_records.values(), key=lambda record: int(record["rounds_started"]), default={})
+    return max(int(newest.get("excess", 0)), int(rows.get("ledger", {}).get("excess", 0)))
 
 
 def live_generations(membership: Membership) -> set[tuple[str, int]]:

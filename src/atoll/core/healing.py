@@ -43,7 +43,8 @@ HEAL_PUSH_NS = 600 * SECOND_NS
 """How long one learner may take to push what it was asked for; then another is asked. As for a seed."""
 LONE_PUSH_NS = 60 * SECOND_NS
 """The same for what one learner alone claims, where OTHERS_MIN others hold an older version to go on from. No round
-runs meanwhile, so that a claim that nobody keeps costs the run a minute. 150 MB come within that at 20 Mbit/s."""
+runs meanwhile, so that a claim that nobody keeps costs the run a minute. 150 MB come within that at 20 Mbit/s. And for
+the first who is asked for what others hold as well; each that follows has twice as long, the last HEAL_PUSH_NS."""
 OTHERS_MIN = 2
 
 
@@ -75,6 +76,8 @@ class Healing:
         """By fragment, the newest version that each learner says it holds."""
         self._failed: dict[str, int] = {}
         """How often each learner was asked and did not deliver."""
+        self._late: dict[int, dict[VersionClaim, set[str]]] = {}
+        """By fragment and version, those who were asked and have taken too long. They vouch for it all the same."""
         self._first_ns = -1
         self._looked_ns = -1
         self.healed: dict[int, int] = {}
@@ -132,7 +135,11 @@ class Healing:
 
     def is_lone(self, fragment: int, claim: VersionClaim) -> bool:
         """True if nobody but one learner vouches for this version."""
-        return claim != self._known.get(fragment) and len(self._claims.get(fragment, {}).get(claim, ())) < 2
+        vouch = self._claims.get(fragment, {}).get(claim, set()) | self._slow(fragment, claim)
+        return claim != self._known.get(fragment) and len(vouch) < 2
+
+    def _slow(self, fragment: int, claim: VersionClaim) -> set[str]:
+        return self._late.get(fragment, {}).get(claim, set())
 
     def _is_near(self, fragment: int, claim: VersionClaim) -> bool:
         """Whether what one learner alone claims may be true."""
@@ -157,6 +164,7 @@ class Healing:
             learner, claim, _ = self._asked.pop(fragment)
             self._claims[fragment][claim].discard(learner)
             self._failed[learner] = TRIES_MAX
+            self._late.setdefault(fragment, {}).setdefault(claim, set()).add(learner)
         wanted: dict[str, list[tuple[int, VersionClaim]]] = {}
         for fragment in range(len(self.versions)):
             found = None if fragment in self._asked or fragment in self._taken else self.best(fragment)
@@ -170,8 +178,11 @@ class Healing:
         """When whoever was asked for this fragment has taken too long."""
         learner, claim, since_ns = self._asked[fragment]
         others = sum(other != learner for other in self._held.get(fragment, {}))
-        in_doubt = self.is_lone(fragment, claim) and others >= OTHERS_MIN
-        return since_ns + (LONE_PUSH_NS if in_doubt else HEAL_PUSH_NS)
+        if self.is_lone(fragment, claim) and others >= OTHERS_MIN:
+            return since_ns + LONE_PUSH_NS
+        if len(self._claims[fragment][claim]) > 1:
+            return since_ns + min(HEAL_PUSH_NS, LONE_PUSH_NS << min(10, len(self._slow(fragment, claim))))
+        return since_ns + HEAL_PUSH_NS
 
     def asked(self, fragment: int, learner: str) -> VersionClaim | None:
         """What this learner was asked for."""

@@ -18,6 +18,35 @@ from atoll.core.messages import Discard, DiscardCount
 
 
 @dataclass(slots=True)
+class Spend:
+    """What one generation of a learner has been seen to do, for the run's budget (`spending`)."""
+
+    looked_ns: int = -1
+    """When this was last worked out; -1: never."""
+    steps: float = 0.0
+    """Steps that the usual learner has taken since this one is here."""
+    unasked: float = 0.0
+    """Tokens of those."""
+    shown: float = 0.0
+    """Tokens that its contributions have shown, in windows that are over."""
+    rate: float = 0.0
+    """Tokens per usual step that the last window showed and that counted."""
+    limit: float = 0.0
+    """As many may be shown; 0: as many as anybody may."""
+    window_steps: float = 0.0
+    window_merged: int = -1
+    """Where `steps` was when the window began, and what was merged; -1: none has begun."""
+    merged_before: int = 0
+    """What was merged before this syncer looked for the first time."""
+    before: int = 0
+    """What it had processed by the record that this syncer continues from."""
+    with_past: bool = False
+    """It was in the run before this syncer was."""
+    past: int = -1
+    """Tokens that it came with and that no record knows; -1: it has not said."""
+
+
+@dataclass(slots=True)
 class Account:
     """One learner generation: cumulative tokens processed, and per fragment merged, held and discarded tokens."""
 
@@ -29,6 +58,7 @@ class Account:
     discarded: list[dict[str, int]] = field(default_factory=list)
     excess: int = 0
     """Of the processed tokens, what its learner cannot have processed: claimed, and not counted for the budget."""
+    spend: Spend = field(default_factory=Spend)
 
     def __post_init__(self) -> None:
         self.merged = [0] * self.fragments

@@ -106,8 +106,6 @@ class Member:
     reports: float = 0.0
     """How many reports on data it may send now."""
     reports_ns: int = -(10**12)
-    tokens_before: int = 0
-    """What it had processed by the record that this syncer continues from."""
     steps: int = 0
     tokens: int = 0
     step_ns: float = 0.0

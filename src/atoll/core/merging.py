@@ -12,6 +12,7 @@ from atoll.core.membership import Membership, MemberState
 from atoll.core.plausible import capped, tokens_counted
 from atoll.core.policy import (
     MISSING_PERIODS,
+    LearnerNorm,
     contribution_weight,
     missing_tokens,
     present_tokens,
@@ -57,12 +58,13 @@ class MergeScales:
         ]
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
+        discounts = discounts_of(self._config, track, items)
+        if not scales_steps(self._config):  # only ratios count: what is taken from one is given to the others
+            weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
+            return MergeWeights(self._capped(items, weights), 1.0)
         weights = self._capped(items, weights)
         fresh = sum(weights)
-        discounts = discounts_of(self._config, track, items)
         weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
-        if not scales_steps(self._config):
-            return MergeWeights(weights, 1.0)
         present = [present_tokens(self._config, i.steps, counted) for i, counted in zip(items, tokens, strict=True)]
         share = step_share(self._config, self._ledger.spent, present, self._missing(track, opened, usual))
         share = min(share, _share_at_the_end(track, opened, ending))
@@ -84,7 +86,8 @@ class MergeScales:
     def _missing(self, track: FragmentTrack, opened: Round, usual: float) -> list[int]:
         """What learners hold of this fragment who were asked, have neither answered nor gone, and have nothing from an
         earlier round in this one, of those that rounds count on; of each no more than it can have made meanwhile, and
-        nothing of one that has missed the last two rounds of the fragment, whatever it does with others."""
+        nothing of one that has missed the last two rounds of the fragment, whatever it does with others. Of one that is
+        left out of merges as often as it comes (`agreement`) that share will never be merged: nobody waits for it."""
         tokens = []
         for learner in sorted(opened.waiting - opened.contributors()):
             member = self._membership.members.get(learner)
@@ -92,7 +95,7 @@ class MergeScales:
             if member is not None and counts and track.missed.get(learner, 0) < MISSING_PERIODS:
                 rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
                 made = tokens_counted(member.steps, member.tokens, self._sizes.limit(learner, usual))
-                tokens.append(missing_tokens(self._config, rest, member.steps, made))
+                tokens.append(int(missing_tokens(self._config, rest, member.steps, made) * (1.0 - member.doubt)))
         return tokens
 
 
@@ -111,11 +114,16 @@ def _share_at_the_end(track: FragmentTrack, opened: Round, ending: int) -> float
     return min(1.0, len(opened.contributors()) / crowd) if crowd else 1.0
 
 
-def norms_after(config: SyncConfig, track: FragmentTrack, items: Iterable[ContributionRecord]) -> list[float]:
-    """What the guard knows of usual norms once these are merged."""
-    norms = track.norms
+def norms_after(config: SyncConfig, track: FragmentTrack, items: Iterable[ContributionRecord]) -> list[LearnerNorm]:
+    """What the guard knows of usual norms once these are merged. Of each learner the longest: whoever has many in a
+    merge has one voice all the same (draw 3, seed 1887: copies of next to nothing had all others refused)."""
+    longest: dict[str, ContributionRecord] = {}
     for item in items:
-        norms = with_norm(config, norms, item.norm, item.steps)
+        if item.id.learner not in longest or item.norm > longest[item.id.learner].norm:
+            longest[item.id.learner] = item
+    norms = track.norms_of
+    for learner, item in longest.items():
+        norms = with_norm(config, norms, learner, item.norm, item.steps)
     return norms
 
 

@@ -3,7 +3,8 @@ others' pace, and against what was merged before.
 
 Whoever has the run's token can say anything. What no honest learner can say is refused. What an honest learner might
 say (after an outage, in a fast burst, with another batch size) is taken down as it is said, and counts only as far as
-it is plausible: for the clock (`steps_believed`), for a merge's weights (`size_limit`), for the budget (both).
+it is plausible: for the clock (`steps_believed`), for a merge's weights (`size_limit`), for the budget
+(`rate_limit`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ SIZE_GROWTH = 2.0
 SIZE_PERIODS = 2
 """And beyond that, up to this many times what has counted so far, after contributions of so many periods were merged
 that all claimed more. An island 64 times the size of the others so has its true weight after ten periods."""
+SPEND_SLACK = 2.0
+"""Tokens that a learner's contributions show count for the budget up to this many times what the usual learner makes in
+the same time."""
+SPEND_GROWTH = 2.0
+SPEND_PERIODS = 8
+"""And beyond that, up to this many times what counted so far, after so many periods of the usual pace that all showed
+more. A learner 64 times as large or fast as the others counts in full after six such windows; a lie that lasts for one
+has used two shares instead of one."""
 
 
 def step_credit(elapsed_ns: int, pace_ns: float) -> float:
@@ -71,6 +80,17 @@ def size_limit(declared: int, confirmed: float, usual: float) -> float:
 def size_confirmed(claimed: float, limit: float) -> float:
     """What counts of a learner that has claimed this size or more for SIZE_PERIODS, and had this limit before."""
     return min(claimed, SIZE_GROWTH * limit)
+
+
+def rate_limit(declared: int, confirmed: float, usual: float) -> float:
+    """Tokens per step of the usual pace that one learner's contributions may show for the budget."""
+    most = PACE_FACTOR * declared if declared else math.inf
+    return min(most, max(SPEND_SLACK * (declared or usual), confirmed))
+
+
+def rate_confirmed(shown: float, limit: float) -> float:
+    """What may be shown by a learner that has shown this much for SPEND_PERIODS, and had this limit before."""
+    return min(shown, SPEND_GROWTH * limit)
 
 
 def tokens_counted(steps: int, tokens: int, limit: float) -> int:

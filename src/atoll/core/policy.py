@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from atoll.core.config import SyncConfig, parse_quorum
 
+LearnerNorm = tuple[str, float]
+"""Whose contribution was how long."""
 FRAGMENTS_AUTO_MAX = 24
 """Fragments of a large model, however rarely they are merged."""
 FRAGMENT_PARAMETERS_MIN = 65_536
@@ -180,15 +182,22 @@ def step_factor_min(config: SyncConfig) -> float:
     return 1.0 if config.outer_schedule == "constant" else OUTER_FACTOR_END
 
 
-def with_norm(config: SyncConfig, norms: list[float], norm: float, steps: int) -> list[float]:
+def with_norm(
+    config: SyncConfig, norms: Sequence[LearnerNorm], learner: str, norm: float, steps: int
+) -> list[LearnerNorm]:
     """The norms behind the running median after a merge; those of fewer than H steps as if they had gone on to H.
+    Whoever is merged more often than the others has no more of them than its share: none but it would be usual.
 
     A contribution of less than half as many steps tells nothing about the usual size. Fragments take turns, so the
     first one's first contribution holds a single step, and in a warm-up that is a hundredth of what comes next.
     """
     if 2 * steps < config.sync_every:
-        return norms
-    return [*norms[-NORMS_KEPT + 1 :], norm * max(1.0, config.sync_every / steps)]
+        return list(norms)
+    known = [*norms, (learner, norm * max(1.0, config.sync_every / steps))]
+    own = [index for index, (name, _) in enumerate(known) if name == learner]
+    if len(own) > math.ceil(NORMS_KEPT / len({name for name, _ in known})):
+        del known[own[0]]
+    return known[-NORMS_KEPT:]
 
 
 def norm_limit(config: SyncConfig, norms: Sequence[float], steps: int) -> float:
@@ -210,13 +219,20 @@ def heal_limit(config: SyncConfig, norms: Sequence[float], versions: int) -> flo
     return config.norm_outlier_factor * usual * max(1, versions) if usual > 0.0 else math.inf
 
 
-def crowd_outliers(config: SyncConfig, norms: Sequence[float], steps: Sequence[int]) -> list[int]:
+def crowd_outliers(
+    config: SyncConfig, learners: Sequence[str], norms: Sequence[float], steps: Sequence[int]
+) -> list[int]:
     """Which contributions of one merge are too long beside the others: what holds while the guard knows too few norms
-    to judge each when it comes in. Most of the others must say so, and two at least: two cannot say which of them is
-    wrong, nor can one that brings next to nothing have those refused who move.
+    to judge each when it comes in. Most of the other learners must say so, by the longest of their contributions, and
+    two at least: two cannot say which of them is wrong, nor can one that brings next to nothing, however often, have
+    those refused who move.
 
     In a warm-up the way grows with the square of the steps, so that a learner which is ahead may bring so much more."""
-    judges = range(min(len(norms), CROWD_JUDGES))
+    longest: dict[str, int] = {}
+    for index, learner in enumerate(learners):
+        if learner not in longest or norms[index] > norms[longest[learner]]:
+            longest[learner] = index
+    judges = list(longest.values())[:CROWD_JUDGES]
 
     def is_long(one: int, beside: int) -> bool:
         ahead = max(1.0, min(CROWD_AHEAD_MAX, steps[one] / steps[beside])) ** 2
@@ -224,7 +240,7 @@ def crowd_outliers(config: SyncConfig, norms: Sequence[float], steps: Sequence[i
 
     found = []
     for one in range(len(norms)):
-        others = [beside for beside in judges if beside != one]
+        others = [beside for beside in judges if learners[beside] != learners[one]]
         against = sum(is_long(one, beside) for beside in others)
         if against >= CROWD_MIN - 1 and 2 * against > len(others):
             found.append(one)

@@ -31,6 +31,8 @@ class ProgressIntake:
             member.step_counted = min(message.step, book.clock_last + (AWAY_STEPS_MAX if past else 0))
         elif member.newcomer and not member.steps:
             member.step_counted = message.step
+        if past and not member.newcomer:
+            self._state.ledger.account(member.learner, member.generation).spend.with_past = True
         if not member.credit_ns:
             member.credit, member.credit_ns = float(steps_burst(self._state.config)), now_ns
         member.bases, member.behind_ns = message.bases, 0
@@ -75,7 +77,7 @@ class ProgressIntake:
         step_ns = moving_average(member.step_ns, float(message.step_ns)) if message.step_ns > 0 else member.step_ns
         member.steps_before = message.step - message.steps
         self._state.membership.moved(member, message.step, self._counted(member, message.step, now_ns), step_ns)
-        self._account(member, message)
+        self._account(member, message, now_ns)
         self.tell_upcoming(member, out)
         return ""
 
@@ -91,10 +93,10 @@ class ProgressIntake:
         possible = message.steps <= message.step <= STEP_MAX and discards_fit(message.tokens, message.discarded)
         return "" if possible else "counters that cannot be"
 
-    def _account(self, member: Member, message: Progress) -> None:
+    def _account(self, member: Member, message: Progress, now_ns: int) -> None:
         account = self._state.ledger.account(member.learner, member.generation)
         account.report(message.tokens, message.discarded)
-        self._state.judge_tokens(member)
+        self._state.judge_tokens(member, now_ns)
         current = message.tokens >= account.processed  # not overtaken by a contribution, which implies a later count
         active = self._state.committed and member.state is MemberState.ACTIVE
         if member.unbalanced and message.pending and current and active:

@@ -43,6 +43,7 @@ from atoll.core.policy import (
 )
 from atoll.core.rounds import ContributionId, ContributionRecord, FragmentTrack, Round
 from atoll.core.sizes import LearnerSizes
+from atoll.core.spending import Spending
 
 STANDSTILL_NS = 15 * SECOND_NS
 STANDSTILL_STEPS = 4
@@ -66,6 +67,7 @@ class RoundScheduler:
         self._ledger = ledger
         self._delivery = DeliveryWatch(config, membership)
         self.sizes = LearnerSizes(config, membership)
+        self.spending = Spending(config, membership, ledger, self.sizes)
         self._scales = MergeScales(config, membership, ledger, self.sizes)
         self.agreement = AgreementWatch(config, membership)
         membership.far_steps = FAR_PERIODS * config.sync_every
@@ -401,7 +403,8 @@ class RoundScheduler:
         items = [opened.contributions[identity] for identity in sorted(opened.contributions)]
         if len(track.norms) >= NORMS_NEEDED:
             return items
-        far = crowd_outliers(self.config, [item.norm for item in items], [item.steps for item in items])
+        learners, norms = [item.id.learner for item in items], [item.norm for item in items]
+        far = crowd_outliers(self.config, learners, norms, [item.steps for item in items])
         for index in far:
             self.drop(items[index], Refusal.NORM_OUTLIER, out)
         return [item for index, item in enumerate(items) if index not in far]
@@ -535,7 +538,7 @@ class RoundScheduler:
         self.contributions_merged += len(items)
         track.contributions_merged += len(items)
         track.rho = done.rho if math.isfinite(done.rho) else 0.0
-        track.norms = norms_after(self.config, track, items)
+        track.norms_of = norms_after(self.config, track, items)
         self.sizes.merged(items)
         self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
         for item in items:
@@ -545,6 +548,8 @@ class RoundScheduler:
                 kept = member.merged[done.fragment][-MERGED_KEPT + 1 :]
                 assert all(seq != item.id.seq for seq, _ in kept), f"I2: {item.id} was merged twice"
                 member.merged[done.fragment] = [*kept, (item.id.seq, track.version)]
+                if self.config.tokens_budget:
+                    self.spending.judge(member, now_ns)
         out += [Forget(identity) for identity in self.agreement.merged(items)]
         out.append(
             Note(

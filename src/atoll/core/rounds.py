@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import field
 
 from atoll.core.messages import NO_VERSION
+from atoll.core.policy import LearnerNorm
 from atoll.core.values import dataclass
 
 
@@ -110,7 +111,8 @@ class FragmentTrack:
     aborted: tuple[int, int] = (0, 0)
     """(round, next attempt) while the last round was aborted and waits to be launched again."""
     held: dict[ContributionId, ContributionRecord] = field(default_factory=dict)
-    norms: list[float] = field(default_factory=list)
+    norms_of: list[LearnerNorm] = field(default_factory=list)
+    """The last norms of each learner, of H steps: what is usual."""
     missed: dict[str, int] = field(default_factory=dict)
     """Rounds of this fragment in a row that others have closed without a usable answer, by learner."""
     outliers: dict[str, int] = field(default_factory=dict)
@@ -129,6 +131,10 @@ class FragmentTrack:
     @property
     def busy(self) -> bool:
         return self.round is not None or self.merging
+
+    @property
+    def norms(self) -> list[float]:
+        return [norm for _, norm in self.norms_of]
 
     def age(self, item: ContributionRecord) -> int:
         """How many versions were published since the one that this contribution started from."""

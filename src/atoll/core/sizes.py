@@ -1,4 +1,4 @@
-"""How large each learner is: the tokens per step that count, for the weight of what it brings and for the run's budget.
+"""How large each learner is: the tokens per step that count, for the weight of what it brings.
 
 A contribution weighs tokens^2 / steps, so that a claim of ten times the tokens takes a hundred times the weight. What a
 claim is worth is decided by `plausible.size_limit`:
@@ -19,9 +19,8 @@ import math
 from collections.abc import Sequence
 
 from atoll.core.config import SyncConfig
-from atoll.core.ledger import Account
 from atoll.core.membership import Member, Membership
-from atoll.core.plausible import SIZE_PERIODS, size_confirmed, size_limit, steps_burst
+from atoll.core.plausible import SIZE_PERIODS, size_confirmed, size_limit
 from atoll.core.policy import low_median
 from atoll.core.rounds import ContributionRecord
 
@@ -44,7 +43,7 @@ class LearnerSizes:
         claimed |= {item.id.learner: item.tokens / item.steps for item in items}
         return low_median(sorted(claimed.values()))
 
-    def _usual_lately(self) -> float:
+    def usual_lately(self) -> float:
         """The same, as it was when somebody last came or went or something was merged: every report asks."""
         if self._known_at != self._membership.stamp or not self._known:
             self._known_at, self._known = self._membership.stamp, self.usual()
@@ -77,13 +76,3 @@ class LearnerSizes:
             if member.size_seen > limit:
                 member.size_confirmed = size_confirmed(member.size_seen, limit)
             member.size_seen, member.size_merges = math.inf, 0
-
-    def judge_tokens(self, member: Member, account: Account) -> bool:
-        """Of the tokens that a learner claims, take down what it cannot have processed: the budget goes without it.
-        True if that has become more."""
-        if self._believes_all or self._config.synchronous:
-            return False
-        steps = max(0, member.step_counted - max(0, member.steps_before)) + steps_burst(self._config)
-        possible = member.tokens_before + steps * self.limit(member.learner, self._usual_lately())
-        before, account.excess = account.excess, max(0, account.processed - int(min(possible, account.processed)))
-        return account.excess > before

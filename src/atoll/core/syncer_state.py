@@ -119,12 +119,10 @@ class SyncerState:
         self.ledger.retire(member.learner, member.generation)
         self.remember("ledger", self._ledger_row())
 
-    def judge_tokens(self, member: Member) -> None:
+    def judge_tokens(self, member: Member, now_ns: int) -> None:
         """What of this learner's tokens counts for the budget. A syncer that comes back must know, too: but a learner
         that claims more with every report does not fill the tape."""
-        if not self.config.tokens_budget:
-            return
-        grown = self.book.sizes.judge_tokens(member, self.ledger.account(member.learner, member.generation))
+        grown = self.book.spending.judge(member, now_ns) if self.config.tokens_budget else False
         if grown and self.ledger.excess > 2 * self._excess_told:
             self.remember("ledger", self._ledger_row())
 
@@ -190,12 +188,13 @@ class SyncerState:
         for fragment, fragment_record in sorted(recovery.fragment_records.items()):
             durable.restore_column(self.book, self.membership, self.ledger, fragment, fragment_record, live)
         self._hold_again(waiting)
-        books = recovery.rows.get("ledger", {})
-        self.ledger.restore_gone(int(books.get("gone_processed", 0)), int(books.get("excess", 0)))
+        processed_gone = int(recovery.rows.get("ledger", {}).get("gone_processed", 0))
+        self.ledger.restore_gone(processed_gone, durable.excess_of(recovery.rows, recovery.fragment_records))
         for member in self.membership.members.values():
             if member.state is not MemberState.LEFT:
                 self.ledger.set_gone(member.learner, member.generation, member.state is MemberState.LOST)
-                member.tokens_before = self.ledger.account(member.learner, member.generation).processed
+                account = self.ledger.account(member.learner, member.generation)
+                account.spend.before = account.processed
         # Where every grant was on the tape before it was told, what the tape does not know was never granted. (If the
         # disk failed meanwhile, some chunks are read again: better than data that one learner's word takes away.)
         self.leases.load(recovery.rows, lost_rows=not recovery.exact)

@@ -26,11 +26,12 @@ def all_checkers(
     outlier_factor: float = 10.0,
     sync_every: int,
     step_factor_min: float = 1.0,
+    share_max: float = 1.0,
     norm_max: float = math.inf,
     liar: str = "",
 ) -> Checkers:
-    """Every checker. The numbers are the run's own settings (norm_outlier_factor, H, where its outer_schedule ends, the
-    longest norm of all); `liar` is the learner that is known to lie."""
+    """Every checker. The numbers are the run's own settings (norm_outlier_factor, H, where its outer_schedule ends,
+    share_max, the longest norm of all); `liar` is the learner that is known to lie."""
     return Checkers(
         [
             VersionChain(),
@@ -45,7 +46,7 @@ def all_checkers(
             Bounded(),
             SingleWriter(),
             Loud(),
-            ModelMoves(step_factor_min, sync_every=sync_every),
+            ModelMoves(step_factor_min, sync_every=sync_every, share_max=share_max),
             BoundedTrust(norm_max),
         ]
     )

@@ -261,7 +261,7 @@ class Spent:
     may be believed of a liar."""
 
     budget: int
-    most: int
+    most: float
 
 
 @values.dataclass(frozen=True, slots=True)

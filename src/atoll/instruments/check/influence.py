@@ -35,7 +35,7 @@ class BoundedInfluence(Checker):
         self._sync_every = sync_every
         self._kept = kept
         self._needed = needed
-        self._norms: defaultdict[int, list[float]] = defaultdict(list)
+        self._norms: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
         self._medians: defaultdict[int, list[float]] = defaultdict(list)
 
     def on_committed(self, fact: Committed) -> None:
@@ -52,15 +52,27 @@ class BoundedInfluence(Checker):
                     f"fragment {fact.fragment}: a contribution of norm {norm:.3g} was merged into version "
                     f"{fact.version}, the limit is {limit:.3g}"
                 )
-        liars = {index for index, (learner, _, _) in enumerate(fact.contributions) if learner == self._liar}
-        for index, (norm, steps) in enumerate(zip(fact.norms, fact.steps, strict=True)):
-            if steps >= self._sync_every / 2 and index not in liars:
-                norms.append(norm if steps >= self._sync_every else norm * self._sync_every / steps)
+        self._learn(norms, fact)
+
+    def _learn(self, norms: list[tuple[str, float]], fact: Committed) -> None:
+        """One norm of each learner of a merge, its longest; and of each no more than its share of all."""
+        longest: dict[str, tuple[float, int]] = {}
+        for (learner, _, _), norm, steps in zip(fact.contributions, fact.norms, fact.steps, strict=True):
+            if norm > longest.get(learner, (-1.0, 0))[0]:
+                longest[learner] = (norm, steps)
+        for learner, (norm, steps) in longest.items():
+            if steps < self._sync_every / 2 or learner == self._liar:
+                continue
+            norms.append((learner, norm if steps >= self._sync_every else norm * self._sync_every / steps))
+            own = [index for index, (name, _) in enumerate(norms) if name == learner]
+            if len(own) > math.ceil(self._kept / len({name for name, _ in norms})):
+                del norms[own[0]]
         del norms[: -self._kept]
 
-    def _usual(self, norms: list[float]) -> float:
+    def _usual(self, norms: list[tuple[str, float]]) -> float:
         """Their median. A liar's own norms move the syncer's, but never past what some honest learner brought."""
-        return sorted(norms)[len(norms) // 2] if not self._liar else max(norms)
+        ordered = sorted(norm for _, norm in norms)
+        return ordered[len(ordered) // 2] if not self._liar else ordered[-1]
 
     def _limit(self, median: float, steps: int) -> float:
         return self._factor * median * max(1.0, min(PERIODS_MAX, steps / self._sync_every))

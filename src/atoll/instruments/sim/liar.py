@@ -6,7 +6,7 @@ moment. The ids that it makes up, or takes from others, are phantoms: no learner
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,6 @@ from atoll.core import (
     PROTOCOL_VERSION,
     WHOLE_CODEC,
     ContributionId,
-    ContributionRecord,
     DataLeases,
     DataReport,
     FetchKind,
@@ -35,10 +34,7 @@ from atoll.core import (
     Ready,
     Refused,
     Start,
-    SyncConfig,
     Welcome,
-    contribution_weight,
-    stale_factor,
 )
 from atoll.instruments.chaos import LIES, NUMBERS_APART, VALUES, falsified, renumbered
 from atoll.instruments.sim.calls import Call
@@ -57,10 +53,6 @@ CROWD_MAX = 60
 """Ids that one liar makes up: ten times as many as there are honest learners."""
 KEEPS_WORD = 10.0
 """Bolder lies are kept up: what was claimed is given. Others are not: whoever asked may wait."""
-SIZE_SLACK, SIZE_GROWTH, SIZE_PERIODS = 2.0, 2.0, 2
-"""What a claimed size is worth at once, how much faster it may count after so many periods of claims (`core.sizes`)."""
-PERIODS_WEIGHED = 2
-"""The most that any contribution weighs, in periods (`core.policy`)."""
 CHURN_NS = 2_000_000_000
 
 
@@ -231,22 +223,3 @@ class Phantom(Process):
         if self.connection is not None and not self.dead:
             self.connection.closed_by_learner()
         self.dead = True
-
-
-def liar_weight_max(world: World, config: SyncConfig, items: Sequence[ContributionRecord], version: int) -> float:
-    """The most that the liar may weigh beside the honest contributions of this merge: as the largest of all learners,
-    twice, and twice again for every so many contributions with which it has shown more; 1.0 where claims count."""
-    honest = [item for item in items if world.is_honest(item.id.learner)]
-    if config.sizes == "claimed" or config.robust != "off" or not honest:
-        return 1.0  # a robust merge has a measure of its own, which may leave little of the others
-    shown = SIZE_GROWTH ** (world.lies_merged // (SIZE_PERIODS * config.fragments))
-    size = SIZE_SLACK * shown * max(spec.tokens for spec in world.specs.values())
-    steps = PERIODS_WEIGHED * config.sync_every
-    most = contribution_weight(config, steps, int(steps * size), 0) * (len(items) - len(honest))
-    ages = [version - 1 - item.base_version for item in honest]
-    others = sum(
-        contribution_weight(config, item.steps, item.tokens, age) * stale_factor(config, age)
-        for item, age in zip(honest, ages, strict=True)
-    )
-    capped = config.share_max if config.share_max < 1.0 else 0.0  # what is taken from one is given to the others
-    return max(capped, most / (most + others))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from atoll.core import MERGED_KEPT, SECOND_NS, Discard
 from atoll.core import effects as fx
 from atoll.instruments.check import BoundedTrust, Checkers, Liveness, Violation, facts
+from atoll.instruments.sim.believed import steps_believed
 from atoll.instruments.sim.data_reader import STREAM
 from atoll.instruments.sim.learner_host import LearnerHost
 from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
@@ -290,9 +291,7 @@ def _look_at_trust(world: World, syncer: SyncerHost) -> None:
         if world.is_honest(name) and member is not None and member.instance == host.instance:
             known = machine.ledger.account(name, member.generation).processed
             world.observe(facts.Charged(name, known, host.machine.tokens))
-            world.observe(
-                facts.Sizes(f"is the step that {name} has come to", host.machine.step, world.steps_believed())
-            )
+            world.observe(facts.Sizes(f"is the step that {name} has come to", host.machine.step, steps_believed(world)))
     waiting = [identity for identity in syncer.driver.held if machine.holds(identity)]  # and not only bears witness
     each = Counter((identity.learner, identity.fragment) for identity in waiting)
     world.observe(

@@ -50,7 +50,7 @@ from atoll.core import (
 from atoll.core import ContributionRecord as Merged
 from atoll.core import effects as fx
 from atoll.instruments.check import facts
-from atoll.instruments.sim.liar import liar_weight_max
+from atoll.instruments.sim.believed import MergeWithLies
 from atoll.instruments.sim.payloads import Made, Payload, SyncerPayloads
 from atoll.instruments.sim.process import Process
 
@@ -255,8 +255,8 @@ class SyncerHost(Process):
         carried = age_limit(self.machine.config, aside=True)
         self.world.observe(facts.Sizes("versions is the age of a merged contribution", oldest, carried))
         weights = tuple(weight / sum(merge.weights) for weight in merge.weights)
-        liar = [w for w, item in zip(weights, items, strict=True) if not self.world.is_honest(item.id.learner)]
-        self.world.lies_merged += len(liar)
+        lies = self._with_lies(merge, items)
+        self.world.lies_merged += lies.honest.count(False)
         return facts.Committed(
             self.epoch,
             merge.fragment,
@@ -271,8 +271,15 @@ class SyncerHost(Process):
             self._share(merge, items),
             made.gradient_norm,
             tuple(self.world.steps_true.get(item.id, item.steps) for item in items),
-            sum(liar),
-            liar_weight_max(self.world, self.machine.config, items, merge.version) if liar else 1.0,
+            lies.weight(merge.weights),
+            lies.weight_max(max(spec.tokens for spec in self.world.specs.values()), self.world.lies_merged),
+        )
+
+    def _with_lies(self, merge: fx.Merge, items: list[Merged]) -> MergeWithLies:
+        config, track = self.machine.config, self.machine.book.tracks[merge.fragment]
+        honest = [self.world.is_honest(item.id.learner) for item in items]
+        return MergeWithLies(
+            config, items, [track.age(item) for item in items], discounts_of(config, track, items), honest
         )
 
     def _share(self, merge: fx.Merge, items: list[Merged]) -> float:

@@ -22,6 +22,7 @@ from atoll.core import (
 )
 from atoll.core import effects as fx
 from atoll.instruments.check import Checkers, all_checkers, facts
+from atoll.instruments.sim.believed import tokens_believed
 from atoll.instruments.sim.clock import Clock
 from atoll.instruments.sim.connection import Connection
 from atoll.instruments.sim.disk import VirtualDisk
@@ -45,9 +46,6 @@ START_NS = SECOND // 2
 KEEPALIVE_NS = (KEEPALIVE_TIME_MS + CONTROL_KEEPALIVE_TIMEOUT_MS) * 1_000_000
 """A connection over which nothing comes through is given up after this."""
 LAST_EVENTS = 40
-PACE_BELIEVED, BURST_BELIEVED = 16, 8
-"""How far a liar's steps count: so many times the others' pace, and so many periods at once, for each of its processes
-and when the syncer restarts (`core.plausible`)."""
 
 
 class World:
@@ -66,8 +64,8 @@ class World:
         self.checkers = checkers or all_checkers(
             outlier_factor=config.norm_outlier_factor,
             sync_every=config.sync_every,
-            # A robust merge takes smaller steps by its own judgement, so I14 does not bind it.
-            step_factor_min=step_factor_min(config) if config.robust == "off" else 0.0,
+            step_factor_min=step_factor_min(config),
+            share_max=config.share_max,
             norm_max=norm_limit_absolute(config, sum(map(elements_of, self.tensors))),
             liar=scenario.liar,
         )
@@ -177,17 +175,8 @@ class World:
         did = sum(host.machine.tokens for host in self.hosts)
         if not scenario.liar:
             self.observe(facts.Spent(scenario.config.tokens_budget, did))
-        elif scenario.keys and scenario.config.sizes == "confirmed" and not scenario.config.synchronous:
-            # Where sizes are not declared, a patient liar grows; where everybody waits for everybody, claims count.
-            claimed = self.steps_believed() * self.specs[scenario.liar].tokens
-            self.observe(facts.Spent(scenario.config.tokens_budget, did + claimed))
-
-    def steps_believed(self) -> int:
-        """How many steps of a learner the syncer may believe by now: PACE_BELIEVED times as many as the fastest takes,
-        and some at once."""
-        fastest_ns = min(spec.step_ns * (1 - spec.jitter / 2) for spec in self.specs.values())
-        bursts = 1 + sum(not self.is_honest(host.name) for host in self.hosts)
-        return int(PACE_BELIEVED * self.now_ns / fastest_ns) + bursts * BURST_BELIEVED * self.scenario.config.sync_every
+        else:
+            self.observe(facts.Spent(scenario.config.tokens_budget, did + tokens_believed(self)))
 
     def merged(self, effect: fx.Merge) -> None:
         """A merge is committed: progress for its fragment and for everybody in it."""

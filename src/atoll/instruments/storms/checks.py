@@ -48,6 +48,7 @@ class RunFacts:
     tokens_per_step: int
     outlier_factor: float = 10.0
     step_factor_min: float = 1.0
+    share_max: float = 1.0
 
 
 @dataclass(slots=True)
@@ -88,7 +89,10 @@ def check_run(folder: Path, run: RunFacts) -> Checked:
     """Every violation of an invariant that the folder of a finished run shows."""
     stamped = list(read_events(folder))
     checkers = all_checkers(
-        outlier_factor=run.outlier_factor, sync_every=run.sync_every, step_factor_min=run.step_factor_min
+        outlier_factor=run.outlier_factor,
+        sync_every=run.sync_every,
+        step_factor_min=run.step_factor_min,
+        share_max=run.share_max,
     )
     _feed_versions(checkers, stamped, folder / "state", run)
     for fact in _of_learners(stamped):
@@ -277,7 +281,7 @@ def _of_ledger(stamped: Sequence[Stamped], run: RunFacts) -> Iterator[facts.Fact
     those that left in order. Of those that did not, the syncer may know anything up to what they did: one that was cut
     off and then killed has taken its steps with it. Of one that lies it may believe anything; what that costs is I15's.
     """
-    liars = {event.target for _, _, event in stamped if isinstance(event, ev.FaultInjected) and event.fault == "lie"}
+    liars = _liars(stamped)
     steps: dict[str, int] = defaultdict(int)
     sure: dict[str, int] = {}
     for _, source, event in stamped:
@@ -294,14 +298,21 @@ def _of_ledger(stamped: Sequence[Stamped], run: RunFacts) -> Iterator[facts.Fact
     yield facts.Processed(known, known + sum(killed) if not liars else TOKENS_MAX)
 
 
+def _liars(stamped: Sequence[Stamped]) -> set[str]:
+    return {event.target for _, _, event in stamped if isinstance(event, ev.FaultInjected) and event.fault == "lie"}
+
+
 def _of_calm(stamped: Sequence[Stamped], run: RunFacts) -> Iterator[facts.Fact]:
+    """What is merged after the last fault. A learner that has lied is promised nothing: what its books say of it may
+    keep it out for as long as its process lives."""
     ends = [t for t, _, e in stamped if isinstance(e, ev.FaultInjected | ev.FaultEnded)]
     steps = [t for t, _, e in stamped if isinstance(e, ev.LearnerSteps)]
     if not ends or not steps:
         return
     last_ns, end_ns = max(ends), max(steps)
     until_ns = last_ns + int((CALM_S + 3 * run.sync_every * run.step_s) * 1e9)
-    yield facts.Calm(last_ns, until_ns, run.fragments, tuple(run.learners))
+    promised = tuple(learner for learner in run.learners if learner not in _liars(stamped))
+    yield facts.Calm(last_ns, until_ns, run.fragments, promised)
     for t_ns, _, event in stamped:
         if isinstance(event, ev.Committed) and t_ns >= last_ns:
             yield facts.Progressed(t_ns, fragment=event.fragment)

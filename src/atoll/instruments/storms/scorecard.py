@@ -149,6 +149,7 @@ def run_facts(config: TrainConfig) -> RunFacts:
         tokens_per_step=config.batch * config.seq,
         outlier_factor=config.sync.norm_outlier_factor,
         step_factor_min=step_factor_min(config.sync),
+        share_max=config.sync.share_max,
     )
 
 
