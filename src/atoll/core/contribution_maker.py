@@ -6,6 +6,7 @@ answer to its push, by the version that holds it, or by the syncer's word (Fate)
 
 from __future__ import annotations
 
+from atoll.core.config import CODECS
 from atoll.core.effects import (
     Contribute,
     DropSnapshot,
@@ -35,6 +36,8 @@ class ContributionMaker:
         self._state = state
         self.upcoming: tuple[int, ...] = ()
         """Fragments that may be asked for before the next step ends."""
+        self._codec = ""
+        """What the syncer last asked contributions to be encoded in; empty: as the settings say."""
 
     @property
     def unsent(self) -> bool:
@@ -104,6 +107,7 @@ class ContributionMaker:
         """A round wants a fragment."""
         progress = self._state.fragments[request.fragment]
         progress.request = request
+        self._codec = request.codec if CODECS.family(request.codec) in CODECS.names() else ""
         self._answer(progress, out)
 
     def _answer(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
@@ -144,7 +148,7 @@ class ContributionMaker:
             base_version=progress.base,
             steps=counters.steps,
             tokens=counters.tokens,
-            codec=self._state.config.codec_up,
+            codec=self._codec or self._state.config.codec_up,
             size=0,
             checksum=0,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from atoll.core.adaptive import AdaptiveController, RunMeasured
 from atoll.core.agreement import AgreementWatch, Verdict
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.delivery import DeliveryWatch
@@ -67,6 +68,7 @@ class RoundScheduler:
         self.sizes = LearnerSizes(config, membership)
         self._scales = MergeScales(config, membership, ledger, self.sizes)
         self.agreement = AgreementWatch(config, membership)
+        self.adaptive = AdaptiveController(config)
         membership.far_steps = FAR_PERIODS * config.sync_every
         self.tracks = [FragmentTrack(p, first_due_step(config, p), config.sync_every) for p in range(config.fragments)]
         self.clock_last = 0
@@ -156,6 +158,7 @@ class RoundScheduler:
         """Launch what the clock says. Nothing can have changed unless the clock, a round or the membership did."""
         self._keep_enough(now_ns, out)
         clock = self.clock()
+        self._adapt(now_ns, out)
         self._keep_moving(clock)
         seen = (clock, self._moved, self._membership.stamp)
         if clock is None or (seen == self._launched_for and now_ns < self._standstill_ns()):
@@ -170,8 +173,15 @@ class RoundScheduler:
         due = sorted(
             (t for t in self.tracks if not t.busy and t.due_step <= clock), key=lambda t: (t.due_step, t.index)
         )
-        for track in due[: max(0, self.config.rounds_in_flight_max - self.in_flight)]:
+        for track in due[: max(0, self.adaptive.in_flight_max - self.in_flight)]:
             self._launch(track, clock, now_ns, out)
+
+    def _adapt(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """What is sent follows what was measured; nothing does before the first merge."""
+        if self.adaptive.on and self.commits:
+            run = RunMeasured(self.step_ns(), self._quorum_ns + self._sync_ns, len(self.tracks))
+            asked = [(member.learner, member.codecs) for member in self._membership.active()]
+            out += [Note(change) for change in self.adaptive.look(now_ns, self.clock_last, run, asked)]
 
     def _keep_moving(self, clock: int | None) -> None:
         """Nobody's standing still stops the others: when enough of them have gone far without a round, all fragments
@@ -230,6 +240,8 @@ class RoundScheduler:
         asked = [m.learner for m in active]
         waiting = {m.learner for m in active if self._membership.counts(m.learner)}
         before, (track.period, why) = track.period, period(self.config, self._pace(track, clock))
+        if self.adaptive.period > max(track.period, self.config.sync_every):
+            track.period, why = self.adaptive.period, "adaptive"
         if track.period != before:
             out.append(Note(PaceChanged(track.index, clock, track.period, why)))
         due_step, track.due_step = track.due_step, clock + track.period
@@ -257,8 +269,9 @@ class RoundScheduler:
         given = opened.contributors()
         for member in active:
             if member.learner not in given:
-                request = Request(opened.number, opened.attempt, track.index)
-                out.append(ToLearner(member.session, request))
+                codec = self.adaptive.codec(member.learner)
+                out.append(ToLearner(member.session, Request(opened.number, opened.attempt, track.index, codec)))
+                self.adaptive.links.asked(member.learner, track.index, now_ns)
         self.try_close(track, now_ns, out)
 
     def _pace(self, track: FragmentTrack, clock: int) -> Pace:
@@ -271,6 +284,7 @@ class RoundScheduler:
     def offer(self, contribution: ContributionRecord, now_ns: int, out: list[SyncerEffect]) -> None:
         """A complete contribution: into the open round, or held for the next one."""
         track = self.tracks[contribution.id.fragment]
+        self.adaptive.links.answered(contribution.id.learner, track.index, contribution.bytes, now_ns)
         if contribution.late:
             self.contributions_late += 1
         if track.round is None:
@@ -284,6 +298,7 @@ class RoundScheduler:
     ) -> None:
         """A learner has nothing for this round; or (not `usable`) what it had is too old."""
         track = self.tracks[answer.fragment]
+        self.adaptive.links.answered(learner, track.index, 0, now_ns)
         opened = track.round
         if opened is None or opened.number != answer.round or learner not in opened.asked:
             return
@@ -301,6 +316,8 @@ class RoundScheduler:
         """Open rounds no longer wait for this learner; what it gave stays."""
         member = self._membership.members.get(learner)
         left = member is None or member.state is MemberState.LEFT  # else it may come back, and miss the next ones, too
+        if member is None or member.state is not MemberState.ACTIVE:
+            self.adaptive.forget(learner) if left else self.adaptive.gone(learner)
         for track in self.tracks:
             if left:
                 track.missed.pop(learner, None)
