@@ -20,6 +20,8 @@ def encode(name: str, x: np.ndarray) -> tuple[bytes, np.ndarray]:
         rounded = np.where(np.isinf(rounded.astype(np.float32)), np.copysign(top, rounded), rounded)
         rounded = rounded.astype(ml_dtypes.bfloat16)
         return rounded.view(np.uint16).astype("<u2").tobytes(), rounded.astype(np.float32)
+    if name.startswith("topk"):
+        return _encode_topk(name, x)
     scales, codes, decoded = [], [], []
     for start in range(0, x.size, BLOCK):
         block = np.zeros(BLOCK, np.float32)
@@ -70,6 +72,74 @@ def _encode_int2_block(block: np.ndarray) -> tuple[np.float32, np.ndarray, np.nd
     scale = np.float32(np.ldexp(half, np.frexp(peak)[1] - 2))
     codes = _int2_codes(y, np.float32(0.5) / half, offset)
     return scale, codes, (2 * codes + np.float32(2 * offset)) * scale
+
+
+def _encode_topk(name: str, x: np.ndarray) -> tuple[bytes, np.ndarray]:
+    share, _, values = name.partition(":")[2].partition(":")
+    kept, bits = round(float((share or "2%")[:-1]) * BLOCK / 100), 4 if values == "int4" else 2
+    scales, entries, decoded = [], [], []
+    for start in range(0, x.size, BLOCK):
+        block = np.zeros(BLOCK, np.float32)
+        part = x[start : start + BLOCK]
+        block[: part.size] = part
+        scale, places, codes, values_of = _encode_topk_block(block, kept, bits)
+        scales.append(scale.view(np.uint32) >> 16)
+        packed = sum((int(code) & (1 << bits) - 1) << bits * entry for entry, code in enumerate(codes))
+        entries.append(bytes(places) + packed.to_bytes(-(-kept * bits // 8), "little"))
+        decoded.append(values_of[: part.size])
+    flat = np.concatenate(decoded) if decoded else np.zeros(0, np.float32)
+    return np.array(scales, "<u2").tobytes() + b"".join(entries), flat
+
+
+def _encode_topk_block(block: np.ndarray, kept: int, bits: int) -> tuple[np.float32, list[int], list[int], np.ndarray]:
+    """Scale, places, codes and decoded values of one block of topk."""
+    coarse = block.view(np.uint32) << 1 >> 8
+    places = sorted(sorted(range(BLOCK), key=lambda j: (-int(coarse[j]), j))[:kept])
+    low, high = block.min(), block.max()
+    peak = low if -low >= high else high
+    if abs(peak) < 2.0**-111:
+        return np.float32(0), places, [0] * kept, np.zeros(BLOCK, np.float32)
+    power = np.float32(2.0 ** (2 - np.frexp(peak)[1]))
+    chosen, odd = (block * power)[places], bits == 2 and np.count_nonzero(block[places]) == kept
+    with np.errstate(over="ignore"):
+        top = np.finfo(np.float32).max / np.float32(4) * power
+    if bits == 4:
+        step = _bf16_below(-(peak * power) / np.float32(8), None)
+    elif odd:
+        step = _bf16_below(np.clip(_topk_step(np.abs(chosen)), -top, top), 1)
+    else:
+        step = _bf16_below(np.clip(-(peak * power) / np.float32(2), -top, top), 0)
+    scale, quotients = np.float32(step / power), chosen * (np.float32(1) / step)
+    if odd:
+        levels = np.where(np.abs(quotients) > 2.5, 3, 2) * np.where(quotients >= 0, 1, -1)
+        codes = [{-3: -2, -2: -1, 2: 0, 3: 1}[int(level)] for level in levels]
+    else:
+        limit = 1 << bits - 1
+        levels = np.rint(np.clip(quotients, -limit, limit - 1))
+        codes = [int(level) for level in levels]
+    values = np.zeros(BLOCK, np.float32)
+    values[places] = levels.astype(np.float32) * scale
+    return scale, places, codes, values
+
+
+def _topk_step(magnitudes: np.ndarray) -> np.float32:
+    total = np.float32(0)
+    for value in magnitudes:
+        total = total + value
+    step = total / np.float32(2.5 * magnitudes.size)
+    for _ in range(2):
+        products = squares = np.float32(0)
+        for value in magnitudes:
+            level = np.float32(3) if value > np.float32(2.5) * step else np.float32(2)
+            products, squares = products + value * level, squares + level * level
+        step = products / squares
+    return step
+
+
+def _bf16_below(value: np.float32, odd: int | None) -> np.float32:
+    bits = np.float32(value).view(np.uint32)
+    kept = bits & np.uint32(0xFFFF0000) if odd is None else (bits & np.uint32(0xFFFE0000)) | np.uint32(odd << 16)
+    return np.uint32(kept).view(np.float32)
 
 
 def _int2_codes(y: np.ndarray, inverse: np.float32, offset: np.float32) -> np.ndarray:

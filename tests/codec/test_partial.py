@@ -125,6 +125,21 @@ def test_single_contributions_and_groups_meet_in_one_merge(codec: str) -> None:
     close(merged.values(), reference.merged_gradient(decoded, all_sent.weights, SLICES, MERGES), decoded)
 
 
+def test_contributions_in_different_codecs_are_merged_as_each_came() -> None:
+    """A round of learners behind different links: nothing is rounded on the way to the sum but by each codec itself."""
+    names = ["int4", "topk:3%", "fp32", "int2", "topk:10%:int4", "bf16", "int8"]
+    all_sent = sent(len(names), 5)
+    codecs = [get_codec(name) for name in names]
+    payloads = [codec.encode(delta) for codec, delta in zip(codecs, all_sent.deltas, strict=True)]
+    decoded = [c.decode(p, d.size) for c, p, d in zip(codecs, payloads, all_sent.deltas, strict=True)]
+    norms = [c.inspect(p, payload_size(SLICES), SLICES)[1] for c, p in zip(codecs, payloads, strict=True)]
+    merged = finish(reduce(payloads, codecs, all_sent.weights, norms, SLICES), MERGES)
+    same = Sent(decoded, all_sent.weights, "fp32")
+    expected = finish(same.reduced(0, len(names)), MERGES).coefficients
+    np.testing.assert_allclose(merged.coefficients, expected, rtol=1e-6)
+    close(merged.values(), reference.merged_gradient(decoded, all_sent.weights, SLICES, MERGES), decoded)
+
+
 def test_the_same_tree_has_the_same_bits_for_any_number_of_threads() -> None:
     seen, before = [], kernels.threads()
     try:

@@ -29,6 +29,9 @@ USED: dict[str, Any] = {
     "sizes": "confirmed",
     "share_max": 0.25,
     "robust": "cosine",
+    "adaptive": "network",
+    "period_min": 2,
+    "period_max": 128,
 }
 """What older versions do not do."""
 

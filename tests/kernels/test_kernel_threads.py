@@ -155,7 +155,7 @@ def test_the_sum_of_packed_payloads_for_any_number_and_any_layout_of_the_coeffic
         for c, part in zip(coefficients, np.split(decoded, [256], axis=1), strict=True)
     ]
     for layout in ("C", "F"):
-        squares = kernels.direction(kind, payloads, np.array(coefficients, order=layout), segments)
+        squares = kernels.direction([kind] * count, payloads, np.array(coefficients, order=layout), segments)
         np.testing.assert_allclose(squares, expected, rtol=1e-6)
 
 

@@ -17,11 +17,13 @@ import typer
 
 from atoll.cli.terminal import warn
 from atoll.core import (
+    ADAPTIVES,
     CODECS,
     CORRECTIONS,
     MERGES,
     OUTER_SCHEDULES,
     OUTERS,
+    PACING,
     PARTIALS,
     ROBUSTS,
     SIZES,
@@ -145,8 +147,12 @@ SYNC = panel(
     correction=(str, f"Turn deltas that disagree with the outer momentum: {', '.join(CORRECTIONS)} (default none)."),
     partial=(str, f"Step of a merge without some of those asked: {', '.join(PARTIALS)} (default scaled)."),
     robust=(str, f"What a merge does about a learner that lies: {', '.join(ROBUSTS)} (default off)."),
-    codec_up=(str, f"Encoding of contributions: {', '.join(CODECS.names())} (default int4)."),
-    codec_down=(str, f"Encoding of updates: {', '.join(CODECS.names())} (default int4)."),
+    codec_up=(str, f"Encoding of contributions: {', '.join(CODECS.names())}; topk:2% keeps 2% (default int4)."),
+    codec_down=(str, f"Encoding of updates: {', '.join(CODECS.names())}; topk:10% keeps 10% (default int4)."),
+    adaptive=(str, f"Codecs and periods follow links and learning: {', '.join(ADAPTIVES)} (default off)."),
+    period_min=(int, "With --adaptive: the fewest steps between two rounds of a fragment (default 4)."),
+    period_max=(int, "With --adaptive: the most steps between two rounds of a fragment (default 64)."),
+    pacing=(str, f"Steps between two rounds of a fragment: {', '.join(PACING.names())} (default fixed)."),
     feedback_up=(bool, "What encoding a contribution loses goes into the next one (default on)."),
     feedback_down=(bool, "What encoding an update loses goes into the next one (default on)."),
     adopt=(str, "What learners do with an update: rebase, overwrite or mix:ALPHA (default rebase)."),

@@ -1,10 +1,11 @@
+from .fragments import fragment_codec
 from .merge import SAMPLE_ALL_MAX, SAMPLE_EVERY, GradientSample, MergeResult, OuterTarget, merge_fragment
 from .merges import MergeMethod, SliceSums, get_merge
 from .outer import OuterOptimizer, OuterRates, get_outer
 from .partial import NORM_MAX, Partial, combine, finish, reduce
 from .plain_codec import PlainCodec
 from .protocol import BLOCK, Codec, get_codec, not_finite
-from .rates import needed_bytes_s
+from .rates import needed_bytes_s, run_bytes
 from .robust import agreement, balanced
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "balanced",
     "combine",
     "finish",
+    "fragment_codec",
     "get_codec",
     "get_merge",
     "get_outer",
@@ -33,4 +35,5 @@ __all__ = [
     "needed_bytes_s",
     "not_finite",
     "reduce",
+    "run_bytes",
 ]

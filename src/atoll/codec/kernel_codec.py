@@ -1,7 +1,7 @@
 """Codecs that the compiled loops know: what the built-in ones have in common.
 
 A payload encodes n float32 values, in blocks of 256; the last block may be short. Everything is little-endian. The
-modules fp32, bf16, int8, int4 and int2 are the written contract of the rest, so that others can write learners.
+modules fp32, bf16, int8, int4, int2 and topk are the written contract of the rest, so that others can write learners.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class KernelCodec:
     def accumulate(self, payloads: Sequence[Payload], coefficients: F64, slice_blocks: I64) -> F32:
         blocks = int(slice_blocks[-1])
         data = [self.check(payload, blocks * BLOCK) for payload in payloads]
-        return kernels.accumulate(self.kind, data, coefficients, cut_segments(slice_blocks, blocks))
+        return kernels.accumulate([self.kind] * len(data), data, coefficients, cut_segments(slice_blocks, blocks))
 
     def check(self, payload: Payload, n: int) -> U8:
         """The payload as a flat, aligned uint8 array (a view where possible), if its size is right for n elements."""

@@ -76,7 +76,7 @@ def merge_fragment(
     merges: Sequence[str],
     target: OuterTarget,
     *,
-    codec_down: str,
+    codec_down: str | Codec,
     outer: str = "nesterov",
     rates: OuterRates,
     previous: GradientSample | None,
@@ -109,8 +109,9 @@ def merge_fragment(
         for name, array in optimizer.init(n).items():
             target.state[name][:] = array
     before = None if previous is None else previous.values
-    if isinstance(partial.codec, KernelCodec) and isinstance(down, KernelCodec) and isinstance(optimizer, Nesterov):
-        update, (cross, own) = _fused(gradient, partial.codec, target, down, rates, sample, before, every)
+    kinds = partial.kinds
+    if kinds is not None and isinstance(down, KernelCodec) and isinstance(optimizer, Nesterov):
+        update, (cross, own) = _fused(gradient, kinds, target, down, rates, sample, before, every)
     else:
         values = gradient.values()
         sample[:] = values.reshape(-1, BLOCK)[::every].ravel()
@@ -123,7 +124,7 @@ def merge_fragment(
 
 def _fused(
     gradient: MergedGradient,
-    up: KernelCodec,
+    kinds_up: Sequence[int],
     target: OuterTarget,
     down: KernelCodec,
     rates: OuterRates,
@@ -135,7 +136,7 @@ def _fused(
     partial = gradient.partial
     update = np.empty(down.size_max(target.theta.size), np.uint8)
     step = kernels.OuterStep(
-        kind_up=up.kind,
+        kinds_up=kinds_up,
         kind_down=down.kind,
         theta=target.theta,
         momentum=target.state["momentum"],
@@ -173,7 +174,7 @@ def _products(sample: F32, previous: F32 | None) -> tuple[float, float]:
     blocks = sample.size // BLOCK
     segments = cut_segments(np.array([0, blocks], np.int64), blocks)
     other = (sample if previous is None else previous).view(np.uint8)
-    cross, own = kernels.alignment(FP32.kind, [other], sample, segments)
+    cross, own = kernels.alignment([FP32.kind], [other], sample, segments)
     return float(cross[0, 0]), float(own[0])
 
 

@@ -15,7 +15,8 @@ What has the same bits, and what is equal up to rounding:
   about 1e-7 of N, the contributions' mean norm, divided by |D| for methods that go by direction (contributions that
   nearly cancel have no certain direction). For the same grouping it has the same bits again, on every machine and for
   any number of threads: segments are cut by the layout, not by the work.
-- Contributions in a codec that the loops do not know are added up by that codec's own `accumulate`.
+- Contributions in a codec that the loops do not know are added up by that codec's own `accumulate`. Where codecs are
+  mixed, the loops take each contribution as it came; one that they do not know is decoded first.
 
 A correction turns single contributions towards the momentum, which only the syncer has: a part that was added up cannot
 be corrected any more, and finishing it so is an error.
@@ -58,7 +59,8 @@ class Turned:
 class Partial:
     """Weighted contributions to one fragment, single ones and groups that were added up. Changes nothing it holds."""
 
-    codec: Codec
+    codecs: tuple[Codec, ...]
+    """Of each column. They are all known to the loops, or all one that is not."""
     columns: tuple[U8, ...]
     """The vectors, encoded: one of a single contribution (its delta), two of a group (D and S of its deltas)."""
     slice_blocks: I64
@@ -77,6 +79,12 @@ class Partial:
     in_mean: F64
     """[slice, column] How much of it is a part of S: 1, or less if it is shortened; 0 if it is none."""
     turned: Turned | None = None
+
+    @property
+    def kinds(self) -> tuple[int, ...] | None:
+        """Of the columns, for the loops; None if those do not know them."""
+        kinds = tuple(codec.kind for codec in self.codecs if isinstance(codec, KernelCodec))
+        return kinds if len(kinds) == len(self.codecs) else None
 
     def shares(self) -> F64:
         """Weights that add up to 1, by member."""
@@ -109,18 +117,22 @@ class Partial:
 
     def sum(self, factors: F64) -> F32:
         """Sum of the columns, and of the momentum if there is a correction, times these factors [slice, column]."""
-        total = self.codec.accumulate(self.columns, factors[:, : len(self.columns)], self.slice_blocks)
+        own, kinds = factors[:, : len(self.columns)], self.kinds
+        if kinds is not None:
+            total = kernels.accumulate(kinds, self.columns, own, self.segments)
+        else:
+            total = self.codecs[0].accumulate(self.columns, own, self.slice_blocks)
         if self.turned is None:
             return total
         both = np.stack([np.ones(len(factors)), factors[:, -1]], axis=1)
-        return kernels.accumulate(FP32.kind, [total.view(np.uint8)], both, self.segments, self.turned.momentum)
+        return kernels.accumulate([FP32.kind], [total.view(np.uint8)], both, self.segments, self.turned.momentum)
 
     def length(self, relative: F64) -> F64:
         """|sum of the contributions times these factors| per slice."""
-        factors = self.factors(relative)
-        if isinstance(self.codec, KernelCodec):
+        factors, kinds = self.factors(relative), self.kinds
+        if kinds is not None:
             pull = self.turned.momentum if self.turned is not None else None
-            return np.sqrt(kernels.direction(self.codec.kind, self.columns, factors, self.segments, pull))
+            return np.sqrt(kernels.direction(kinds, self.columns, factors, self.segments, pull))
         total = self.sum(factors)
         return np.sqrt(kernels.inspect(FP32.kind, total.view(np.uint8), total.size, self.segments)[1])
 
@@ -131,7 +143,7 @@ class Partial:
         mean = of_column * self.in_mean
         sums = (self.sum(quotient(of_column, self.divisors)), self.sum(mean))
         return Partial(
-            codec=FP32,
+            codecs=(FP32, FP32),
             columns=tuple(values.view(np.uint8) for values in sums),
             slice_blocks=self.slice_blocks,
             segments=self.segments,
@@ -162,18 +174,21 @@ class MergedGradient:
 
 
 def reduce(
-    payloads: Sequence[Payload], codec: str, weights: Sequence[float], norms: Sequence[F64], slice_blocks: I64
+    payloads: Sequence[Payload],
+    codec: str | Sequence[Codec],
+    weights: Sequence[float],
+    norms: Sequence[F64],
+    slice_blocks: I64,
 ) -> Partial:
-    """Encoded contributions in the order of their learners' ids, with the norms per slice of `Codec.inspect`."""
-    of, offsets = get_codec(codec), np.ascontiguousarray(slice_blocks, np.int64)
+    """Encoded contributions in the order of their learners' ids, with the norms per slice of `Codec.inspect`. They have
+    one codec, by name, or one each."""
+    offsets = np.ascontiguousarray(slice_blocks, np.int64)
     segments = cut_segments(offsets, int(offsets[-1]) if offsets.size else 0)
-    if isinstance(of, KernelCodec):
-        columns = tuple(of.check(payload, int(offsets[-1]) * BLOCK) for payload in payloads)
-    else:
-        columns = tuple(flat_bytes(payload) for payload in payloads)
+    of = [get_codec(codec)] * len(payloads) if isinstance(codec, str) else codec
+    codecs, columns = _columns(payloads, of, offsets)
     given, lengths = _check_contributions(len(payloads), weights, norms, segments.slice_count)
     return Partial(
-        codec=of,
+        codecs=codecs,
         columns=columns,
         slice_blocks=offsets,
         segments=segments,
@@ -186,17 +201,36 @@ def reduce(
     )
 
 
+def _columns(
+    payloads: Sequence[Payload], codecs: Sequence[Codec], slice_blocks: I64
+) -> tuple[tuple[Codec, ...], tuple[U8, ...]]:
+    """The payloads as the loops take them. One in a codec that they do not know is decoded, unless all are in it."""
+    if len(set(map(id, codecs))) == 1 and not isinstance(codecs[0], KernelCodec):
+        return tuple(codecs), tuple(flat_bytes(payload) for payload in payloads)
+    columns, of, ones = [], [], np.ones((slice_blocks.size - 1, 1))
+    for payload, codec in zip(payloads, codecs, strict=True):
+        known = isinstance(codec, KernelCodec)
+        columns.append(
+            codec.check(payload, int(slice_blocks[-1]) * BLOCK)
+            if isinstance(codec, KernelCodec)
+            else codec.accumulate([payload], ones, slice_blocks).view(np.uint8)
+        )
+        of.append(codec if known else FP32)
+    return tuple(of), tuple(columns)
+
+
 def combine(partials: Sequence[Partial]) -> Partial:
-    """All members of several parts, in the order given, which is that of their learners' ids. Parts of different
-    codecs are added up first."""
+    """All members of several parts, in the order given, which is that of their learners' ids. Parts in a codec that the
+    loops do not know are added up first, unless all are in it."""
     first = partials[0]
     if any(not np.array_equal(part.slice_blocks, first.slice_blocks) for part in partials):
         raise PayloadError("parts of different fragments or layouts cannot be combined; combine those of one fragment")
-    if any(part.codec is not first.codec for part in partials):
-        partials = [part if part.codec is FP32 else part.added_up() for part in partials]
+    different = any(part.codecs[0] is not first.codecs[0] for part in partials)
+    if different and any(part.kinds is None for part in partials):
+        partials = [part if part.kinds is not None else part.added_up() for part in partials]
     starts = np.cumsum([0, *(part.weights.size for part in partials)])
     return Partial(
-        codec=partials[0].codec,
+        codecs=tuple(codec for part in partials for codec in part.codecs),
         columns=tuple(column for part in partials for column in part.columns),
         slice_blocks=first.slice_blocks,
         segments=first.segments,
@@ -227,13 +261,13 @@ def corrected(partial: Partial, momentum: F32) -> Partial:
 
 def alignment(partial: Partial, momentum: F32) -> tuple[F64, F64]:
     """delta_i . momentum per slice and contribution, and momentum . momentum per slice."""
-    segments = partial.segments
-    if isinstance(partial.codec, KernelCodec):
-        return kernels.alignment(partial.codec.kind, partial.columns, momentum, segments)
+    segments, kinds = partial.segments, partial.kinds
+    if kinds is not None:
+        return kernels.alignment(kinds, partial.columns, momentum, segments)
     products, ones = [], np.ones((len(partial.divisors), 1))
     for column in partial.columns:  # one decoded fragment at a time
-        values = partial.codec.accumulate([column], ones, partial.slice_blocks).view(np.uint8)
-        of_one, squares = kernels.alignment(FP32.kind, [values], momentum, segments)
+        values = partial.codecs[0].accumulate([column], ones, partial.slice_blocks).view(np.uint8)
+        of_one, squares = kernels.alignment([FP32.kind], [values], momentum, segments)
         products.append(of_one[:, 0])
     return np.stack(products, axis=1), squares
 

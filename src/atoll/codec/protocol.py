@@ -50,7 +50,7 @@ class Codec(Protocol):
     def encode_delta(
         self, snapshot: F32, base: F32 | None, residual: F32 | None, *, feedback: bool = True
     ) -> tuple[U8, F32 | None]:
-        """Encode x = snapshot - base + residual; also returns the new residual, x - decode(payload).
+        """Encode x = snapshot - base + residual; also returns the new residual, x - decode(payload) or a part of it.
 
         The residual that came in is left as it is: it is replaced only once the contribution was merged. A lossless
         codec ignores it and returns None, as does every codec without `feedback`. PayloadError if x is not finite.
@@ -66,9 +66,9 @@ class Codec(Protocol):
         """Sum over i of coefficients[slice, i] * decode(payloads[i]), added up in this order in fp32."""
 
 
-def get_codec(name: str) -> Codec:
-    """The codec called `name`; ConfigError naming the choices if there is none."""
-    codec: Codec = CODECS.get(name)
+def get_codec(name: str | Codec) -> Codec:
+    """The codec called `name`, or the one that was found before; ConfigError naming the choices if there is none."""
+    codec: Codec = CODECS.get(name) if isinstance(name, str) else name
     return codec
 
 

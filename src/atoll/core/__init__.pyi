@@ -2,6 +2,7 @@ from . import effects, messages, values
 from .arrayless import ArraylessHost, checksum_of
 from .beginning import EPOCHS_SKIPPED, Begin
 from .config import (
+    ADAPTIVES,
     CODECS,
     CORRECTIONS,
     EARLIER_DEFAULTS,
@@ -27,6 +28,7 @@ from .durability_gate import DurabilityGate
 from .durable import EPOCH_KEY, SETTINGS_KEY, FragmentRecord, Recovery, settings_of
 from .effects import Adopt, Contribute, Fetch, Merge
 from .events import (
+    Adapted,
     Committed,
     ContributionReceived,
     ContributionRefused,
@@ -124,6 +126,7 @@ from .syncer_driver import LEFT, StoreOutcome, SyncerDriver, VersionToStore
 from .syncer_machine import SyncerMachine
 
 __all__ = [
+    "ADAPTIVES",
     "ASKED_TO_LEAVE",
     "BLOCK",
     "CLOSE_TIMEOUT_NS",
@@ -167,6 +170,7 @@ __all__ = [
     "WAIT_SLICE_NS",
     "WEIGHTS",
     "WHOLE_CODEC",
+    "Adapted",
     "Adopt",
     "ArraylessHost",
     "Arrival",

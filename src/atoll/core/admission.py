@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.core.config import SyncConfig
+from atoll.core.adaptive import ladder_of
+from atoll.core.config import CODECS, SyncConfig
 from atoll.core.identity import same_secret
 from atoll.core.layout import Layout
 from atoll.core.membership import Member, MemberState
@@ -25,6 +26,8 @@ SETTINGS_PROTOCOL = 2
 """Learners of older protocols are not told of settings that came later."""
 CODECS_EARLIER = frozenset({"fp32", "bf16", "int8", "int4"})
 """What they know of codecs."""
+CODEC_FALLBACK = "int4"
+"""What a learner is given that does not know the run's codec of contributions. Everybody knows it."""
 
 
 def check_sender(member: Member | None, learner: str, generation: int, secret: str) -> PushReply | None:
@@ -82,18 +85,41 @@ def check_hello(hello: Hello, run: str, layout: Layout | None, member: Member | 
 def check_settings(hello: Hello, config: SyncConfig) -> Refused | None:
     """A refusal if this run has a setting that the learner must follow and, being older, does not know."""
     if hello.protocol >= SETTINGS_PROTOCOL:
-        return None
+        return _check_codec_down(hello, config.codec_down)
     codecs = {"codec_up": config.codec_up, "codec_down": config.codec_down}
     unknown = [f"{name} {codec}" for name, codec in codecs.items() if codec not in CODECS_EARLIER]
     unknown += ["feedback_up off"] if not config.feedback_up else []
     # Who waits for merges must know when they are due; others are asked, whenever that is.
     unknown += [f"pacing {config.pacing}"] if config.synchronous and config.pacing != "fixed" else []
+    unknown += [f"adaptive {config.adaptive}"] if config.synchronous and config.adaptive != "off" else []
     if not unknown:
         return None
     return Refused(
         Refusal.PROTOCOL,
         f"this run uses {' and '.join(unknown)}, which learner {hello.learner!r} does not know (it speaks protocol "
         f"{hello.protocol}); install the syncer's version of atoll where it runs",
+    )
+
+
+def knows_codec(hello: Hello, codec: str) -> bool:
+    """True if the build that said this hello has this codec. One without a list knows no family of codecs."""
+    family = CODECS.family(codec)
+    return family in hello.codecs if hello.codecs else family not in CODECS.families
+
+
+def codec_up_for(hello: Hello, config: SyncConfig) -> str:
+    """The codec of this learner's contributions: the run's, or one that it knows."""
+    return config.codec_up if knows_codec(hello, config.codec_up) else CODEC_FALLBACK
+
+
+def _check_codec_down(hello: Hello, codec: str) -> Refused | None:
+    """Published updates are the same bytes for everybody, so that whoever cannot decode them cannot take part."""
+    if knows_codec(hello, codec):
+        return None
+    return Refused(
+        Refusal.CODEC,
+        f"this run publishes in codec_down {codec}, which the build of learner {hello.learner!r} does not know; "
+        "install the syncer's version of atoll where it runs, or register that codec there",
     )
 
 
@@ -141,7 +167,7 @@ def check_contribution(
         return _refuse(Refusal.DUPLICATE, f"{who}: already received")
     if not member.bases:
         return _refuse(Refusal.NOT_READY, f"{who}: it has not adopted committed state yet; adopt, then say ready")
-    if header.codec != config.codec_up:
+    if header.codec not in (member.codec_up, *(codec for codec, _ in ladder_of(config))):
         return _refuse(Refusal.CODEC, f"{who}: encoded as {header.codec!r}, the run uses {config.codec_up!r}")
     if not 0 <= header.round <= rounds_started:
         return _refuse(Refusal.UNKNOWN_ROUND, f"{who}: round {header.round} was never launched")

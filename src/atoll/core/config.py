@@ -33,6 +33,7 @@ CODECS: Registry[Any] = Registry(
         "int4": "atoll.codec.int4:INT4",
         "int2": "atoll.codec.int2:INT2",
     },
+    families={"topk": "atoll.codec.topk:topk"},
 )
 MERGES: Registry[Any] = Registry(
     "merge method",
@@ -51,6 +52,7 @@ OUTER_SCHEDULES = ("constant", "linear", "cosine")
 PARTIALS = ("scaled", "full")
 SIZES = ("confirmed", "claimed")
 ROBUSTS = ("off", "cosine")
+ADAPTIVES = ("off", "on", "network", "learning")
 FRAGMENTS_MAX = 4096
 """More fragments than this only add overhead: at 100B parameters one would still be 24M parameters."""
 LEARNERS_MAX = 1_000_000
@@ -68,6 +70,9 @@ LATER_SETTINGS: Mapping[str, Any] = {
     "sizes": "claimed",
     "share_max": 1.0,
     "robust": "off",
+    "adaptive": "off",
+    "period_min": 4,
+    "period_max": 64,
 }
 """Settings that came after the first release, whose code refuses names that it does not know, and what its code does.
 `to_dict` leaves them out where they say just that and it is the default, so that older learners take part as long as
@@ -119,9 +124,9 @@ class SyncConfig:
     outer_momentum: float = 0.3
     """Momentum of the outer step."""
     codec_up: str = "int4"
-    """Encoding of contributions: fp32, bf16, int8, int4, int2, or a registered one."""
+    """Encoding of contributions: fp32, bf16, int8, int4, int2, topk:SHARE% (sparse), or a registered one."""
     codec_down: str = "int4"
-    """Encoding of published updates: fp32, bf16, int8, int4, int2, or a registered one."""
+    """Encoding of published updates: fp32, bf16, int8, int4, int2, topk:SHARE% (sparse), or a registered one."""
     adopt: str = "rebase"
     """What a learner does with a published version: rebase, overwrite, or mix:ALPHA, which keeps ALPHA of its own
     parameters and takes 1 - ALPHA of the published ones (mix:1 takes none)."""
@@ -160,6 +165,13 @@ class SyncConfig:
     robust: str = "off"
     """What a merge does about a learner that lies: off (nothing), or cosine (who points against the others is left out,
     and who is far longer than they are weighs less)."""
+    adaptive: str = "off"
+    """What is sent follows what is measured: off (the settings, to the bit), network (codecs and period follow the
+    links), learning (rounds come more often while the run begins) or on (both)."""
+    period_min: int = 4
+    """With `adaptive`: the fewest steps between two rounds of a fragment."""
+    period_max: int = 64
+    """With `adaptive`: the most steps between two rounds of a fragment."""
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
@@ -199,11 +211,27 @@ class SyncConfig:
                 "give tokens_budget (`atoll train` derives it, `atoll syncer` takes --tokens-budget), or use constant"
             )
         parse_adopt(self.adopt)
+        self._check_adaptive()
         count, _ = parse_quorum(self.quorum)
         if count > max(self.learners_expected, 1):
             raise ConfigError(
                 f"quorum {count} is above the {self.learners_expected} learners of this run, so no round could ever "
                 f"close; use --quorum {self.learners_expected} or less, a share such as 50%, or all"
+            )
+
+    def _check_adaptive(self) -> None:
+        one_of("adaptive", self.adaptive, ADAPTIVES)
+        _at_least("period_min", self.period_min, 1, SYNC_EVERY_MAX)
+        _at_least("period_max", self.period_max, 1, SYNC_EVERY_MAX)
+        if self.period_min > self.period_max:
+            raise ConfigError(
+                f"period_min {self.period_min} is above period_max {self.period_max}, so no period is left; lower the "
+                "one or raise the other"
+            )
+        if self.adaptive != "off" and not self.period_min <= self.sync_every <= self.period_max:
+            raise ConfigError(
+                f"adaptive {self.adaptive} keeps the period from period_min {self.period_min} to period_max "
+                f"{self.period_max}, and sync_every {self.sync_every}, where it begins, is outside; change one of them"
             )
 
     @property

@@ -115,6 +115,7 @@ class ContributionIntake:
             header.size,
             event.norm,
             late,
+            header.codec,
         )
         track.outliers.clear()
         self._state.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from atoll.core.config import CODECS
 from atoll.core.effects import (
     Contribute,
     DropSnapshot,
@@ -39,6 +40,8 @@ class ContributionMaker:
         self._state = state
         self.upcoming: tuple[int, ...] = ()
         """Fragments that may be asked for before the next step ends."""
+        self._codec = ""
+        """What the syncer last asked contributions to be encoded in; empty: as the settings say."""
 
     @property
     def unsent(self) -> bool:
@@ -103,6 +106,7 @@ class ContributionMaker:
         """A round wants a fragment."""
         progress = self._state.fragments[request.fragment]
         progress.request = request
+        self._codec = request.codec if CODECS.family(request.codec) in CODECS.names() else ""
         self._answer(progress, out)
 
     def _answer(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
@@ -143,7 +147,7 @@ class ContributionMaker:
             base_version=progress.base,
             steps=counters.steps,
             tokens=counters.tokens,
-            codec=self._state.config.codec_up,
+            codec=self._codec or self._state.config.codec_up,
             size=0,
             checksum=0,
         )

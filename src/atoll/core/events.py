@@ -97,6 +97,19 @@ class RoundLaunched:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapted:
+    """With `adaptive`: what is sent has changed. `subject` is a learner, or "run"; `what` is codec_up, period or
+    overlap; or "nothing", where what was measured cannot be."""
+
+    subject: str
+    what: str
+    before: str
+    after: str
+    reason: str
+    clock_step: int
+
+
+@dataclass(frozen=True, slots=True)
 class PaceChanged:
     """The pacing policy decided for another number of steps (`period`) between two rounds of a fragment."""
 
@@ -218,6 +231,7 @@ CoreEvent = (
     | MemberAside
     | RoundLaunched
     | PaceChanged
+    | Adapted
     | ContributionReceived
     | NormGuardReset
     | ContributionRefused

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.core.admission import check_hello, check_settings
+from atoll.core.admission import check_hello, check_settings, codec_up_for
 from atoll.core.effects import SessionOpened, SyncerEffect
 from atoll.core.identity import SECRET_PROTOCOL, Identity, NewIds, check_learner
 from atoll.core.inner_slots import INNER_PROTOCOL
@@ -78,6 +78,8 @@ class HelloIntake:
         )
         member.protocol = min(hello.protocol, PROTOCOL_VERSION)
         member.secret = event.secret if member.protocol >= SECRET_PROTOCOL else ""
+        member.codec_up = codec_up_for(hello, self._state.config)
+        member.codecs = frozenset(hello.codecs)
         member.revoked = ""
         member.tokens_per_step_declared = event.identity.tokens_per_step if event.identity is not None else 0
         member.newcomer, member.start_step = not hello.bases, -1

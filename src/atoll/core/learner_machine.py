@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from atoll.core.config import SyncConfig
+from atoll.core.config import CODECS, SyncConfig
 from atoll.core.contribution_maker import ContributionMaker
 from atoll.core.effects import (
     Adopt,
@@ -151,6 +151,7 @@ class LearnerMachine:
             self.wants_inner and not self.joined,
             self.frozen,
             self._fingerprint,
+            CODECS.names(),
         )
 
     def heartbeat(self) -> Progress | None:

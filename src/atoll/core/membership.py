@@ -128,6 +128,10 @@ class Member:
     """Why it was asked to leave, alone; said again when it comes back."""
     protocol: int = PROTOCOL_OLDEST
     """What its session speaks."""
+    codec_up: str = ""
+    """What its Welcome said of its contributions: the run's codec, or one that its build knows."""
+    codecs: frozenset[str] = frozenset()
+    """What its build knows, without parameters; empty: it is older than this list, or is not heard of yet."""
     secret: str = field(default="", repr=False)
     """What its pushes and fetches must carry; empty: nothing, because its session's protocol is older."""
     revoked: str = ""

@@ -176,6 +176,8 @@ class Hello:
     """Checksum of the parameters that this learner does not train, which are never sent; 0: there are none."""
     fingerprint: str = ""
     """Of the tensors (`tensors_fingerprint`). On the wire it comes without them, until the syncer asks."""
+    codecs: tuple[str, ...] = ()
+    """The codecs that this process knows, without parameters. Empty: it is older than this list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +301,8 @@ class Request:
     round: int
     attempt: int
     fragment: int
+    codec: str = ""
+    """How the contribution is to be encoded; empty: as the Welcome's settings say."""
 
 
 @dataclass(frozen=True, slots=True)

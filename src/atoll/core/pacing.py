@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 PERIOD_MAX = 1_000_000
 """Steps, as for `sync_every`."""
+RAMP_STEPS = 16
+"""Of a run, for each step that a warm-up adds to the period: H = 8 is reached at step 128, H = 24 at 384."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,25 @@ class FixedPacing:
         return config.sync_every, "fixed"
 
 
-PACING: Registry[Pacing] = Registry("pacing policy", {"fixed": FixedPacing()})
+class WarmupPacing:
+    """Every other step at first, and then, step by step, every `sync_every`."""
+
+    def period(self, config: SyncConfig, pace: Pace) -> tuple[int, str]:
+        return ramp(config.sync_every, pace.clock_step, 2)
+
+
+def ramp(sync_every: int, clock_step: int, low: int) -> tuple[int, str]:
+    """A period that grows by a step in RAMP_STEPS: while a run begins, learners part soon after each merge."""
+    steps = max(min(low, sync_every), min(sync_every, clock_step // RAMP_STEPS))
+    return steps, "fixed" if steps == sync_every else f"warm-up, at step {clock_step}"
+
+
+PACING: Registry[Pacing] = Registry("pacing policy", {"fixed": FixedPacing(), "warmup": WarmupPacing()})
 
 
 def period(config: SyncConfig, pace: Pace) -> tuple[int, str]:
     """What the run's policy says, within bounds: a period of 0 would launch a fragment for ever."""
     steps, reason = PACING.get(config.pacing).period(config, pace)
+    if config.adaptive in ("on", "learning"):
+        steps, reason = min((steps, reason), ramp(steps, pace.clock_step, config.period_min))
     return min(max(1, int(steps)), PERIOD_MAX), reason

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from atoll.core.adaptive import AdaptiveController, RunMeasured
 from atoll.core.agreement import AgreementWatch, Verdict
 from atoll.core.config import SECOND_NS, SyncConfig
 from atoll.core.delivery import DeliveryWatch
@@ -70,6 +71,7 @@ class RoundScheduler:
         self.spending = Spending(config, membership, ledger, self.sizes)
         self._scales = MergeScales(config, membership, ledger, self.sizes)
         self.agreement = AgreementWatch(config, membership)
+        self.adaptive = AdaptiveController(config)
         membership.far_steps = FAR_PERIODS * config.sync_every
         self.tracks = [FragmentTrack(p, first_due_step(config, p), config.sync_every) for p in range(config.fragments)]
         self.clock_last = 0
@@ -170,6 +172,7 @@ class RoundScheduler:
         clock = self.clock()
         if clock is None:
             return
+        self._adapt(now_ns, out)
         if not self._synchronous and self._membership.moved_far():
             self._keep_moving(clock)
         seen = (clock, self._moved, self._membership.stamp)
@@ -187,8 +190,15 @@ class RoundScheduler:
         due = [t for t in self.tracks if t.due_step <= clock and not t.busy]
         if due:
             due.sort(key=lambda t: (t.due_step, t.index))
-            for track in due[: max(0, self.config.rounds_in_flight_max - self.in_flight)]:
+            for track in due[: max(0, self.adaptive.in_flight_max - self.in_flight)]:
                 self._launch(track, clock, now_ns, out)
+
+    def _adapt(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """What is sent follows what was measured; nothing does before the first merge."""
+        if self.adaptive.on and self.commits:
+            run = RunMeasured(self.step_ns(), self._quorum_ns + self._sync_ns, len(self.tracks))
+            asked = [(member.learner, member.codecs) for member in self._membership.active()]
+            out += [Note(change) for change in self.adaptive.look(now_ns, self.clock_last, run, asked)]
 
     def _keep_moving(self, clock: int) -> None:
         """Nobody's standing still stops the others: when enough of them have gone far without a round, all fragments
@@ -246,6 +256,8 @@ class RoundScheduler:
         asked = [m.learner for m in active]
         waiting = {m.learner for m in active if self._membership.counts(m.learner)}
         before, (track.period, why) = track.period, period(self.config, self._pace(track, clock))
+        if self.adaptive.period > max(track.period, self.config.sync_every):
+            track.period, why = self.adaptive.period, "adaptive"
         if track.period != before:
             out.append(Note(PaceChanged(track.index, clock, track.period, why)))
         due_step, track.due_step = track.due_step, clock + track.period
@@ -273,8 +285,9 @@ class RoundScheduler:
         given = opened.contributors()
         for member in active:
             if member.learner not in given:
-                request = Request(opened.number, opened.attempt, track.index)
-                out.append(ToLearner(member.session, request))
+                codec = self.adaptive.codec(member.learner)
+                out.append(ToLearner(member.session, Request(opened.number, opened.attempt, track.index, codec)))
+                self.adaptive.links.asked(member.learner, track.index, now_ns)
         self.try_close(track, now_ns, out)
 
     def _pace(self, track: FragmentTrack, clock: int) -> Pace:
@@ -287,6 +300,7 @@ class RoundScheduler:
     def offer(self, contribution: ContributionRecord, now_ns: int, out: list[SyncerEffect]) -> None:
         """A complete contribution: into the open round, or held for the next one."""
         track = self.tracks[contribution.id.fragment]
+        self.adaptive.links.answered(contribution.id.learner, track.index, contribution.bytes, now_ns)
         if contribution.late:
             self.contributions_late += 1
         if track.round is None:
@@ -300,6 +314,7 @@ class RoundScheduler:
     ) -> None:
         """A learner has nothing for this round; or (not `usable`) what it had is too old."""
         track = self.tracks[answer.fragment]
+        self.adaptive.links.answered(learner, track.index, 0, now_ns)
         opened = track.round
         if opened is None or opened.number != answer.round or learner not in opened.asked:
             return
@@ -317,6 +332,8 @@ class RoundScheduler:
         """Open rounds no longer wait for this learner; what it gave stays."""
         member = self._membership.members.get(learner)
         left = member is None or member.state is MemberState.LEFT  # else it may come back, and miss the next ones, too
+        if member is None or member.state is not MemberState.ACTIVE:
+            self.adaptive.forget(learner) if left else self.adaptive.gone(learner)
         for track in self.tracks:
             if left:
                 track.missed.pop(learner, None)

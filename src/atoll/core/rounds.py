@@ -41,6 +41,8 @@ class ContributionRecord:
     bytes: int
     norm: float
     late: bool
+    codec: str = ""
+    """What it is encoded in; empty: the run's codec of contributions, as before there was a choice."""
 
 
 @dataclass(frozen=True, slots=True)

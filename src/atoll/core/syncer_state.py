@@ -80,7 +80,8 @@ class SyncerState:
         assert self.layout is not None
         rank = member.rank if member.protocol >= RANK_PROTOCOL else -1
         place = (self.layout.fingerprint, seed, member.protocol, rank, member.secret)
-        return Welcome(self.run, self.epoch, member.generation, self.config, *place)
+        config = replace(self.config, codec_up=member.codec_up or self.config.codec_up)
+        return Welcome(self.run, self.epoch, member.generation, config, *place)
 
     def start(self) -> Start:
         tracks = self.book.tracks

@@ -1,4 +1,4 @@
-from .constants import BF16, BLOCK, FP32, INT2, INT4, INT8
+from .constants import BF16, BLOCK, FP32, INT2, INT4, INT8, KEPT_MAX, TOPK2, TOPK4, sparse_kind
 from .pool import set_threads, threads, work_alone
 from .run import (
     OuterStep,
@@ -23,6 +23,9 @@ __all__ = [
     "INT2",
     "INT4",
     "INT8",
+    "KEPT_MAX",
+    "TOPK2",
+    "TOPK4",
     "OuterStep",
     "Segments",
     "accumulate",
@@ -36,6 +39,7 @@ __all__ = [
     "outer_step",
     "rebase",
     "set_threads",
+    "sparse_kind",
     "threads",
     "warm_up",
     "work_alone",

@@ -81,6 +81,8 @@ def _wide_vectors(_typing: Any) -> Any:
 
 
 int8_at: Any = intrinsic(_pointer_to(types.int8, ir.IntType(8)))
+uint8_at: Any = intrinsic(_pointer_to(types.uint8, ir.IntType(8)))
+uint32_at: Any = intrinsic(_pointer_to(types.uint32, ir.IntType(32)))
 uint16_at: Any = intrinsic(_pointer_to(types.uint16, ir.IntType(16)))
 float32_at: Any = intrinsic(_pointer_to(types.float32, ir.FloatType()))
 float64_at: Any = intrinsic(_pointer_to(types.float64, ir.DoubleType()))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from atoll.kernels.constants import BF16, BLOCK, FP32, INT2, INT4, INT8
+from atoll.kernels.constants import BF16, BLOCK, FP32, INT2, INT4, INT8, TOPK2, TOPK4
 from atoll.kernels.intrinsics import (
     bits_of,
     float32_at,
@@ -28,7 +28,9 @@ from atoll.kernels.intrinsics import (
     helper,
     int8_at,
     kernel,
+    uint8_at,
     uint16_at,
+    uint32_at,
     wide_vectors,
 )
 from atoll.kernels.sums import sum_int2, sum_int4
@@ -52,6 +54,11 @@ INT2_EXPONENT_MIN = 16
 that value, might be subnormal."""
 INT2_SCALE_MAX = np.float32(np.finfo(np.float32).max / np.float32(4.0))
 """The largest level is 4 scales: nothing decodes to infinity."""
+MIXED = -1
+"""In place of a kind: the contributions of one sum differ in theirs."""
+SPARSE_FITS = 2
+SPARSE_KEPT_ERROR = np.float32(0.95)
+"""What error feedback keeps of an error from one round to the next where most values are not sent: `codec.topk`."""
 
 
 # ---- one block: payload -> floats ------------------------------------------------------------------------------------
@@ -92,6 +99,13 @@ def _subtract(a: Any, b: Any, out: Any) -> None:
     wide_vectors()
     for j in range(len(out)):
         out[j] = a[j] - b[j]
+
+
+@helper
+def _shrink(target: Any) -> None:
+    wide_vectors()
+    for j in range(len(target)):
+        target[j] *= SPARSE_KEPT_ERROR
 
 
 @helper
@@ -147,6 +161,48 @@ def _decode_bf16(codes: Any, out: Any) -> None:
 
 
 @helper
+def _is_sparse(kind: int) -> bool:
+    return kind & 255 == TOPK2 or kind & 255 == TOPK4
+
+
+@helper
+def _sparse_entries(kind: int, address: int, blocks: int, block: int) -> tuple[Any, Any]:
+    """Indices and packed codes of one block; they follow the scales of all blocks."""
+    kept = kind >> 8
+    codes = (kept * (2 if kind & 255 == TOPK2 else 4) + 7) // 8
+    at = address + 2 * blocks + (kept + codes) * block
+    return carray(uint8_at(at), kept), carray(uint8_at(at + kept), codes)
+
+
+@helper
+def _sparse_scale(address: int, block: int) -> Any:
+    return float_of(np.uint32(np.uint32(carray(uint16_at(address + 2 * block), 1)[0]) << 16))
+
+
+@helper
+def _sparse_level(kind: int, codes: Any, entry: int, odd: Any) -> Any:
+    """What one code stands for, in scales."""
+    if kind & 255 == TOPK4:
+        nibble = np.int32(np.int32(codes[entry >> 1]) >> np.int32(4 * (entry & 1)))
+        return np.int32(np.int32(nibble << 28) >> 28)
+    pair = np.int32(np.int32(codes[entry >> 2]) >> np.int32(2 * (entry & 3)))
+    code = np.int32(np.int32(pair << 30) >> 30)
+    if odd == 0:
+        return code
+    return np.int32(code + 2) if code >= 0 else np.int32(code - 1)
+
+
+@helper
+def _decode_sparse(kind: int, address: int, blocks: int, block: int, out: Any) -> None:
+    indices, codes = _sparse_entries(kind, address, blocks, block)
+    scale = _sparse_scale(address, block)
+    odd = np.uint32(bits_of(scale) >> 16) & 1
+    _fill(out, np.float32(0.0))
+    for entry in range(kind >> 8):
+        out[indices[entry]] = np.float32(_sparse_level(kind, codes, entry, odd)) * scale
+
+
+@helper
 def _decode_block(kind: int, address: int, blocks: int, block: int, count: int, out: Any) -> None:
     """out[:count] = the decoded values of one block."""
     if kind == INT4:
@@ -157,6 +213,8 @@ def _decode_block(kind: int, address: int, blocks: int, block: int, count: int, 
         _decode_int2(_codes(kind, address, blocks, block), _floats(address + 4 * block, 1)[0], out)
     elif kind == BF16:
         _decode_bf16(carray(uint16_at(address + 2 * BLOCK * block), count), out)
+    elif _is_sparse(kind):
+        _decode_sparse(kind, address, blocks, block, out)
     else:
         _copy(_floats(address + 4 * BLOCK * block, count), out[:count])
 
@@ -330,6 +388,114 @@ def _encode_bf16(x: Any, codes: Any, decoded: Any) -> None:
 
 
 @helper
+def _order(x: Any, keys: Any) -> None:
+    """Keys by magnitude, to 16 bits of it, and of equal ones by place: the first is the largest."""
+    wide_vectors()
+    for j in range(BLOCK):
+        keys[j] = np.uint32(np.uint32(np.uint32(bits_of(x[j]) << 1) & 0xFFFFFF00) | np.uint32(BLOCK - 1 - j))
+
+
+@helper
+def _largest_key(keys: Any) -> Any:
+    wide_vectors()
+    largest = np.uint32(0)
+    for j in range(BLOCK):
+        largest = max(largest, keys[j])
+    return largest
+
+
+@helper
+def _choose(x: Any, keys: Any, indices: Any) -> int:
+    """The places of the values of largest magnitude, in ascending order. Returns how many of these are not zero."""
+    _order(x, keys)
+    filled = 0
+    for entry in range(len(indices)):
+        j = BLOCK - 1 - int(_largest_key(keys) & 255)
+        keys[j] = np.uint32(0)
+        filled += 1 if x[j] != np.float32(0.0) else 0
+        at = entry
+        while at > 0 and indices[at - 1] > j:
+            indices[at] = indices[at - 1]
+            at -= 1
+        indices[at] = np.uint8(j)
+    return filled
+
+
+@helper
+def _sparse_step(x: Any, indices: Any, power: Any) -> Any:
+    """The scale of the levels 2 and 3 that fits these magnitudes (times power), by least squares."""
+    total = np.float32(0.0)
+    for entry in range(len(indices)):
+        total += abs(x[indices[entry]]) * power
+    step = total / np.float32(2.5 * len(indices))
+    for _ in range(SPARSE_FITS):
+        middle = np.float32(2.5) * step
+        products, squares = np.float32(0.0), np.float32(0.0)
+        for entry in range(len(indices)):
+            value = abs(x[indices[entry]]) * power
+            level = np.float32(3.0) if value > middle else np.float32(2.0)
+            products += value * level
+            squares += level * level
+        step = products / squares
+    return step
+
+
+@helper
+def _within(value: Any, top: Any) -> Any:
+    return min(max(value, -top), top)
+
+
+@helper
+def _truncated(value: Any, odd: int) -> Any:
+    """A bf16 near a value: below it in magnitude or, with `odd` 0 or 1, with that lowest bit."""
+    bits = bits_of(value)
+    if odd < 0:
+        return float_of(np.uint32(bits & np.uint32(0xFFFF0000)))
+    return float_of(np.uint32(np.uint32(bits & np.uint32(0xFFFE0000)) | np.uint32(odd << 16)))
+
+
+@helper
+def _encode_sparse(kind: int, x: Any, address: int, blocks: int, block: int, largest: Any, decoded: Any) -> None:
+    """Write one block and what it decodes to. All fitting is on x * power, as in int2."""
+    indices, codes = _sparse_entries(kind, address, blocks, block)
+    filled = _choose(x, carray(uint32_at(decoded.ctypes.data), BLOCK), indices)
+    _fill(codes, np.uint8(0))
+    exponent = np.uint32(largest >> 24)
+    stored = carray(uint16_at(address + 2 * block), 1)
+    stored[0] = np.uint16(0)
+    if exponent >= INT2_EXPONENT_MIN:
+        power = float_of(np.uint32(np.uint32(255 - exponent) << 23))
+        peak = float_of(np.uint32(np.uint32(largest >> 1) | np.uint32(largest << 31))) * power
+        # The largest value is on the side that has a level more, as in int4.
+        if kind & 255 == TOPK4:
+            step = _truncated(-peak / np.float32(8.0), -1)
+        elif filled < len(indices):
+            step = _truncated(_within(-peak / np.float32(2.0), INT2_SCALE_MAX * power), 0)
+        else:
+            step = _truncated(_within(_sparse_step(x, indices, power), INT2_SCALE_MAX * power), 1)
+        scale = step * float_of(np.uint32(np.uint32(exponent - 1) << 23))  # over power, exactly
+        stored[0] = np.uint16(bits_of(scale) >> 16)
+        _write_sparse(kind, x, power, np.float32(1.0) / step, indices, codes, np.uint32(bits_of(scale) >> 16) & 1)
+    _decode_sparse(kind, address, blocks, block, decoded)
+
+
+@helper
+def _write_sparse(kind: int, x: Any, power: Any, inverse: Any, indices: Any, codes: Any, odd: Any) -> None:
+    for entry in range(len(indices)):
+        value = x[indices[entry]] * power * inverse
+        if kind & 255 == TOPK4:
+            code = np.int32(np.rint(min(max(value, np.float32(-8.0)), np.float32(7.0))))
+            codes[entry >> 1] |= np.uint8((code & 15) << (4 * (entry & 1)))
+            continue
+        if odd == 0:
+            code = np.int32(np.rint(min(max(value, np.float32(-2.0)), np.float32(1.0))))
+        else:
+            large = np.int32(1) if abs(value) > np.float32(2.5) else np.int32(0)
+            code = np.int32(large if value >= np.float32(0.0) else -1 - large)
+        codes[entry >> 2] |= np.uint8((code & 3) << (2 * (entry & 3)))
+
+
+@helper
 def _encode_block(
     kind: int, x: Any, address: int, blocks: int, block: int, count: int, largest: Any, decoded: Any
 ) -> bool:
@@ -344,6 +510,8 @@ def _encode_block(
         _copy(x, decoded)
     elif kind == BF16:
         _encode_bf16(x, carray(uint16_at(address + 2 * BLOCK * block), count), decoded)
+    elif _is_sparse(kind):
+        _encode_sparse(kind, x, address, blocks, block, largest, decoded)
     elif kind == INT2:
         codes = _codes(kind, address, blocks, block)
         _floats(address + 4 * block, 1)[0] = _encode_int2(x, largest, codes, decoded)
@@ -377,21 +545,48 @@ def _add_scaled(total: Any, values: Any, f: Any) -> None:
 
 
 @helper
-def _weighted_sum(kind: int, addresses: Any, blocks: int, block: int, factors: Any, values: Any, total: Any) -> None:
+def _common(kinds: Any) -> int:
+    """The kind of all contributions, or MIXED."""
+    if len(kinds) == 0:
+        return FP32
+    for i in range(1, len(kinds)):
+        if kinds[i] != kinds[0]:
+            return MIXED
+    return int(kinds[0])
+
+
+@helper
+def _add_sparse(kind: int, address: int, blocks: int, block: int, factor: float, total: Any) -> None:
+    indices, codes = _sparse_entries(kind, address, blocks, block)
+    scale = _sparse_scale(address, block)
+    odd = np.uint32(bits_of(scale) >> 16) & 1
+    f = np.float32(factor * scale)
+    for entry in range(kind >> 8):
+        j = indices[entry]
+        total[j] = fma(f, np.float32(_sparse_level(kind, codes, entry, odd)), total[j])
+
+
+@helper
+def _weighted_sum(
+    common: int, kinds: Any, addresses: Any, blocks: int, block: int, factors: Any, values: Any, total: Any
+) -> None:
     """total = sum over contributions of factor * decoded block, in fp32 and in the order given.
 
     The fused multiply-add is asked for by name, so it has the same bits on every machine.
     """
     contributions = len(addresses)
-    if kind == INT4 and contributions > 0:
+    if common == INT4 and contributions > 0:
         sum_int4(total.ctypes.data, addresses.ctypes.data, factors.ctypes.data, contributions, blocks, block)
         return
-    if kind == INT2 and contributions > 0:
+    if common == INT2 and contributions > 0:
         sum_int2(total.ctypes.data, addresses.ctypes.data, factors.ctypes.data, contributions, blocks, block)
         return
     _fill(total, np.float32(0.0))
     for i in range(contributions):
-        if kind == INT8:
+        kind = kinds[i]
+        if _is_sparse(kind):
+            _add_sparse(kind, addresses[i], blocks, block, factors[i], total)
+        elif kind == INT8:
             _decode_int8(_codes(kind, addresses[i], blocks, block), np.float32(1.0), values)
             _add_scaled(total, values, np.float32(factors[i] * _floats(addresses[i] + 4 * block, 1)[0]))
         else:
@@ -470,6 +665,18 @@ def _code_squares(codes: Any, kind: int, scale: Any) -> Any:
     return total
 
 
+@helper
+def _sparse_squares(kind: int, address: int, blocks: int, block: int, scale: Any) -> Any:
+    """The exact sum of the squared levels of one block."""
+    _, codes = _sparse_entries(kind, address, blocks, block)
+    odd = np.uint32(bits_of(scale) >> 16) & 1
+    total = np.int32(0)
+    for entry in range(kind >> 8):
+        level = _sparse_level(kind, codes, entry, odd)
+        total = np.int32(total + level * level)
+    return total
+
+
 # ---- range kernels ---------------------------------------------------------------------------------------------------
 
 
@@ -503,7 +710,10 @@ def encode(
         if not _encode_block(kind, x, payload, blocks, block, count, _largest(x), decoded):
             return False
         if new_residual != 0:
-            _subtract(values, decoded, _floats(new_residual + at, count))
+            rest = _floats(new_residual + at, count)
+            _subtract(values, decoded, rest)
+            if _is_sparse(kind):
+                _shrink(rest)
     return True
 
 
@@ -545,8 +755,10 @@ def inspect(kind: int, n: int, lo: int, hi: int, payload: int, starts: Any, squa
     values, lanes = _floats(scratch, BLOCK), _doubles(scratch + ROW, BLOCK)
     # A scale above this is finite itself but would decode its largest code to infinity.
     scale_max = np.finfo(np.float32).max / (np.float32(8.0) if kind == INT4 else np.float32(128.0))
-    if kind == INT2:
+    if kind == INT2 or kind & 255 == TOPK2:
         scale_max = INT2_SCALE_MAX
+    elif kind & 255 == TOPK4:
+        scale_max = np.finfo(np.float32).max / np.float32(8.0)
     finite = True
     for segment in range(lo, hi):
         exact = 0.0
@@ -562,6 +774,14 @@ def inspect(kind: int, n: int, lo: int, hi: int, payload: int, starts: Any, squa
                         * _code_squares(_codes(kind, payload, blocks, block), kind, scale)
                     )
                     continue
+            if _is_sparse(kind):
+                scale = _sparse_scale(payload, block)
+                finite &= abs(scale) <= scale_max
+                if count == BLOCK:
+                    exact += (
+                        np.float64(scale) * np.float64(scale) * _sparse_squares(kind, payload, blocks, block, scale)
+                    )
+                    continue
             _decode_block(kind, payload, blocks, block, count, values)
             _fill(values[count:], np.float32(0.0))
             finite &= _largest(values) < NOT_FINITE
@@ -572,7 +792,7 @@ def inspect(kind: int, n: int, lo: int, hi: int, payload: int, starts: Any, squa
 
 @kernel
 def direction(
-    kind: int,
+    kinds: Any,
     blocks: int,
     lo: int,
     hi: int,
@@ -591,10 +811,11 @@ def direction(
     wide_vectors()
     total, values = _floats(scratch, BLOCK), _floats(scratch + ROW, BLOCK)
     lanes = _doubles(scratch + 2 * ROW, LANES)
+    common = _common(kinds)
     for segment in range(lo, hi):
         factors = coefficients[slices[segment]]
         for block in range(starts[segment], starts[segment + 1]):
-            _weighted_sum(kind, addresses, blocks, block, factors, values, total)
+            _weighted_sum(common, kinds, addresses, blocks, block, factors, values, total)
             _add_pull(len(addresses), factors, pull, block, total)
             _add_squares(total, lanes)
         squares[segment] = _sum_and_clear(lanes)
@@ -603,7 +824,7 @@ def direction(
 
 @kernel
 def accumulate(
-    kind: int,
+    kinds: Any,
     blocks: int,
     lo: int,
     hi: int,
@@ -618,18 +839,19 @@ def accumulate(
     """target = sum_i coefficients[slice, i] * delta_i over the segments lo..hi; with `pull` as in `direction`."""
     wide_vectors()
     values = _floats(scratch, BLOCK)
+    common = _common(kinds)
     for segment in range(lo, hi):
         factors = coefficients[slices[segment]]
         for block in range(starts[segment], starts[segment + 1]):
             total = _floats(target + 4 * BLOCK * block, BLOCK)
-            _weighted_sum(kind, addresses, blocks, block, factors, values, total)
+            _weighted_sum(common, kinds, addresses, blocks, block, factors, values, total)
             _add_pull(len(addresses), factors, pull, block, total)
     return True
 
 
 @kernel
 def alignment(
-    kind: int, blocks: int, lo: int, hi: int, addresses: Any, momentum: int, starts: Any, products: Any, scratch: int
+    kinds: Any, blocks: int, lo: int, hi: int, addresses: Any, momentum: int, starts: Any, products: Any, scratch: int
 ) -> bool:
     """products[s, i] = delta_i . momentum over segment s, for lo <= s < hi; the last column is momentum . momentum.
 
@@ -643,7 +865,7 @@ def alignment(
             for block in range(starts[segment], starts[segment + 1]):
                 own = _floats(momentum + 4 * BLOCK * block, BLOCK)
                 if i < count:
-                    _decode_block(kind, addresses[i], blocks, block, BLOCK, values)
+                    _decode_block(kinds[i], addresses[i], blocks, block, BLOCK, values)
                     _add_dot(values, own, lanes)
                 else:
                     _add_dot(own, own, lanes)
@@ -677,6 +899,7 @@ def _apply(x: Any, decoded: Any, theta: Any, residual: Any) -> None:
 @kernel
 def outer_step(
     kinds: Any,
+    down: int,
     state: Any,
     rates: Any,
     lo: int,
@@ -691,12 +914,12 @@ def outer_step(
 ) -> bool:
     """The whole outer step of the segments lo..hi: merge, Nesterov, downlink encode, Theta, residual, gradient sample.
 
-    kinds: codec up, codec down; state: addresses of theta, momentum, residual, update, sample, previous sample (0 if
-    absent), and of what counts as one more delta (the momentum, or 0); products[s] = (sample . previous, sample .
-    sample) over the segment.
+    kinds: of each contribution; down: of the update; state: addresses of theta, momentum, residual, update, sample,
+    previous sample (0 if absent), and of what counts as one more delta (the momentum, or 0); products[s] = (sample .
+    previous, sample . sample) over the segment.
     """
     wide_vectors()
-    up, down = kinds
+    common = _common(kinds)
     theta, momentum, residual, update, sample, previous, pull = state
     lr, mu = np.float32(rates[0]), np.float32(rates[1])
     blocks = starts[len(starts) - 1]
@@ -709,7 +932,7 @@ def outer_step(
         factors = coefficients[slices[segment]]
         for block in range(starts[segment], starts[segment + 1]):
             at = 4 * BLOCK * block
-            _weighted_sum(up, addresses, blocks, block, factors, values, gradient)
+            _weighted_sum(common, kinds, addresses, blocks, block, factors, values, gradient)
             _add_pull(len(addresses), factors, pull, block, gradient)
             if block % sample_every == 0:
                 sampled = 4 * BLOCK * (block // sample_every)
@@ -724,5 +947,7 @@ def outer_step(
             _apply(x, decoded, _floats(theta + at, BLOCK), rest)
             if residual == 0:
                 _fill(rest, np.float32(0.0))
+            elif _is_sparse(down):
+                _shrink(rest)
         products[segment, 0], products[segment, 1] = _sum_and_clear(cross_lanes), _sum_and_clear(own_lanes)
     return finite

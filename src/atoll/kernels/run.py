@@ -141,21 +141,23 @@ def inspect(kind: int, payload: U8, n: int, segments: Segments) -> tuple[bool, F
     return finite, segments.per_slice(squares)
 
 
-def alignment(kind: int, payloads: Sequence[U8], momentum: F32, segments: Segments) -> tuple[F64, F64]:
+def alignment(kinds: Sequence[int], payloads: Sequence[U8], momentum: F32, segments: Segments) -> tuple[F64, F64]:
     """delta_i . momentum per slice and contribution, and momentum . momentum per slice, in float64."""
     blocks, compiled = int(segments.starts[-1]), _loops().alignment
     check_floats("momentum", momentum, blocks * BLOCK)
     products = np.zeros((len(segments.slices), len(payloads) + 1), np.float64)
     addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
-    own = _address(momentum)
+    own, of = _address(momentum), np.array(kinds, np.int64)
     segments.run(
-        lambda lo, hi, scratch: compiled(kind, blocks, lo, hi, addresses, own, segments.starts, products, scratch)
+        lambda lo, hi, scratch: compiled(of, blocks, lo, hi, addresses, own, segments.starts, products, scratch)
     )
     per_slice = np.stack([segments.per_slice(column) for column in products.T], axis=1)
     return np.ascontiguousarray(per_slice[:, :-1]), per_slice[:, -1]
 
 
-def direction(kind: int, payloads: Sequence[U8], coefficients: F64, segments: Segments, pull: F32 | None = None) -> F64:
+def direction(
+    kinds: Sequence[int], payloads: Sequence[U8], coefficients: F64, segments: Segments, pull: F32 | None = None
+) -> F64:
     """Squared norm per slice of sum_i coefficients[slice, i] * delta_i. Meant for sums of norm 1 or less.
 
     `pull`, if there is one, counts as one more delta and has the last column of the coefficients.
@@ -164,26 +166,28 @@ def direction(kind: int, payloads: Sequence[U8], coefficients: F64, segments: Se
     coefficients = np.ascontiguousarray(coefficients)  # the loops take its rows by address
     addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
     blocks, compiled, pulling = int(segments.starts[-1]), _loops().direction, _address(pull)
+    of = np.array(kinds, np.int64)
     segments.run(
         lambda lo, hi, scratch: compiled(
-            kind, blocks, lo, hi, addresses, pulling, coefficients, segments.starts, segments.slices, squares, scratch
+            of, blocks, lo, hi, addresses, pulling, coefficients, segments.starts, segments.slices, squares, scratch
         )
     )
     return segments.per_slice(squares)
 
 
 def accumulate(
-    kind: int, payloads: Sequence[U8], coefficients: F64, segments: Segments, pull: F32 | None = None
+    kinds: Sequence[int], payloads: Sequence[U8], coefficients: F64, segments: Segments, pull: F32 | None = None
 ) -> F32:
     """sum_i coefficients[slice, i] * delta_i, as `outer_step` adds it up; `pull` as of `direction`."""
     blocks, compiled, pulling = int(segments.starts[-1]), _loops().accumulate, _address(pull)
+    of = np.array(kinds, np.int64)
     coefficients = np.ascontiguousarray(coefficients)
     addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
     total = np.empty(blocks * BLOCK, np.float32)
     out = _address(total)
     segments.run(
         lambda lo, hi, scratch: compiled(
-            kind, blocks, lo, hi, addresses, pulling, coefficients, segments.starts, segments.slices, out, scratch
+            of, blocks, lo, hi, addresses, pulling, coefficients, segments.starts, segments.slices, out, scratch
         )
     )
     return total
@@ -193,7 +197,8 @@ def accumulate(
 class OuterStep:
     """What one outer step reads and writes. theta, momentum and residual are updated in place."""
 
-    kind_up: int
+    kinds_up: Sequence[int]
+    """Of each contribution."""
     kind_down: int
     theta: F32
     momentum: F32
@@ -219,11 +224,12 @@ def outer_step(step: OuterStep, payloads: Sequence[U8], coefficients: F64, segme
     pull = step.momentum if step.pull else None
     state = (step.theta, step.momentum, step.residual, step.update, step.sample, step.previous, pull)
     state_addresses = tuple(_address(array) for array in state)
-    kinds, rates = (step.kind_up, step.kind_down), (step.outer_lr, step.outer_momentum)
+    kinds, rates = np.array(step.kinds_up, np.int64), (step.outer_lr, step.outer_momentum)
     compiled = _loops().outer_step
     finite = segments.run(
         lambda lo, hi, scratch: compiled(
             kinds,
+            step.kind_down,
             state_addresses,
             rates,
             lo,
@@ -253,9 +259,9 @@ def warm_up(*, merge: bool = True) -> None:
         return
     segments = cut_segments(np.array([0, 1], np.int64), 1)
     inspect(FP32, payload, BLOCK, segments)
-    direction(FP32, [payload], np.zeros((1, 1)), segments)
-    accumulate(FP32, [payload], np.zeros((1, 1)), segments)
-    alignment(FP32, [payload], values, segments)
+    direction([FP32], [payload], np.zeros((1, 1)), segments)
+    accumulate([FP32], [payload], np.zeros((1, 1)), segments)
+    alignment([FP32], [payload], values, segments)
     scratch = [np.zeros(BLOCK, np.float32) for _ in range(2)]
-    step = OuterStep(FP32, FP32, values, scratch[0], None, payload, scratch[1], None, 1, 0.0, 0.0)
+    step = OuterStep([FP32], FP32, values, scratch[0], None, payload, scratch[1], None, 1, 0.0, 0.0)
     outer_step(step, [np.zeros(4 * BLOCK, np.uint8)], np.zeros((1, 1)), segments)

@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from atoll import kernels
-from atoll.codec import get_codec
+from atoll.codec import Codec, get_codec
 from atoll.core import SyncConfig
 from atoll.learner.parameters import F32, Parameters
 
@@ -33,7 +33,7 @@ class Arithmetic(Protocol[ArrayT]):
     def loaded(self, payload: U8) -> ArrayT:
         """The values of a fragment that came whole."""
 
-    def updated(self, theta: ArrayT, codec: str, payload: U8) -> ArrayT:
+    def updated(self, theta: ArrayT, codec: str | Codec, payload: U8) -> ArrayT:
         """theta + decode(payload). PayloadError if the payload is none."""
 
     def checksum(self, theta: ArrayT, version: int, expected: int) -> int:
@@ -52,7 +52,7 @@ class Arithmetic(Protocol[ArrayT]):
         """new - old - each of (after - before), in this order; in `out`, if it is given."""
 
     def encoded(
-        self, codec: str, values: ArrayT, origin: ArrayT, residual: ArrayT | None, *, feedback: bool
+        self, codec: str | Codec, values: ArrayT, origin: ArrayT, residual: ArrayT | None, *, feedback: bool
     ) -> tuple[U8, ArrayT | None]:
         """`Codec.encode_delta`."""
 
@@ -70,7 +70,7 @@ class HostArithmetic:
     def loaded(self, payload: U8) -> F32:
         return np.frombuffer(payload, np.float32)
 
-    def updated(self, theta: F32, codec: str, payload: U8) -> F32:
+    def updated(self, theta: F32, codec: str | Codec, payload: U8) -> F32:
         target = theta.copy()
         get_codec(codec).decode_add(payload, target)
         return target
@@ -90,7 +90,7 @@ class HostArithmetic:
         return increment
 
     def encoded(
-        self, codec: str, values: F32, origin: F32, residual: F32 | None, *, feedback: bool
+        self, codec: str | Codec, values: F32, origin: F32, residual: F32 | None, *, feedback: bool
     ) -> tuple[U8, F32 | None]:
         return get_codec(codec).encode_delta(values, origin, residual, feedback=feedback)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from atoll.codec import get_codec
 from atoll.core import CLOSE_TIMEOUT_NS, LET_GO_NS, WAIT_SLICE_NS, LearnerMachine, Refusal
 from atoll.core import effects as fx
 from atoll.errors import RefusedError
@@ -80,11 +79,10 @@ class HandOver:
 
     def bytes(self) -> tuple[int, int]:
         """(encoded bytes that the syncer took since the beginning, those that there were to give), at most."""
-        codec = get_codec(self._vault.config.codec_up)
         taken = waiting = 0
         given = zip(self._machine.handed_over, self._before, self._vault.layout.fragments, strict=True)
         for (answered, to_give), before, fragment in given:
-            size = codec.size_max(fragment.size)
+            size = self._vault.codec(self._vault.config.codec_up, fragment.index).size_max(fragment.size)
             taken += size * (answered - before)
             waiting += size * to_give
         return taken, taken + waiting

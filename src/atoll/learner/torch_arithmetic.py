@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import xxhash
 
-from atoll.codec import get_codec, not_finite
+from atoll.codec import Codec, get_codec, not_finite
 from atoll.core import SyncConfig
 from atoll.errors import PayloadError
 from atoll.learner.arithmetic import U8
@@ -92,7 +92,8 @@ class TorchArithmetic:
         with self.beside():
             return self._to_device(payload).view(torch.float32)
 
-    def updated(self, theta: Tensor, codec: str, payload: U8) -> Tensor:
+    def updated(self, theta: Tensor, codec: str | Codec, payload: U8) -> Tensor:
+        codec = get_codec(codec).name
         n, here = theta.numel(), DEVICE_CODECS[codec]
         if payload.nbytes != here.size(n):
             raise PayloadError(f"{codec} payload of {payload.nbytes} bytes, expected {here.size(n)} for {n} elements")
@@ -132,9 +133,12 @@ class TorchArithmetic:
             return increment
 
     def encoded(
-        self, codec: str, values: Tensor, origin: Tensor, residual: Tensor | None, *, feedback: bool
+        self, codec: str | Codec, values: Tensor, origin: Tensor, residual: Tensor | None, *, feedback: bool
     ) -> tuple[U8, Tensor | None]:
-        feedback = feedback and not get_codec(codec).lossless
+        named = get_codec(codec)
+        if named.name not in DEVICE_CODECS:
+            return self._encoded_on_host(named, values, origin, residual, feedback)
+        codec, feedback = named.name, feedback and not named.lossless
         with self.beside():
             made = self._encode(codec, values, origin, residual if feedback else None, feedback)
             payload, finite = self._to_host(made.payload), self._to_host(made.finite)
@@ -171,6 +175,14 @@ class TorchArithmetic:
             return made
         x = values - origin
         return DEVICE_CODECS[codec].encode(x if residual is None else x + residual)
+
+    def _encoded_on_host(
+        self, codec: Codec, values: Tensor, origin: Tensor, residual: Tensor | None, feedback: bool
+    ) -> tuple[U8, Tensor | None]:
+        """One contribution in a codec that the device does not compute: the syncer may ask for any."""
+        before = None if residual is None else self.on_host(residual)
+        payload, rest = codec.encode_delta(self.on_host(values), self.on_host(origin), before, feedback=feedback)
+        return payload, None if rest is None else self.loaded(rest.view(np.uint8))
 
     def _to_device(self, payload: U8) -> Tensor:
         data = np.frombuffer(payload, np.uint8)

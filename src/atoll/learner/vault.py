@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.codec import get_codec
+from atoll.codec import Codec, fragment_codec
 from atoll.core import INLINE_BYTES_MAX, Layout, PushHeader, SyncConfig
 from atoll.errors import PayloadError
 from atoll.learner.arithmetic import U8, Arithmetic, HostArithmetic
@@ -68,8 +68,11 @@ class Vault:
 
     def small(self, fragment: int) -> bool:
         """True if contributions of this fragment are small enough for the control connection."""
-        size_max = get_codec(self.config.codec_up).size_max(self.layout.fragments[fragment].size)
+        size_max = self.codec(self.config.codec_up, fragment).size_max(self.layout.fragments[fragment].size)
         return size_max <= INLINE_BYTES_MAX
+
+    def codec(self, name: str, fragment: int) -> Codec:
+        return fragment_codec(name, self.layout, fragment)
 
     # ------------------------------------------------------------ published versions
 
@@ -87,7 +90,7 @@ class Vault:
     def prepare_update(self, fragment: int, before: HeldVersion, payload: U8, checksum: int) -> HeldVersion:
         """The version after `before`; PayloadError if the bits are not the syncer's."""
         version = before.version + 1
-        theta = self.arithmetic.updated(before.theta, self.config.codec_down, payload)
+        theta = self.arithmetic.updated(before.theta, self.codec(self.config.codec_down, fragment), payload)
         digest = self.arithmetic.checksum(theta, version, checksum)
         if checksum and digest != checksum:
             raise PayloadError(f"version {version} of fragment {fragment} differs from the syncer's")
@@ -144,8 +147,9 @@ class Vault:
         """Encode delta (+ residual). Background threads only. A run without feedback never has a residual."""
         fragment, feedback = sending.header.fragment, self.config.feedback_up
         residual = self.residuals[fragment] if sending.feedback else None
+        codec = self.codec(sending.header.codec, fragment)
         sending.payload, sending.residual = self.arithmetic.encoded(
-            self.config.codec_up, sending.snapshot.values(), sending.origin, residual, feedback=feedback
+            codec, sending.snapshot.values(), sending.origin, residual, feedback=feedback
         )
         return sending.payload
 

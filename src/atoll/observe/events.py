@@ -11,6 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.core import (
+    Adapted as Adapted,
+)
+from atoll.core import (
     Committed as Committed,
 )
 from atoll.core import (
@@ -380,6 +383,7 @@ Event = (
     | LinkThin
     | RoundLaunched
     | PaceChanged
+    | Adapted
     | ContributionReceived
     | ContributionRefused
     | NormGuardReset

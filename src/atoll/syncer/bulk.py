@@ -61,7 +61,7 @@ class BulkService:
         if header.kind is PushKind.INNER:
             return header.size  # the machine has compared it with the piece that it names
         if header.kind is PushKind.CONTRIBUTION:
-            return state.contribution_size_max(header.fragment)
+            return state.contribution_size_max(header.fragment, header.codec)
         whole = state.seed_size(header.fragment)
         if header.size < whole:
             raise RefusedError(
@@ -75,7 +75,7 @@ class BulkService:
         self.flow_up.add(header.learner, payload.nbytes)
         if header.kind is PushKind.CONTRIBUTION:
             try:
-                finite, held = await self.platform.on_a_worker(state.inspect, header.fragment, payload)
+                finite, held = await self.platform.on_a_worker(state.inspect, header.fragment, payload, header.codec)
             except PayloadError as error:
                 return PushReply(False, Refusal.SIZE, str(error))
             return self._take(header, finite, held)

@@ -48,7 +48,6 @@ class Recorder:
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._run = ""
-        self._codec = ""
         self._at: dict[int, int] = {}
         """By anchored fragment: the version that the recording leads to, durably."""
         self._known: dict[int, int] = {}
@@ -71,7 +70,7 @@ class Recorder:
             tensors = [[t.name, list(t.shape), t.dtype, t.merge] for t in layout.tensors]
             about = {"run": run, "config": config.to_dict(), "tensors": tensors, "fragments": len(layout.fragments)}
             self._recording.describe({**about, "layout": layout.fingerprint})
-            self._run, self._codec = run, config.codec_up
+            self._run = run
 
     def resume(self, fragment_records: Mapping[int, FragmentRecord]) -> None:
         """What an earlier syncer left comes from these records, which say whether the recording leads to them."""
@@ -134,7 +133,7 @@ class Recorder:
             for identity, item in zip(merge.contributions, held, strict=True):
                 head: dict[str, Any] = {"kind": "payload", "fragment": merge.fragment, "version": merge.version}
                 head |= {"learner": identity.learner, "generation": identity.generation, "seq": identity.seq}
-                head |= {"codec": self._codec, "checksum": xxhash.xxh3_64_intdigest(item.payload.data)}
+                head |= {"codec": item.codec.name, "checksum": xxhash.xxh3_64_intdigest(item.payload.data)}
                 places.append(recording.append(head, [item.payload.data]))
             for place in {place.number: place for place in places}.values():  # the last one of each segment
                 place.sync()

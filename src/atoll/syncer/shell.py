@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from atoll.core import (
     Begin,
     ContributionId,
+    ContributionRecord,
     Hello,
     Identity,
     InlinePush,
@@ -140,7 +141,7 @@ class SyncerShell(BulkService):
         for item in recovery.handed:
             identity = item.contribution.id
             if machine.holds(identity):
-                self.driver.held[identity] = self._inspect_handed(state, identity, payloads[identity])
+                self.driver.held[identity] = self._inspect_handed(state, item.contribution, payloads[identity])
             else:
                 self.keeper.drop_handed(identity)
         self.driver.perform(effects)
@@ -150,15 +151,15 @@ class SyncerShell(BulkService):
         self.driver.take_in(rows, fragments)
 
     def _inspect_handed(
-        self, state: ModelState, identity: ContributionId, payload: NDArray[np.uint8]
+        self, state: ModelState, item: ContributionRecord, payload: NDArray[np.uint8]
     ) -> InspectedPayload:
         """What a learner that left has handed over is in the codec of its time, and cannot be asked for again."""
         try:
-            return state.inspect(identity.fragment, payload)[1]
+            return state.inspect(item.id.fragment, payload, item.codec)[1]
         except AtollError as error:
-            codec = self.machine.config.codec_up
+            codec = item.codec or self.machine.config.codec_up
             raise ConfigError(
-                f"what {identity.learner!r} handed over when it left is not in {codec} ({error}); "
+                f"what {item.id.learner!r} handed over when it left is not in {codec} ({error}); "
                 "start the syncer with the --codec-up that the run had, and change it when nothing is pending"
             ) from error
 
@@ -226,7 +227,7 @@ class SyncerShell(BulkService):
             return PushReply(False, Refusal.CHECKSUM, detail)
         assert self.platform.state is not None
         try:
-            finite, held = self.platform.state.inspect(header.fragment, np.frombuffer(payload, np.uint8))
+            finite, held = self.platform.state.inspect(header.fragment, np.frombuffer(payload, np.uint8), header.codec)
         except PayloadError as error:
             return PushReply(False, Refusal.SIZE, str(error))
         return self._take(header, finite, held)

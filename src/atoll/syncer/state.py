@@ -20,12 +20,14 @@ from numpy.typing import NDArray
 
 from atoll.codec import (
     NORM_MAX,
+    Codec,
     GradientSample,
     MergeResult,
     OuterRates,
     OuterTarget,
     agreement,
     balanced,
+    fragment_codec,
     get_codec,
     get_outer,
     merge_fragment,
@@ -58,6 +60,8 @@ class InspectedPayload:
 
     payload: U8
     norms: NDArray[np.float64]
+    codec: Codec
+    """What it is encoded in, for its fragment."""
 
 
 @dataclass(slots=True)
@@ -100,8 +104,12 @@ class ModelState:
         """True if what encoding an update has lost goes into the next one."""
         return self.config.feedback_down and not get_codec(self.config.codec_down).lossless
 
-    def contribution_size_max(self, fragment: int) -> int:
-        return get_codec(self.config.codec_up).size_max(self.layout.fragments[fragment].size)
+    def codec_up(self, fragment: int, name: str = "") -> Codec:
+        """The codec of this name for a fragment; without one, that of the run's contributions."""
+        return fragment_codec(name or self.config.codec_up, self.layout, fragment)
+
+    def contribution_size_max(self, fragment: int, codec: str = "") -> int:
+        return self.codec_up(fragment, codec).size_max(self.layout.fragments[fragment].size)
 
     def seed_size(self, fragment: int) -> int:
         return 4 * self.layout.fragments[fragment].size
@@ -163,11 +171,11 @@ class ModelState:
 
     # ------------------------------------------------------------ contributions and merges
 
-    def inspect(self, fragment: int, payload: U8) -> tuple[bool, InspectedPayload]:
+    def inspect(self, fragment: int, payload: U8, codec: str = "") -> tuple[bool, InspectedPayload]:
         """Finite or not, and the norm of each slice: the guards' view of a contribution, and half of its merge."""
-        size = self.layout.fragments[fragment].size
-        finite, norms = get_codec(self.config.codec_up).inspect(payload, size, self._slices[fragment][0])
-        return finite, InspectedPayload(payload, norms)
+        size, encoded_in = self.layout.fragments[fragment].size, self.codec_up(fragment, codec)
+        finite, norms = encoded_in.inspect(payload, size, self._slices[fragment][0])
+        return finite, InspectedPayload(payload, norms, encoded_in)
 
     def compare(
         self, fragment: int, held: Sequence[InspectedPayload], learners: Sequence[str], voices: Collection[str]
@@ -175,7 +183,7 @@ class ModelState:
         """How far each learner's contributions agree with those of the voices (`core.effects.Compared`)."""
         payloads, norms = [item.payload for item in held], [item.norms for item in held]
         blocks = self._slices[fragment][0]
-        partial = reduce(payloads, self.config.codec_up, [1.0] * len(held), norms, blocks)
+        partial = reduce(payloads, [item.codec for item in held], [1.0] * len(held), norms, blocks)
         return agreement(partial, learners, voices)
 
     def merge(self, fragment: int, held: Sequence[InspectedPayload], weights: Sequence[float]) -> MergeResult:
@@ -183,12 +191,12 @@ class ModelState:
         arrays, config = self.fragments[fragment], self.config
         payloads, norms = [item.payload for item in held], [item.norms for item in held]
         every = config.momentum_restart or arrays.version + 1
-        partial = reduce(payloads, config.codec_up, weights, norms, arrays.slice_blocks)
+        partial = reduce(payloads, [item.codec for item in held], weights, norms, arrays.slice_blocks)
         result = merge_fragment(
             partial if config.robust == "off" else balanced(partial),
             arrays.slice_merges,
             OuterTarget(arrays.theta, arrays.outer, arrays.residual),
-            codec_down=config.codec_down,
+            codec_down=fragment_codec(config.codec_down, self.layout, fragment),
             outer=config.outer,
             rates=OuterRates(config.outer_lr, config.outer_momentum, arrays.version % every),
             previous=arrays.sample,

@@ -65,6 +65,7 @@ _hello = record(
     wants_inner=free,
     frozen=free,
     fingerprint=checks.optional_identifier,
+    codecs=many(checks.identifier, limits.CODECS_MAX),
 )
 
 
@@ -239,7 +240,13 @@ _SYNCER_PARSERS: dict[str, Parse[m.SyncerMessage]] = {
         due_steps=many(checks.count, FRAGMENTS_MAX),
     ),
     "upcoming": record(m.Upcoming, fragments=_fragments),
-    "request": record(m.Request, round=checks.count, attempt=checks.count, fragment=checks.fragment),
+    "request": record(
+        m.Request,
+        round=checks.count,
+        attempt=checks.count,
+        fragment=checks.fragment,
+        codec=checks.optional_identifier,
+    ),
     "published": record(
         m.Published,
         fragment=checks.fragment,

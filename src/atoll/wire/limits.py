@@ -25,6 +25,8 @@ JSON_CHARS_MAX = 1 * MIB
 """The settings (about 1 KiB) and the status document (about 200 bytes per learner, for thousands of learners)."""
 TENSORS_MAX = 1_000_000
 """A 1000-layer mixture of experts with 256 experts has 800 thousand tensors when each expert keeps its own."""
+CODECS_MAX = 256
+"""Codecs that a build knows: ten of its own, and a user's."""
 DIMENSIONS_MAX = 64
 """PyTorch's own limit on the number of dimensions."""
 OUTSTANDING_MAX = 65_536

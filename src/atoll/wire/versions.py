@@ -28,7 +28,9 @@ SETTINGS_1 = frozenset(
     }
 )
 """The settings of protocol 1, whose learners refuse a Welcome with any other."""
-SYNCERS_OWN = frozenset({"partial", "pacing", "outer", "sizes", "share_max", "robust"})
+SYNCERS_OWN = frozenset(
+    {"partial", "pacing", "outer", "sizes", "share_max", "robust", "adaptive", "period_min", "period_max"}
+)
 """Settings that say nothing to any learner, and that those who came before them would refuse."""
 MERGES_1 = frozenset({"rda", "mean"})
 """How contributions are merged says nothing to a learner either; the first release knows these ways of it."""
@@ -54,7 +56,7 @@ def hello_in(hello: m.Hello, protocol: int) -> m.Hello:
     if protocol >= 3:
         return replace(hello, protocol=protocol, tensors=() if hello.fingerprint else hello.tensors)
     if protocol < 2:
-        hello = replace(hello, epoch=0, checksums=(), wants_inner=False, frozen=0)
+        hello = replace(hello, epoch=0, checksums=(), wants_inner=False, frozen=0, codecs=())
     return replace(hello, protocol=protocol, fingerprint="")
 
 

@@ -10,8 +10,7 @@ while it works, so the numbers do not depend on when it does.
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
@@ -25,10 +24,8 @@ from atoll.instruments.chaos import encode_poisoned
 from atoll.instruments.lab.replica import Replica
 from atoll.instruments.sim import ArraySyncer, Made, VaultLearner
 from atoll.learner import HeldContribution, HeldVersion, PlanAdopt, TorchParameters
-from atoll.syncer import InspectedPayload
 
 F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
 T = TypeVar("T")
@@ -45,27 +42,6 @@ class LabSyncer(ArraySyncer):
         super().__init__(layout, config)
         self._rhos = rhos
         self._durable = durable
-        self._looked: dict[int, tuple[weakref.ref[U8], bool, F64]] = {}
-        """By the payload's identity; gone when the payload is, merged or not."""
-
-    def look(self, fragment: int, payload: U8) -> tuple[bool, InspectedPayload]:
-        """What `inspect` and the merge will want to know. Any thread."""
-        key = id(payload)
-        looked = self._looked.get(key)
-        if looked is None or looked[0]() is not payload:
-            finite, held = self.state.inspect(fragment, payload)
-            looked = (weakref.ref(payload, lambda _: self._looked.pop(key, None)), finite, held.norms)
-            self._looked[key] = looked
-        return looked[1], InspectedPayload(payload, looked[2])
-
-    def inspect(self, fragment: int, payload: U8) -> tuple[bool, float]:
-        finite, held = self.look(fragment, payload)
-        return finite, float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
-
-    def compare(
-        self, fragment: int, payloads: Sequence[U8], learners: Sequence[str], voices: Collection[str]
-    ) -> dict[str, float]:
-        return self.state.compare(fragment, [self.look(fragment, p)[1] for p in payloads], learners, voices)
 
     def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
         held = [self.look(fragment, payload)[1] for payload in payloads]
@@ -96,7 +72,7 @@ class SharedVersions:
             del kept[min(kept)]
 
 
-Look = Callable[[int, U8], object]
+Look = Callable[[int, U8, str], object]
 """The syncer's look at a fragment's contribution, ahead of its arrival. Any thread."""
 
 
@@ -152,7 +128,7 @@ class LabLearner(VaultLearner):
 
     def _encode(self, sending: HeldContribution) -> tuple[U8, int]:
         payload = self.vault.encode(sending)
-        self._look(sending.header.fragment, payload)
+        self._look(sending.header.fragment, payload, sending.header.codec)
         return payload, xxhash.xxh3_64_intdigest(payload.data)
 
     def encode(self, fragment: int, seq: int, poison: str) -> OutgoingPayload | None:

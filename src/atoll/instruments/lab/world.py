@@ -108,10 +108,10 @@ class LabWorld(World):
             look=self._look,
         )
 
-    def _look(self, fragment: int, payload: U8) -> None:
+    def _look(self, fragment: int, payload: U8, codec: str) -> None:
         syncer = self.lab_syncer()
         if syncer is not None:
-            syncer.look(fragment, payload)
+            syncer.look(fragment, payload, codec)
 
     def lab_syncer(self) -> LabSyncer | None:
         """The syncer's arrays, once there are any."""

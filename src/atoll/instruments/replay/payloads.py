@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from atoll.errors import PayloadError, StoreError
+from atoll.errors import ConfigError, PayloadError, StoreError
 from atoll.instruments.replay.history import History, RecordedMerge
 from atoll.instruments.replay.recording_reader import SegmentReader
 from atoll.store import RECORDING_FOLDER, SegmentFile, segment_path
@@ -49,16 +49,17 @@ class Payloads:
         named = [head.get(name) for name in ("fragment", "version", "learner", "generation", "seq")]
         if named != [decision.fragment, decision.version, learner, generation, seq]:
             raise StoreError(f"{who} is not there: that place holds another one. {REMEDY}")
-        codec, checksum = state.config.codec_up, head.get("checksum")
-        if head.get("codec") != codec:
-            raise StoreError(f"{who} is encoded as {head.get('codec')!r}, and the run's codec is {codec}. {REMEDY}")
-        size_max = state.contribution_size_max(decision.fragment)
+        codec, checksum = str(head.get("codec")), head.get("checksum")
+        try:
+            size_max = state.contribution_size_max(decision.fragment, codec)
+        except ConfigError as error:
+            raise StoreError(f"{who} is encoded as {codec!r}, which is no codec here ({error}). {REMEDY}") from error
         if record.body_bytes > size_max or not isinstance(checksum, int):
             raise StoreError(f"{who} has {record.body_bytes} bytes, and {size_max} are the most. {REMEDY}")
         payload = np.empty(record.body_bytes, np.uint8)
         try:
             reader.read_body(record, 0, payload, checksum)
-            finite, held = state.inspect(decision.fragment, payload)
+            finite, held = state.inspect(decision.fragment, payload, codec)
         except (PayloadError, OSError) as error:
             raise StoreError(f"{who} is damaged: {error}. {REMEDY}") from error
         if not finite:

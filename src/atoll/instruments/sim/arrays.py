@@ -6,20 +6,23 @@ gives the same bits (tests/sim/test_sim_equals_real.py).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Sequence
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from atoll.codec import Codec
 from atoll.core import Fetch, FetchedPayload, Layout, OutgoingPayload, SyncConfig, TensorSpec, padded
 from atoll.errors import PayloadError
 from atoll.instruments.chaos import VALUES, encode_poisoned, encode_scaled
 from atoll.instruments.sim.payloads import Made
 from atoll.learner import HeldVersion, LearnerArrays, MakeValues, Snapshot
-from atoll.syncer import ModelState
+from atoll.syncer import InspectedPayload, ModelState
 
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U8 = NDArray[np.uint8]
 
 LEARNING_RATE = np.float32(0.05)
@@ -42,6 +45,8 @@ def target_of(fragment: int, size: int, learner: str) -> F32:
 class ArraySyncer:
     def __init__(self, layout: Layout, config: SyncConfig) -> None:
         self.state = ModelState(layout, config)
+        self._looked: dict[int, tuple[weakref.ref[U8], bool, F64, Codec]] = {}
+        """What was seen of a contribution, by the payload's identity; gone when the payload is, merged or not."""
 
     def put_seed(self, fragment: int, payload: U8) -> bool:
         return self.state.put_seed(fragment, payload.copy())
@@ -50,18 +55,28 @@ class ArraySyncer:
         self.state.fragments.clear()
         return self.state.commit_seed()
 
-    def inspect(self, fragment: int, payload: U8) -> tuple[bool, float]:
-        finite, held = self.state.inspect(fragment, payload)
+    def look(self, fragment: int, payload: U8, codec: str = "") -> tuple[bool, InspectedPayload]:
+        """What `inspect` and the merge want to know. Any thread."""
+        key = id(payload)
+        looked = self._looked.get(key)
+        if looked is None or looked[0]() is not payload:
+            finite, held = self.state.inspect(fragment, payload, codec)
+            reference = weakref.ref(payload, lambda _: self._looked.pop(key, None))
+            self._looked[key] = looked = (reference, finite, held.norms, held.codec)
+        return looked[1], InspectedPayload(payload, looked[2], looked[3])
+
+    def inspect(self, fragment: int, payload: U8, codec: str) -> tuple[bool, float]:
+        finite, held = self.look(fragment, payload, codec)
         return finite, float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
 
     def compare(
         self, fragment: int, payloads: Sequence[U8], learners: Sequence[str], voices: Collection[str]
     ) -> dict[str, float]:
-        held = [self.state.inspect(fragment, payload)[1] for payload in payloads]
+        held = [self.look(fragment, payload)[1] for payload in payloads]
         return self.state.compare(fragment, held, learners, voices)
 
     def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
-        held = [self.state.inspect(fragment, payload)[1] for payload in payloads]
+        held = [self.look(fragment, payload)[1] for payload in payloads]
         result = self.state.merge(fragment, held, weights)
         if not result.finite:
             return Made(False)

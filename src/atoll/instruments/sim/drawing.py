@@ -25,7 +25,7 @@ from atoll.instruments.sim.scenario import (
     SimFault,
 )
 
-DRAW_VERSION = 3
+DRAW_VERSION = 4
 """Raise it with every change of what a seed becomes, and with every new setting: "seed 4711" means a scenario only
 together with this number. Reports say both, and a scenario that is kept is a file. 1 is all that came before it had a
 number."""
@@ -73,6 +73,17 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
 }
 """What each setting is drawn from; a value that is there twice is drawn twice as often. The world decides about
 learners_expected and tokens_budget."""
+ADAPTIVE_CHANCE = 0.25
+"""Of a seed that draws its settings, that some of what is sent is drawn from here as well. These came later and have
+dice of their own, so that three of four seeds are what they were in draw 3."""
+ADAPTIVE_SETTINGS: Mapping[str, tuple[Any, ...]] = {
+    "adaptive": ("off", "network", "on", "learning"),
+    "period_min": (4, 1),
+    "period_max": (64, 24),
+    "pacing": ("fixed", "warmup"),
+    "codec_up": ("int4", "topk", "topk:10%:int4"),
+    "codec_down": ("int4", "topk"),
+}
 BUDGETS = (0.0,) * 9 + (0.5, 1.5, 1000.0)
 """A run's budget of tokens, as a share of what its learners process while faults begin. 0: none."""
 AMOUNTS_DRAWN: Mapping[str, tuple[float, ...]] = {
@@ -100,7 +111,10 @@ def draw(seed: int) -> Scenario:
     rules = Random(f"scenario/{seed}/settings")
     budget = _draw_budget(rules, learners, seconds)
     settings = _default_config if seed % DEFAULTS_EVERY == 0 else _draw_config
+    later = Random(f"scenario/{seed}/adaptive")
     config, faults = settings(rules, count, budget), _draw_all_faults(Random(f"scenario/{seed}/faults"), count, seconds)
+    if seed % DEFAULTS_EVERY and later.random() < ADAPTIVE_CHANCE:
+        config = _draw_adaptive(later, config)
     tongue = Random(f"scenario/{seed}/lies")
     if count >= LEARNERS_WITH_LIAR and tongue.random() < LIAR_CHANCE:
         config, faults = _without_the_liar(config, count - 1), _with_lies(tongue, count, seconds, faults)
@@ -166,6 +180,11 @@ def _draw_config(dice: Random, learners: int, budget: int) -> SyncConfig:
     if not budget:
         values["outer_schedule"] = "constant"  # the others go by it
     return SyncConfig(**values, learners_expected=expected, tokens_budget=budget)
+
+
+def _draw_adaptive(dice: Random, config: SyncConfig) -> SyncConfig:
+    values = {name: dice.choice(choices) for name, choices in ADAPTIVE_SETTINGS.items()}
+    return replace(config, **{**values, "period_min": min(values["period_min"], config.sync_every)})
 
 
 def _draw_budget(dice: Random, learners: Sequence[LearnerSpec], seconds: float) -> int:

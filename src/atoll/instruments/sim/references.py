@@ -47,7 +47,7 @@ class ReferenceSyncer:
         self._now = [(0, self._seeds[fragment]) for fragment in range(len(self._now))]
         return tuple(checksum for _, checksum in self._now)
 
-    def inspect(self, fragment: int, payload: Reference) -> tuple[bool, float]:
+    def inspect(self, fragment: int, payload: Reference, codec: str) -> tuple[bool, float]:
         return payload[0] == payload[0], payload[0]
 
     def compare(

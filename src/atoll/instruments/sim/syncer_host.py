@@ -131,8 +131,9 @@ class SyncerHost(Process):
         assert self.machine.layout is not None
         self.payloads = self.world.new_syncer_payloads(self.machine.layout, self.machine.config)
         self.payloads.restore({p: (v, c, stored) for p, (v, c, _, stored) in slots.items()})
-        for identity, (_, payload) in list(self.disk.handed.items()):
+        for identity, (item, payload) in list(self.disk.handed.items()):
             if self.machine.holds(identity):
+                self.payloads.inspect(identity.fragment, payload, item.contribution.codec)
                 self.driver.held[identity] = payload
             else:
                 del self.disk.handed[identity]
@@ -447,7 +448,7 @@ class SyncerHost(Process):
             return PushReply(False, Refusal.NOT_READY, "no layout")
         if header.kind is not PushKind.CONTRIBUTION:
             return self._complete_whole(header, payload)
-        finite, norm = self.payloads.inspect(header.fragment, payload)
+        finite, norm = self.payloads.inspect(header.fragment, payload, header.codec)
         reply = self.driver.complete_push(header, payload, finite=finite, norm=norm)
         if not reply.accepted:
             self.world.observe(facts.Refused(header.learner, reply.code, self.world.refusal_noted(header)))

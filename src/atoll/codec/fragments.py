@@ -1,0 +1,37 @@
+"""The codec of one fragment. Most go by the flat array alone; some by the shapes of the tensors that are in it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from atoll.codec.protocol import Codec, get_codec
+from atoll.core import Layout, elements_of
+
+
+class Matrix(NamedTuple):
+    """A part of a fragment that is whole rows of a tensor."""
+
+    offset: int
+    rows: int
+    columns: int
+
+
+def fragment_codec(name: str, layout: Layout, fragment: int) -> Codec:
+    """The codec called `name` for this fragment. One that goes by shapes has a method `shaped`, which takes the
+    fragment's matrices and gives the codec for just those."""
+    codec = get_codec(name)
+    shaped = getattr(codec, "shaped", None)
+    if shaped is None:
+        return codec
+    of_fragment: Codec = shaped(_matrices(layout, fragment))
+    return of_fragment
+
+
+def _matrices(layout: Layout, fragment: int) -> tuple[Matrix, ...]:
+    found = []
+    for piece in layout.fragments[fragment].slices:
+        spec = layout.tensors[piece.tensor]
+        columns = elements_of(spec) // spec.shape[0] if len(spec.shape) > 1 else 1
+        if columns > 1 and piece.start % columns == 0 and piece.size % columns == 0 and piece.size > columns:
+            found.append(Matrix(piece.offset, piece.size // columns, columns))
+    return tuple(found)

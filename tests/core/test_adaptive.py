@@ -1,0 +1,214 @@
+"""The controller of `adaptive`: what it decides from numbers, that it does not flap, and that nonsense moves nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.core.adaptive import (
+    CHANGE_EVERY_NS,
+    CHANGES_BURST,
+    WINDOW_NS_MIN,
+    AdaptiveController,
+    Link,
+    RunMeasured,
+    ladder_of,
+    next_rung,
+)
+from atoll.core.config import CODECS, SECOND_NS, SyncConfig
+from atoll.core.events import Adapted
+from atoll.core.link_use import LinkMeasured, LinkWatch
+from atoll.errors import ConfigError
+
+KNOWS = frozenset(CODECS.names())
+CALM = RunMeasured(step_ns=1e8, round_ns=1e7, fragments=4)
+HOUR_NS = 3600 * SECOND_NS
+
+
+def controller(**changes: object) -> AdaptiveController:
+    return AdaptiveController(SyncConfig(**{"adaptive": "network", "fragments": 4, **changes}))  # type: ignore[arg-type]
+
+
+def window(
+    made: AdaptiveController, now_ns: int, busy: float, run: RunMeasured = CALM, answers: int = 4
+) -> list[Adapted]:
+    """A window in which paris was asked, and took this share of the time to answer."""
+    long_ns = WINDOW_NS_MIN
+    for turn in range(answers):
+        start_ns = now_ns + turn * long_ns // answers
+        made.links.asked("paris", 0, start_ns)
+        made.links.answered("paris", 0, 1000, start_ns + int(busy * long_ns / answers))
+    return made.look(now_ns + long_ns, 100, run, [("paris", KNOWS)])
+
+
+def windows(made: AdaptiveController, count: int, busy: float, start_ns: int = 0, **more: object) -> list[Adapted]:
+    made.look(start_ns, 0, CALM, [("paris", KNOWS)])
+    changes: list[Adapted] = []
+    for turn in range(count):
+        changes += window(made, start_ns + turn * WINDOW_NS_MIN, busy, **more)  # type: ignore[arg-type]
+    return changes
+
+
+def test_a_thin_link_sends_fewer_bits_and_the_reason_names_the_numbers() -> None:
+    made = controller()
+    first, *_ = windows(made, 2, 0.95)
+    assert (first.subject, first.what, first.before, first.after) == ("paris", "codec_up", "int4", "int2")
+    assert "95% of the time" in first.reason and "ms for each answer" in first.reason
+    assert made.codec("paris") == "int2" and made.codec("rome") == ""
+
+
+def test_a_link_with_room_goes_back_but_not_at_once() -> None:
+    made = controller()
+    windows(made, 1, 0.95)
+    changes = windows(made, 4, 0.05, start_ns=10 * SECOND_NS)
+    assert [(c.before, c.after) for c in changes] == [("int2", "int4")]
+    assert "has room" in changes[0].reason
+
+
+def test_fewer_bits_that_do_not_help_are_given_back_once_and_for_all() -> None:
+    """A link that is slow for another reason than bytes: with half of them it answers as seldom."""
+    changes = windows(controller(), 30, 0.95)
+    assert [(c.before, c.after) for c in changes] == [("int4", "int2"), ("int2", "int4")]
+    assert "did not help" in changes[1].reason
+
+
+def test_a_link_that_gets_more_answers_through_goes_on_down_the_ladder() -> None:
+    made = controller()
+    changes = windows(made, 1, 0.95, answers=2)
+    changes += windows(made, 3, 0.95, start_ns=WINDOW_NS_MIN, answers=4)
+    assert [c.after for c in changes] == ["int2", "topk:3%"]
+    changes = windows(made, 5, 0.95, start_ns=10 * WINDOW_NS_MIN, answers=16)
+    assert not changes, "there are no fewer bits: it contributes at its own pace"
+
+
+def test_answers_that_come_soon_are_not_blamed_on_bits() -> None:
+    assert not windows(controller(), 5, 0.95, answers=200)  # 15 ms each
+
+
+def test_who_answers_nothing_at_all_is_asked_for_fewer_bits() -> None:
+    made = controller()
+    made.look(0, 0, CALM, [("paris", KNOWS)])
+    made.links.asked("paris", 0, 0)
+    (change,) = made.look(WINDOW_NS_MIN, 5, CALM, [("paris", KNOWS)])
+    assert change.after == "int2" and "no answer in 3.0 s" in change.reason
+
+
+def test_rounds_that_do_not_fit_take_more_steps_in_hiding_then_a_longer_period() -> None:
+    made = controller(sync_every=8, overlap=1)
+    late = RunMeasured(step_ns=1e8, round_ns=4e8, fragments=4)
+    changes = windows(made, 4, 0.1, run=late)
+    assert [(c.what, c.before, c.after) for c in changes[:1]] == [("period", "8", "12")] or changes[0].what == "overlap"
+    assert all("all rounds need" in c.reason for c in changes)
+    assert made.period <= 64 and made.in_flight_max >= 1
+
+
+def test_the_period_stays_while_somebody_can_send_fewer_bits() -> None:
+    made = controller()
+    late = RunMeasured(step_ns=1e8, round_ns=2e9, fragments=4)
+    changes = windows(made, 2, 0.95, run=late, answers=2)
+    assert {c.what for c in changes} == {"codec_up"}
+
+
+def test_the_period_comes_back_when_rounds_are_quick_again() -> None:
+    made = controller(overlap=0, quorum="all")
+    windows(made, 3, 0.1, run=RunMeasured(step_ns=1e8, round_ns=4e9, fragments=1))
+    assert made.period > 8
+    windows(made, 400, 0.1, start_ns=HOUR_NS, run=RunMeasured(step_ns=1e8, round_ns=1e6, fragments=1))
+    assert made.period == 8
+
+
+def test_the_period_stays_within_its_bounds() -> None:
+    made = controller(period_max=10)
+    windows(made, 2000, 0.1, run=RunMeasured(step_ns=1e8, round_ns=1e12, fragments=4))
+    assert made.period == 10
+
+
+@pytest.mark.parametrize("bad", [math.nan, 0.0, -1.0, math.inf])
+@pytest.mark.parametrize("field", ["step_ns", "round_ns"])
+def test_numbers_that_cannot_be_move_nothing_and_are_said_once(bad: float, field: str) -> None:
+    made = controller()
+    wrong = RunMeasured(**{"step_ns": 1e8, "round_ns": 1e7, "fragments": 4, field: bad})  # type: ignore[arg-type]
+    changes = windows(made, 5, 0.95, run=wrong)
+    assert [(c.what, c.reason.partition(":")[0]) for c in changes] == [("nothing", "no decision")]
+    assert made.codec("paris") in ("", "int4") and made.period == 8
+
+
+@pytest.mark.parametrize("jump_ns", [-HOUR_NS, 10 * HOUR_NS])
+def test_a_clock_that_jumps_moves_nothing(jump_ns: int) -> None:
+    made = controller()
+    windows(made, 1, 0.5)
+    made.links.asked("paris", 0, WINDOW_NS_MIN)
+    (change,) = made.look(WINDOW_NS_MIN + jump_ns, 5, CALM, [("paris", KNOWS)])
+    assert change.what == "nothing" and "passed at once" in change.reason
+    assert made.codec("paris") in ("", "int4")
+    assert windows(made, 1, 0.95, start_ns=WINDOW_NS_MIN + jump_ns), "and the next window counts again"
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_nothing_changes_more_often_than_its_bucket_allows_in_any_hour(seed: int) -> None:
+    """Whatever is measured: links and rounds that jump from one end to the other."""
+    dice, made, now_ns = Random(seed), controller(), 0
+    told: list[tuple[int, Adapted]] = []
+    for _ in range(2000):
+        now_ns += int(dice.choice([1, 3, 10]) * WINDOW_NS_MIN)
+        run = RunMeasured(1e8, dice.choice([1e6, 1e9, 1e11]), 4)
+        busy, answers = dice.choice([0.0, 0.1, 0.5, 1.0]), dice.choice([1, 2, 30])
+        told += [(now_ns, change) for change in window(made, now_ns, busy, run, answers)]
+        now_ns += WINDOW_NS_MIN
+    most = CHANGES_BURST + HOUR_NS // CHANGE_EVERY_NS
+    for at_ns, _ in told:
+        hour = Counter((c.subject, c.what) for t, c in told if at_ns <= t < at_ns + HOUR_NS)
+        assert max(hour.values()) <= most
+
+
+def test_off_decides_nothing_and_same_numbers_give_the_same_decisions() -> None:
+    assert not windows(controller(adaptive="off"), 5, 1.0)
+    assert controller(adaptive="off").in_flight_max == SyncConfig(fragments=4).rounds_in_flight_max
+    assert windows(controller(), 9, 0.95) == windows(controller(), 9, 0.95)
+
+
+def test_a_ladder_begins_at_the_run_s_codec_and_one_of_a_user_s_own_has_none() -> None:
+    assert [name for name, _ in ladder_of(SyncConfig(adaptive="on"))] == ["int4", "int2", "topk:3%"]
+    assert [name for name, _ in ladder_of(SyncConfig(adaptive="on", codec_up="topk:5%"))] == ["topk:5%"]
+    assert [name for name, _ in ladder_of(SyncConfig())] == ["int4"]
+
+
+def test_a_build_that_does_not_know_a_rung_is_not_asked_for_it() -> None:
+    made = controller()
+    made.look(0, 0, CALM, [])
+    for turn in range(3):
+        made.links.asked("old", 0, turn * WINDOW_NS_MIN)
+        made.look((turn + 1) * WINDOW_NS_MIN, 1, CALM, [("old", frozenset())])
+    assert made.codec("old") == ""
+    link = Link((("int4", 4.0), ("int2", 2.0)), rung=1)
+    assert next_rung(link, LinkMeasured(10, 10, 0, 0))[0] == 1
+
+
+def test_time_that_runs_backwards_counts_as_none() -> None:
+    watch = LinkWatch()
+    watch.asked("paris", 0, 100)
+    watch.answered("paris", 0, 5, 50)
+    measured = watch.take("paris", 60)
+    assert measured is not None and measured.busy_ns == 0 and measured.share == 0.0
+    assert watch.take("rome", 60) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"period_min": 9, "period_max": 8}, "period_min 9 is above period_max 8"),
+        ({"adaptive": "on", "sync_every": 2}, "sync_every 2, where it begins, is outside"),
+        ({"adaptive": "on", "sync_every": 100}, "sync_every 100, where it begins, is outside"),
+        ({"adaptive": "yes"}, "adaptive must be one of off, on, network, learning"),
+        ({"period_min": 0}, "period_min must be a whole number from 1"),
+    ],
+)
+def test_bounds_that_exclude_each_other_are_refused(changes: dict[str, object], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        SyncConfig(**changes)  # type: ignore[arg-type]
