@@ -88,6 +88,8 @@ class Refusal(StrEnum):
     KEY_REVOKED = "key_revoked"
     TENSORS = "tensors_wanted"
     """The fingerprint alone does not do: say hello again, with the list of tensors."""
+    SHARDS = "shards_unknown"
+    """The run has shards, and this learner knows of none."""
 
 
 class Discard(StrEnum):
@@ -175,6 +177,8 @@ class Hello:
     """Checksum of the parameters that this learner does not train, which are never sent; 0: there are none."""
     fingerprint: str = ""
     """Of the tensors (`tensors_fingerprint`). On the wire it comes without them, until the syncer asks."""
+    shards: bool = False
+    """This learner goes to shards where Welcome names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +268,10 @@ class Welcome:
     """A number that no other learner has, for those that were not given one; -1: a syncer that gives none."""
     secret: str = field(default="", repr=False)
     """Every push and fetch of this session carries it. Empty: the session's protocol is older."""
+    shards: tuple[str, ...] = ()
+    """host:port of each shard; none: the syncer serves every fragment itself."""
+    shard_of: tuple[int, ...] = ()
+    """By fragment: which of `shards` serves it."""
 
 
 @dataclass(frozen=True, slots=True)
