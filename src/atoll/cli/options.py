@@ -195,6 +195,20 @@ def page_token(page_token_file: str) -> str:
     return read_token("", page_token_file)
 
 
+def shard_addresses(text: str) -> tuple[str, ...]:
+    """The addresses in a list with commas. Raises ConfigError for one that cannot be, and for one that comes twice."""
+    from atoll.wire import split_address
+
+    places = tuple(place.strip() for place in text.split(",")) if text else ()
+    for place in places:
+        if split_address(place)[1] == 0:
+            raise ConfigError(f"shard {place!r} has port 0; give the port that the shard printed")
+    twice = sorted({place for place in places if places.count(place) > 1})
+    if twice:
+        raise ConfigError(f"shard {twice[0]} is given twice; give each shard once")
+    return places
+
+
 def snapshot_options(context: typer.Context, kept: str) -> str:
     """The options of the snapshots' file system: those that were set, and over them those in ATOLL_SNAPSHOT_OPTIONS,
     which may hold credentials because nothing keeps them."""

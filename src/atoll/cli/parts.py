@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +18,10 @@ from atoll.core import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
 
-OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key")
+if TYPE_CHECKING:
+    from atoll.syncer import SyncerOptions
+
+OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key", "shards", "tls_ca")
 OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain", "context")
 """Options that say nothing about the run."""
 VIEW_S = 0.2
@@ -48,6 +52,16 @@ def syncer(
     ] = None,
     tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
+    shards: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT,... of the `atoll shard` processes that have the fragments: this one then only coordinates."
+        ),
+    ] = "",
+    tls_ca: Annotated[
+        str,
+        typer.Option(envvar="ATOLL_TLS_CA", help="Certificate file (PEM) that a shard's is checked against."),
+    ] = "",
     take_over: Annotated[
         bool,
         typer.Option("--take-over", help="Take the run over from a syncer that still holds its state or snapshots."),
@@ -105,16 +119,20 @@ def syncer(
             raise LaunchError(
                 f"the run folder {run_folder} cannot be written ({error.strerror}); give another --run-folder"
             ) from error
-    from atoll.syncer import SyncerOptions, run_syncer
+    from atoll.syncer import SyncerOptions
 
+    shown = o.run_token(context, token, token_file)
     chosen = SyncerOptions(
         listen=listen,
         config=settings,
         run_folder=run_folder,
-        token=o.run_token(context, token, token_file),
+        token=shown if keys is None or not shards else "",
         keys=keys,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
+        shards=o.shard_addresses(shards),
+        shard_token=shown,
+        shard_tls_ca=tls_ca,
         durability=kept.durability if run_folder is not None else "none",
         durability_interval_s=kept.durability_interval,
         snapshots=kept.snapshots,
@@ -130,12 +148,64 @@ def syncer(
         lines=plain or run_folder is None or not sys.stdout.isatty(),
     )
     if run_folder is None or chosen.lines:
-        raise typer.Exit(run_syncer(chosen))
+        raise typer.Exit(_run(chosen))
     with _live_view(run_folder):
-        code = run_syncer(chosen)
+        code = _run(chosen)
     if (run_folder / "model.safetensors").exists():
         human(json_wanted=False).print(f"published model: {run_folder}/model.safetensors", markup=False, soft_wrap=True)
     raise typer.Exit(code)
+
+
+def _run(chosen: SyncerOptions) -> int:
+    """A coordinator that begins anew is this same command again, in this same process: whoever watches it need not."""
+    from atoll.syncer import EXIT_AGAIN, run_syncer
+
+    code = run_syncer(chosen)
+    if code == EXIT_AGAIN:
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "atoll", *sys.argv[1:]])
+    return code
+
+
+def shard(
+    *,
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7078",
+    run_folder: Annotated[
+        Path | None, typer.Option(help="Where its fragments and its address are written (default nowhere).")
+    ] = None,
+    token: o.Token = "",
+    token_file: o.TokenFile = "",
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder or registry of `atoll keys`, a copy of the syncer's.")
+    ] = None,
+    tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the folder over from a shard that still holds it; that one ends.")
+    ] = False,
+    context: typer.Context,
+) -> None:
+    """Run a shard: it has some of a run's fragments, for `atoll syncer --shards HOST:PORT,...`.
+
+    It has their parameters, merges and commits, and learners push and fetch there. Start it before or after the syncer,
+    on any machine that both can reach. SIGTERM ends it; the same command again goes on from its last commit.
+    """
+    if (tls_certificate is None) != (tls_key is None):
+        raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
+    if keys is not None and tls_certificate is None:
+        tls_certificate, tls_key = _certificate_of(keys)
+    if run_folder is not None:
+        try:
+            make_private_folder(run_folder)
+        except OSError as error:
+            raise LaunchError(
+                f"{run_folder} cannot be written ({error.strerror}); give another --run-folder"
+            ) from error
+    from atoll.syncer import ShardOptions, run_shard
+
+    shown = o.run_token(context, token, token_file) if keys is None else ""
+    served = ShardOptions(listen, run_folder, shown, keys, tls_certificate, tls_key, take_over)
+    raise typer.Exit(run_shard(served))
 
 
 def _certificate_of(keys: Path) -> tuple[str | None, str | None]:

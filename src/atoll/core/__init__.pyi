@@ -1,5 +1,6 @@
 from . import effects, messages, values
 from .arrayless import ArraylessHost, checksum_of
+from .assignment import assign, reassign
 from .beginning import EPOCHS_SKIPPED, Begin
 from .config import (
     ADAPTIVES,
@@ -45,7 +46,7 @@ from .events import (
     SyncerRecovered,
     Warned,
 )
-from .identity import SECRET_PROTOCOL, Identity, Role, check_learner, check_leave, same_secret
+from .identity import SECRET_PROTOCOL, Identity, Role, check_coordinator, check_learner, check_leave, same_secret
 from .inner_slots import InnerSlot
 from .layout import BLOCK, PARAMETERS_MAX, Fragment, Layout, TensorSlice, build_layout, elements_of, padded
 from .learner_driver import LearnerDriver
@@ -253,7 +254,9 @@ __all__ = [
     "Warned",
     "Welcome",
     "age_limit",
+    "assign",
     "build_layout",
+    "check_coordinator",
     "check_learner",
     "check_leave",
     "check_stream_name",
@@ -273,6 +276,7 @@ __all__ = [
     "padded",
     "parse_quorum",
     "quorum_count",
+    "reassign",
     "same_secret",
     "scales_steps",
     "settings_of",

@@ -161,6 +161,14 @@ class Tick:
     """Time has passed; see `next_wake_ns`."""
 
 
+@dataclass(frozen=True, slots=True)
+class FragmentsDown:
+    """Whoever serves these fragments (a shard) is away: no round of them is begun, and the others do not wait for
+    them. It replaces what was said before."""
+
+    fragments: frozenset[int]
+
+
 SyncerInput = (
     SessionOpened
     | SessionClosed
@@ -176,6 +184,7 @@ SyncerInput = (
     | StopRequested
     | LeaveAsked
     | KeyRevoked
+    | FragmentsDown
     | Tick
 )
 

@@ -3,7 +3,7 @@
     role        may
     learner     be the learner of its own name: its session, pushes and fetches; ask itself to leave; see the status
     observer    see the status
-    operator    see the status; ask any learner to leave
+    operator    see the status; ask any learner to leave; lead shards (the syncer's key towards them)
 
 Without an identity (one token for everybody, or none) anybody may be anybody: who has the token is trusted that far.
 """
@@ -62,6 +62,14 @@ def check_leave(identity: Identity | None, learner: str) -> Refused | None:
         return None
     detail = f"the key of {identity.name!r} ({identity.role}) cannot ask learner {learner!r} to leave"
     return Refused(Refusal.NOT_ALLOWED, f"{detail}; use that learner's key, or one with --role operator")
+
+
+def check_coordinator(identity: Identity | None) -> Refused | None:
+    """None if the owner of this key may tell a shard what to do."""
+    if identity is None or identity.role is Role.OPERATOR:
+        return None
+    detail = f"the key of {identity.name!r} ({identity.role}) cannot lead a shard"
+    return Refused(Refusal.NOT_ALLOWED, f"{detail}; give the syncer a key with --role operator (--token-file)")
 
 
 def same_secret(given: str, known: str) -> bool:

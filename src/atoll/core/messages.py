@@ -89,6 +89,8 @@ class Refusal(StrEnum):
     KEY_REVOKED = "key_revoked"
     TENSORS = "tensors_wanted"
     """The fingerprint alone does not do: say hello again, with the list of tensors."""
+    SHARDS = "shards_unknown"
+    """The run has shards, and this learner knows of none."""
 
 
 class Discard(StrEnum):
@@ -178,6 +180,8 @@ class Hello:
     """Of the tensors (`tensors_fingerprint`). On the wire it comes without them, until the syncer asks."""
     codecs: tuple[str, ...] = ()
     """The codecs that this process knows, without parameters. Empty: it is older than this list."""
+    shards: bool = False
+    """This learner goes to shards where Welcome names them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +271,10 @@ class Welcome:
     """A number that no other learner has, for those that were not given one; -1: a syncer that gives none."""
     secret: str = field(default="", repr=False)
     """Every push and fetch of this session carries it. Empty: the session's protocol is older."""
+    shards: tuple[str, ...] = ()
+    """host:port of each shard; none: the syncer serves every fragment itself."""
+    shard_of: tuple[int, ...] = ()
+    """By fragment: which of `shards` serves it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ class RoundScheduler:
         """Learners that were there when the run was told to stop; 0 before."""
         self.expected_waived = False
         """Nobody waits for learners that were expected and did not come."""
+        self.down: frozenset[int] = frozenset()
+        """Fragments whose shard is away."""
         self._quorum_ns = 0.0
         self._sync_ns = 0.0
         self._closed: dict[int, tuple[Round, list[ContributionRecord], int]] = {}
@@ -154,13 +156,27 @@ class RoundScheduler:
         known = self._upcoming.get(steps)
         if known is None:
             horizon = self.clock_last + steps
-            ordered = sorted((t.due_step, t.index) for t in self.tracks if not t.busy and t.due_step <= horizon)
+            ordered = sorted((t.due_step, t.index) for t in self._idle() if t.due_step <= horizon)
             known = self._upcoming[steps] = tuple(index for _, index in ordered)
         return known
 
     @property
     def in_flight(self) -> int:
         return sum(track.busy for track in self.tracks)
+
+    def set_down(self, fragments: frozenset[int]) -> None:
+        """No round of these is begun until they are served again, and none of the others waits for theirs to end."""
+        self.down = fragments
+        self._moved += 1
+
+    def _idle(self) -> list[FragmentTrack]:
+        """Fragments that a round may begin with."""
+        return [track for track in self.tracks if not track.busy and track.index not in self.down]
+
+    def _room(self) -> int:
+        """Rounds that may begin beside those that are under way."""
+        under_way = sum(track.busy and track.index not in self.down for track in self.tracks)
+        return max(0, self.adaptive.in_flight_max - under_way)
 
     # ------------------------------------------------------------ launch
 
@@ -179,7 +195,8 @@ class RoundScheduler:
         if seen == self._launched_for and (not self._synchronous or now_ns < self._standstill_ns()):
             return
         if seen == self._launched_for:
-            self._launch(min(self.tracks, key=lambda t: (t.last_round, t.index)), clock, now_ns, out)
+            for track in sorted(self._idle(), key=lambda t: (t.last_round, t.index))[:1]:
+                self._launch(track, clock, now_ns, out)
         self._launched_for, self._changed_ns = seen, now_ns
         for track in self.tracks:
             # When the fastest learner goes, the clock falls back to the others: nobody waits for it to catch up.
@@ -187,10 +204,10 @@ class RoundScheduler:
                 track.due_step = clock + track.period
             if track.round is not None:
                 self._ask_newcomers(track, track.round, clock, out)
-        due = [t for t in self.tracks if t.due_step <= clock and not t.busy]
+        due = [t for t in self._idle() if t.due_step <= clock]
         if due:
             due.sort(key=lambda t: (t.due_step, t.index))
-            for track in due[: max(0, self.adaptive.in_flight_max - self.in_flight)]:
+            for track in due[: self._room()]:
                 self._launch(track, clock, now_ns, out)
 
     def _adapt(self, now_ns: int, out: list[SyncerEffect]) -> None:
@@ -242,8 +259,8 @@ class RoundScheduler:
 
     def launch_leftovers(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """Nobody is left to ask: merge what is held, without a quorum, so that nothing handed over is lost."""
-        for track in self.tracks:
-            if track.held and not track.busy:
+        for track in self._idle():
+            if track.held:
                 self._launch(track, track.due_step, now_ns, out)
 
     def _launch(self, track: FragmentTrack, clock: int, now_ns: int, out: list[SyncerEffect]) -> None:

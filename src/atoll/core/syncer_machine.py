@@ -37,6 +37,7 @@ from atoll.core.effects import (
     EndSession,
     FetchOpened,
     Finished,
+    FragmentsDown,
     FromLearner,
     HealCommitted,
     InnerTaken,
@@ -158,6 +159,8 @@ class SyncerMachine:
                 self._ask_to_leave(event.learner, out)
             case KeyRevoked():
                 self._revoke(event, out)
+            case FragmentsDown():
+                self.book.set_down(event.fragments)
             case Tick():
                 self._expire(now_ns, out)
                 self.book.tick(now_ns, out)

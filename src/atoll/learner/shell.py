@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -62,7 +63,7 @@ from atoll.learner.parameters import Parameters
 from atoll.learner.thin import LinkMeter
 from atoll.learner.vault import HeldContribution, HeldVersion, Vault
 from atoll.observe import Writer, events
-from atoll.wire import SYNCER_ENDED, BulkClient, ClientOptions, run_sessions
+from atoll.wire import SYNCER_ENDED, ClientOptions, RoutedBulk, run_sessions
 
 WORKERS = 2
 """One thread encodes while another decodes."""
@@ -116,7 +117,7 @@ class LearnerShell(LearnerDriverHost):
         self._ranks = ranks
         self._options = options
         self._meter = LinkMeter(machine.learner, writer)
-        self._bulk: BulkClient | None = None
+        self._bulk: RoutedBulk | None = None
         self._send: Callable[[LearnerMessage], None] | None = None
         self._loop = asyncio.new_event_loop()
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-codec")
@@ -146,7 +147,7 @@ class LearnerShell(LearnerDriverHost):
             self._loop.close()
 
     async def _main(self) -> None:
-        self._bulk = BulkClient(self._options)
+        self._bulk = RoutedBulk(self._options)
         self.driver.start()
         try:
             await run_sessions(self._options, self, self._stop, self._bulk.move)
@@ -210,9 +211,11 @@ class LearnerShell(LearnerDriverHost):
 
     def hello(self) -> Hello:
         with self.changed:
-            return outgoing(self.machine.hello())[0]
+            return replace(outgoing(self.machine.hello())[0], shards=True)
 
     def on_up(self, send: Callable[[LearnerMessage], None], welcome: Welcome) -> None:
+        assert self._bulk is not None
+        self._bulk.route(welcome.shards, welcome.shard_of)
         self._send = send
         with self.changed:
             self._fix_layout(welcome)
@@ -343,6 +346,11 @@ class LearnerShell(LearnerDriverHost):
         except UnreachableError:
             pass
         self._call(done, answer)
+
+    @property
+    def inline_bytes_max(self) -> int:
+        """Where shards serve the fragments, the syncer takes no payload."""
+        return 0 if self._bulk is not None and self._bulk.routed else INLINE_BYTES_MAX
 
     # ------------------------------------------------------------ contributions
 

@@ -1,9 +1,10 @@
-from .options import EXIT_FENCED, SyncerOptions, run_syncer
+from .options import EXIT_AGAIN, EXIT_FENCED, ShardOptions, SyncerOptions, run_shard, run_syncer
 from .recording import DERIVED, HERE, RECORDED, ZERO
 from .state import FragmentArrays, InspectedPayload, ModelState
 
 __all__ = [
     "DERIVED",
+    "EXIT_AGAIN",
     "EXIT_FENCED",
     "HERE",
     "RECORDED",
@@ -11,6 +12,8 @@ __all__ = [
     "FragmentArrays",
     "InspectedPayload",
     "ModelState",
+    "ShardOptions",
     "SyncerOptions",
+    "run_shard",
     "run_syncer",
 ]

@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core import (
-    NO_VERSION,
     SECOND_NS,
-    WHOLE_CODEC,
     FetchHeader,
     FetchKind,
     FetchRequest,
@@ -21,13 +19,11 @@ from atoll.core import (
 )
 from atoll.core import effects as fx
 from atoll.errors import PayloadError, RefusedError
+from atoll.syncer.fragment_work import copy_theta, find_update, theta_header
 from atoll.syncer.inner_buffer import InnerBuffer
 from atoll.syncer.platform import AsyncioPlatform
-from atoll.syncer.state import InspectedPayload, ModelState, Update, is_usable
+from atoll.syncer.state import InspectedPayload, ModelState, is_usable
 
-THETA_COPIES_MAX = 8
-"""Whole-fragment copies kept for joiners. Learners that join together fetch the same versions, so a few are enough;
-each is 4 bytes per parameter of one fragment."""
 INNER_LINGER_NS = 10 * SECOND_NS
 """How long the last piece of an inner state is kept after it was asked for, in case that the transfer breaks."""
 
@@ -140,37 +136,12 @@ class BulkService:
             detail = f"fragment {request.fragment} has no committed state here; wait for Start"
             raise RefusedError(Refusal.UNKNOWN_FRAGMENT, detail)
         if request.kind is FetchKind.UPDATE:
-            update = state.fragments[request.fragment].ring.get(request.version)
-            if update is None:
-                detail = f"version {request.version} of fragment {request.fragment} left the ring; fetch it whole"
-                raise RefusedError(Refusal.UNKNOWN_VERSION, detail)
-            return self._update_header(request.version, update), update.payload.data
+            return find_update(state, request)
         return await self._theta(state, request)
 
-    def _update_header(self, version: int, update: Update) -> FetchHeader:
-        return FetchHeader(version, self.machine.config.codec_down, update.payload.nbytes, update.checksum)
-
     async def _theta(self, state: ModelState, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
-        copies = self.platform.copies
-        cached = copies.get(request.fragment)
+        cached = self.platform.copies.get(request.fragment)
         if cached is None or cached[0] != state.fragments[request.fragment].version:
             async with self.platform.turn(request.fragment):
-                arrays = state.fragments[request.fragment]
-                cached = copies.get(request.fragment)  # another joiner may have made it in the meantime
-                if cached is not None and cached[0] == arrays.version:
-                    return self._theta_header(cached, request)
-                copy = await self.platform.on_a_worker(arrays.theta.tobytes)
-                cached = (arrays.version, arrays.checksum, memoryview(copy))
-                copies[request.fragment] = cached
-                while len(copies) > THETA_COPIES_MAX:
-                    copies.popitem(last=False)
-        return self._theta_header(cached, request)
-
-    def _theta_header(
-        self, cached: tuple[int, int, memoryview], request: FetchRequest
-    ) -> tuple[FetchHeader, memoryview]:
-        version, checksum, data = cached
-        if request.version not in (NO_VERSION, version):
-            detail = f"fragment {request.fragment} is at version {version} now, not {request.version}; fetch that"
-            raise RefusedError(Refusal.UNKNOWN_VERSION, detail)
-        return FetchHeader(version, WHOLE_CODEC, data.nbytes, checksum), data
+                cached = await copy_theta(self.platform, request.fragment)
+        return theta_header(cached, request)

@@ -78,6 +78,7 @@ class ModelFile:
         if self._path is None or self._shell.state is None or self._versions() in (self._tried, self._written):
             return
         self._tried = self._versions()
+        await self._shell.gather()
         async with AsyncExitStack() as stack:  # whoever joins meanwhile must not have it changed under our hands
             for fragment in range(len(self._tried)):
                 await stack.enter_async_context(self._shell.lock_of(fragment))
@@ -87,14 +88,15 @@ class ModelFile:
         """Write it if it is not written yet; returns the exit status. A full disk must not cost the final statistics as
         well."""
         shell, path = self._shell, self._path
-        if path is None or shell.state is None or shell.failure is not None or shell.fenced:
+        model = shell.published
+        if path is None or model is None or shell.failure is not None or shell.fenced:
             return 0
-        versions = self._versions()
+        versions = [arrays.version for arrays in model.fragments]
         if versions == self._written:
             return 0
         try:
             shell.keeper.check_epoch()
-            shell.state.save(path)
+            model.save(path)
         except FencedSyncerError:
             return 0  # told by whoever looks next
         except (OSError, SafetensorError) as error:

@@ -9,6 +9,8 @@ from typing import Any
 
 from atoll.core import SyncConfig
 
+EXIT_AGAIN = 75
+"""Of a coordinator that begins anew: whoever runs it starts it again at once. (The command does that itself.)"""
 EXIT_FENCED = 3
 """Exit status of a syncer that a newer one has fenced out."""
 
@@ -56,6 +58,35 @@ class SyncerOptions:
     """Begin a new run where no state is left, although learners or traces tell of an earlier one."""
     must_continue: bool = False
     """Refuse to start where there is nothing to continue."""
+    shards: tuple[str, ...] = ()
+    """host:port of each `atoll shard` that has fragments of this run; none: they are all here."""
+    shard_token: str = field(default="", repr=False)
+    """What shards are shown: the run's token, or the key of an operator."""
+    shard_tls_ca: str = ""
+    """Certificates that those of shards are checked against; empty: they have none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOptions:
+    """How to run one shard."""
+
+    listen: str
+    """host:port; port 0 takes the one that this shard had before, or a free one."""
+    run_folder: Path | None = None
+    """Where its fragments and `shard.json` (the real address) go; None: they are in memory alone."""
+    token: str = field(default="", repr=False)
+    keys: Path | None = None
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    take_over: bool = False
+    """Start although another shard holds the folder; that one ends."""
+
+
+def run_shard(options: ShardOptions) -> int:
+    """Run a shard until SIGTERM or SIGINT; returns the exit status."""
+    from atoll.syncer.shard_serve import run
+
+    return run(options)
 
 
 def run_syncer(options: SyncerOptions) -> int:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from atoll.codec import needed_bytes_s
 from atoll.core import (
     INLINE_BYTES_MAX,
-    NO_VERSION,
     ContributionId,
     ContributionRecord,
     Layout,
@@ -37,6 +36,13 @@ from atoll.core import effects as fx
 from atoll.errors import FencedSyncerError
 from atoll.observe import events
 from atoll.store import failpoints
+from atoll.syncer.fragment_work import (
+    anchor_fragment,
+    compare_contributions,
+    heal_fragment,
+    merge_contributions,
+    store_version,
+)
 from atoll.syncer.inner_buffer import InnerBuffer
 from atoll.syncer.news import Flow, News
 from atoll.syncer.state import InspectedPayload, ModelState
@@ -222,9 +228,9 @@ class AsyncioPlatform:
         if lost:
             self.state.restore({})
             self.keeper.recorder.begin(self.machine.run, self.machine.config, layout)
-            self._tell_layout(layout)
+            self.tell_layout(layout)
 
-    def _tell_layout(self, layout: Layout) -> None:
+    def tell_layout(self, layout: Layout) -> None:
         sizes = [fragment.parameters for fragment in layout.fragments]
         self._writer.emit(events.LayoutFixed(layout.parameters, len(layout.tensors), len(sizes), sizes))
 
@@ -235,7 +241,7 @@ class AsyncioPlatform:
         assert self.state is not None
         checksums = await self.on_a_worker(self.state.commit_seed)
         self.keeper.recorder.begin(self.machine.run, self.machine.config, self.state.layout)
-        self._tell_layout(self.state.layout)
+        self.tell_layout(self.state.layout)
         done(checksums)
 
     def compare(
@@ -246,10 +252,7 @@ class AsyncioPlatform:
     async def _compare(
         self, compare: fx.Compare, held: list[InspectedPayload], done: Callable[[fx.Compared], None]
     ) -> None:
-        assert self.state is not None
-        learners = [identity.learner for identity in compare.contributions]
-        cosines = await self.on_a_worker(self.state.compare, compare.fragment, held, learners, compare.voices)
-        done(fx.Compared(compare.fragment, cosines))
+        done(await compare_contributions(self, compare, held))
 
     def merge(
         self, merge: fx.Merge, payloads: list[InspectedPayload], done: Callable[[fx.MergeFinished], None]
@@ -259,30 +262,7 @@ class AsyncioPlatform:
     async def _merge(
         self, merge: fx.Merge, held: list[InspectedPayload], done: Callable[[fx.MergeFinished], None]
     ) -> None:
-        assert self.state is not None
-        recorder, arrays = self.keeper.recorder, self.state.fragments[merge.fragment]
-        await recorder.anchor(merge.fragment, arrays, "gap", merge.round - 1)
-        writing = asyncio.ensure_future(recorder.payloads(merge, held))
-        started_ns = time.monotonic_ns()
-        result = await self.on_a_worker(self.state.merge, merge.fragment, held, merge.weights)
-        merge_ns = time.monotonic_ns() - started_ns
-        places = await writing
-        assert not result.finite or arrays.version == merge.version, "the machine and the arrays disagree"
-        self.copies.pop(merge.fragment, None)
-        if result.finite:
-            self.keeper.note(merge, arrays.checksum)
-            await recorder.decision(merge, arrays.checksum, places)
-        done(
-            fx.MergeFinished(
-                fragment=merge.fragment,
-                finite=result.finite,
-                checksum=arrays.checksum,
-                merge_ns=merge_ns,
-                update_bytes=int(result.update.nbytes),
-                gradient_norm=result.gradient_norm,
-                rho=result.rho,
-            )
-        )
+        done(await merge_contributions(self, merge, held))
 
     def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
         failpoints.hit("commit.before_publish")
@@ -293,12 +273,7 @@ class AsyncioPlatform:
         self.start(self._heal(heal, payload, done))
 
     async def _heal(self, heal: fx.CommitHealed, payload: NDArray[np.uint8], done: Callable[[], None]) -> None:
-        assert self.state is not None
-        arrays, rounds = self.state.fragments[heal.fragment], self.machine.rounds_started
-        await self._anchor(heal.fragment, rounds)
-        await self.on_a_worker(self.state.heal, heal.fragment, heal.version, heal.checksum, payload)
-        self.copies.pop(heal.fragment, None)
-        await self.keeper.recorder.restate(heal.fragment, arrays, "heal", rounds)
+        await heal_fragment(self, heal, payload, self.machine.rounds_started)
         done()
 
     async def anchor_restored(self) -> None:
@@ -306,14 +281,7 @@ class AsyncioPlatform:
         assert self.state is not None
         for fragment in range(len(self.state.fragments)):
             async with self.turn(fragment):
-                await self._anchor(fragment, self.machine.rounds_started)
-
-    async def _anchor(self, fragment: int, rounds: int) -> None:
-        """Record where this syncer begins a fragment. A fragment that is on no disk begins when a learner brings it."""
-        assert self.state is not None
-        arrays = self.state.fragments[fragment]
-        if arrays.version != NO_VERSION:
-            await self.keeper.recorder.anchor(fragment, arrays, "restart", rounds)
+                await anchor_fragment(self, fragment, self.machine.rounds_started)
 
     def version(self, fragment: int) -> int:
         assert self.state is not None
@@ -342,10 +310,7 @@ class AsyncioPlatform:
         self.start(self._store(item, done))
 
     async def _store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
-        assert self.state is not None
-        if item.seed:
-            await self.keeper.recorder.restate(item.fragment, self.state.fragments[item.fragment], "seed", 0)
-        done(await self.keeper.store(item, self.state.durable(item.fragment)))
+        done(await store_version(self, item))
 
     def check_epoch(self, done: Callable[[], None]) -> None:
         self.start(self._check_epoch(done))

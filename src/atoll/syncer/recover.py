@@ -12,6 +12,9 @@ from atoll.errors import StoreError
 from atoll.store import LoadedFragment, LoadedSnapshot, RunStore, SnapshotTarget
 from atoll.syncer.state import Stored
 
+SHARDS_ROW = "shards"
+"""On the tape of a coordinator: the name of each fragment's shard."""
+
 
 def recover(
     store: RunStore | None,
@@ -24,8 +27,10 @@ def recover(
     """What an earlier syncer of this run left, or None for a run that begins here; `said` then hears what was found and
     could not be used. With `begin_anew` a record without any parameters is not waited for."""
     loaded = store.load() if store is not None else None
-    if loaded is not None and not _seeded(loaded.rows):
+    if loaded is not None and not is_seeded(loaded.rows):
         loaded = None  # an earlier syncer died before the first parameters were complete: nobody holds any
+    if loaded is not None and SHARDS_ROW in loaded.rows:
+        raise StoreError("the fragments of this run are on shards; give the syncer their addresses with --shards")
     wanted = _fragments(loaded.rows) if loaded is not None else 0
     if loaded is not None:  # a seed with another number of fragments may have died here before
         loaded.fragments = {index: fragment for index, fragment in loaded.fragments.items() if index < wanted}
@@ -33,11 +38,11 @@ def recover(
         exact = level == "commit" and not loaded.problems
         return _recovery(loaded.rows, loaded.fragments, exact, "slots", loaded.problems)
     problems = list(loaded.problems) if loaded is not None else []
-    snapshot, found = _newest(target) if target is not None else (None, [])
+    snapshot, found = newest_snapshot(target) if target is not None else (None, [])
     problems += found
     if snapshot is not None and (loaded is None or snapshot.rows["run"]["run"] == loaded.rows["run"]["run"]):
         slots = loaded.fragments if loaded is not None else {}
-        rows = loaded.rows if loaded is not None else _with_settings(snapshot)
+        rows = loaded.rows if loaded is not None else with_settings(snapshot)
         taken = sorted(set(snapshot.fragments) - set(slots))
         problems.append(f"fragments {taken} come from snapshot {snapshot.url}")
         found_at = _recovery(rows, {**snapshot.fragments, **slots}, False, f"snapshot-{snapshot.label:08d}", problems)
@@ -52,7 +57,7 @@ def recover(
     return None
 
 
-def _newest(target: SnapshotTarget) -> tuple[LoadedSnapshot | None, list[str]]:
+def newest_snapshot(target: SnapshotTarget) -> tuple[LoadedSnapshot | None, list[str]]:
     try:
         return target.load_newest()
     except OSError as error:
@@ -101,13 +106,13 @@ def _recovery(
     return Recovery(rows, fragment_records, exact, source, problems), stored
 
 
-def _with_settings(snapshot: LoadedSnapshot) -> dict[str, Any]:
+def with_settings(snapshot: LoadedSnapshot) -> dict[str, Any]:
     """Its rows. Older versions had the run's settings only beside them."""
     kept = snapshot.about.get("config")
     return {**({SETTINGS_KEY: kept} if kept is not None else {}), **snapshot.rows}
 
 
-def _seeded(rows: Mapping[str, Any]) -> bool:
+def is_seeded(rows: Mapping[str, Any]) -> bool:
     return isinstance(rows.get("run"), Mapping) and bool(rows["run"].get("seeded"))
 
 

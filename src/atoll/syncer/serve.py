@@ -27,8 +27,10 @@ from atoll.syncer.claim import ClaimKeeper
 from atoll.syncer.ending import Ending, ModelFile
 from atoll.syncer.key_watch import watch_keys
 from atoll.syncer.news import News
-from atoll.syncer.options import EXIT_FENCED, SyncerOptions
+from atoll.syncer.options import EXIT_AGAIN, EXIT_FENCED, SyncerOptions
 from atoll.syncer.recover import agree_on_settings
+from atoll.syncer.shard_recover import find_rows, lead_shards, with_shards
+from atoll.syncer.sharded import ShardedShell
 from atoll.syncer.shell import SyncerShell
 from atoll.syncer.snapshotter import Snapshotter
 from atoll.syncer.state_writer import StateWriter
@@ -60,7 +62,7 @@ async def _serve(options: SyncerOptions) -> int:
     target = _target(options)
     hold = claim_location(options, target, store)
     started_ns = time.monotonic_ns()
-    found, problems = find(options, store, target)
+    found, problems = find_rows(store, target) if options.shards else find(options, store, target)
     load_ns = time.monotonic_ns() - started_ns
     keeper = StateWriter(store, options.durability, options.durability_interval_s, writer, record=options.record)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
@@ -69,11 +71,16 @@ async def _serve(options: SyncerOptions) -> int:
         store.remember(dict.fromkeys(store.rows()))  # what a run that never began may have left
     epoch = epoch_of(store, found[0] if found is not None else None, hold, take_over=options.take_over)
     config, said = agree_on_settings(options.config, found[0].rows if found is not None else None)
-    shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin)
+    shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin) if not options.shards else None
+    if shell is None:
+        fleet = await lead_shards(options, found[0] if found is not None else None, epoch)
+        found = found and with_shards(found[0], fleet, options.durability)
+        shell = ShardedShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin, fleet=fleet)
     teller = Teller(say, lambda learner: _peer(shell, learner))
     writer.tell = teller.hear
     if found is not None:
         handed, payloads, problems = keeper.load_handed()
+        handed = [*found[0].handed, *handed]
         found = (replace(found[0], handed=handed, problems=[*found[0].problems, *problems]), found[1])
         shell.restore(found[0], found[1], payloads, load_ns)
         if found[0].unwritten:
@@ -106,6 +113,9 @@ async def _serve(options: SyncerOptions) -> int:
         if target is not None:
             snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer, claim)
         code = await _live(shell, server, stop, ending, model) or _overtaken(shell)
+    if code == EXIT_AGAIN:  # as after a crash: nothing is closed in order, and nobody is told to stop
+        writer.close()
+        return code
     if code != EXIT_FENCED:
         why = ending.reason(time.monotonic_ns()) if not stop.is_set() else ""
         say(f"ends: {why}" if why else "ends, once learners have handed over what they have")
@@ -203,6 +213,9 @@ async def _live(
         _tell_data(shell, writer)
         if shell.fenced:
             return _overtaken(shell)
+        if isinstance(shell, ShardedShell) and shell.shards.again:
+            print(f"atoll syncer: {shell.shards.again}; goes on from what is on disk", flush=True)
+            return EXIT_AGAIN
         if shell.failure is not None:
             print(f"atoll syncer: stopped by an error: {shell.failure!r}", file=sys.stderr, flush=True)
             return 1

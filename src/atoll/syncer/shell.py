@@ -66,7 +66,7 @@ class SyncerShell(BulkService):
         self.keeper = keeper if keeper is not None else StateWriter(None, "none", 0.0, writer)
         self.news = writer if isinstance(writer, News) else News(writer)
         machine = SyncerMachine(config, run, epoch, begin)
-        super().__init__(AsyncioPlatform(machine, self.keeper, self.news))
+        super().__init__(self._platform(machine))
         self.told_data: dict[str, object] = {}
         """What was last told of each data stream."""
         self.inline_up = 0
@@ -76,6 +76,9 @@ class SyncerShell(BulkService):
         self.more_status: Callable[[], dict[str, object]] = dict
         """Set by whoever serves: what else there is to say."""
         self._began_s = time.monotonic()
+
+    def _platform(self, machine: SyncerMachine) -> AsyncioPlatform:
+        return AsyncioPlatform(machine, self.keeper, self.news)
 
     def start(self) -> None:
         """Begin to write in the background what is not written at once."""
@@ -162,6 +165,14 @@ class SyncerShell(BulkService):
                 f"what {item.id.learner!r} handed over when it left is not in {codec} ({error}); "
                 "start the syncer with the --codec-up that the run had, and change it when nothing is pending"
             ) from error
+
+    @property
+    def published(self) -> ModelState | None:
+        """The model as it may be written to a file."""
+        return self.state
+
+    async def gather(self) -> None:
+        """Bring the published parameters here, if they are elsewhere."""
 
     async def copy_fragment(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]], dict[str, object]]:
         """A consistent copy of one fragment for a snapshot: version, arrays, record."""

@@ -84,11 +84,15 @@ class FragmentArrays:
 
 
 class ModelState:
-    """All fragments. Methods are plain and may run on any thread, one at a time per fragment."""
+    """All fragments, or those of one shard. Methods are plain and may run on any thread, one at a time per
+    fragment."""
 
-    def __init__(self, layout: Layout, config: SyncConfig) -> None:
+    def __init__(self, layout: Layout, config: SyncConfig, owned: Collection[int] | None = None) -> None:
         self.layout = layout
         self.config = config
+        self.owned = frozenset(range(len(layout.fragments)) if owned is None else owned)
+        """The fragments whose arrays are here; of the others only versions are known. A shard has some, and the
+        coordinator of shards has none."""
         self.fragments: list[FragmentArrays] = []
         self._seeds: dict[int, F32] = {}
         self._slices = [_slice_table(fragment, layout, config) for fragment in layout.fragments]
@@ -127,6 +131,9 @@ class ModelState:
     def commit_seed(self) -> tuple[int, ...]:
         """The seed becomes version 0; returns one checksum per fragment."""
         for index in range(len(self.layout.fragments)):
+            if index not in self.owned:
+                self.fragments.append(self._elsewhere(index, 0, 0))
+                continue
             theta = self._seeds[index]
             residual = np.zeros_like(theta) if self.keeps_residuals else None
             arrays = FragmentArrays(theta, self._outer.init(theta.size), residual, *self._slices[index])
@@ -134,6 +141,10 @@ class ModelState:
             self.fragments.append(arrays)
         self._seeds.clear()
         return tuple(arrays.checksum for arrays in self.fragments)
+
+    def _elsewhere(self, index: int, version: int, checksum: int) -> FragmentArrays:
+        """A fragment whose arrays are on a shard."""
+        return FragmentArrays(np.empty(0, np.float32), {}, None, *self._slices[index], version, checksum)
 
     # ------------------------------------------------------------ what a commit writes, and coming back from it
 
@@ -146,6 +157,9 @@ class ModelState:
         arrays that the settings of that time did not need begin as in a new run."""
         for index, fragment in enumerate(self.layout.fragments):
             version, checksum, named = stored.get(index, (NO_VERSION, 0, {}))
+            if index not in self.owned:
+                self.fragments.append(self._elsewhere(index, version, checksum))
+                continue
             fresh = {name: np.zeros(fragment.size, np.float32) for name in ("theta", "residual")}
             arrays = fresh | self._outer.init(fragment.size)
             arrays |= {name: array for name, array in named.items() if name in arrays and array.size}

@@ -23,9 +23,12 @@ from .limits import (
     KEEPALIVE_TIME_MS,
     LEARNER_CHARS_MAX,
     MIB,
+    SHARD_ATTACH_S,
 )
+from .routes import RoutedBulk
 from .server import RunningServer, serve
-from .service import KeyBook, SendToLearner, ServerOptions, SyncerService
+from .service import Bytes, KeyBook, SendToLearner, ServerOptions, SyncerService
+from .shard_peer import ShardConnection, ShardPeer, attach_handler
 from .token import KEY_PREFIX, read_token, split_key
 
 __all__ = [
@@ -41,18 +44,24 @@ __all__ = [
     "LEARNER_CHARS_MAX",
     "MIB",
     "REFUSED_FOR_NOW",
+    "SHARD_ATTACH_S",
     "SYNCER_ENDED",
     "BulkClient",
+    "Bytes",
     "ClientOptions",
     "ControlClient",
     "KeyBook",
+    "RoutedBulk",
     "RunningServer",
     "SendToLearner",
     "SendToSyncer",
     "ServerOptions",
     "SessionHandler",
+    "ShardConnection",
+    "ShardPeer",
     "SyncerService",
     "ask_to_leave",
+    "attach_handler",
     "fetch_status",
     "find_cause",
     "join_address",

@@ -66,6 +66,7 @@ _hello = record(
     frozen=free,
     fingerprint=checks.optional_identifier,
     codecs=many(checks.identifier, limits.CODECS_MAX),
+    shards=free,
 )
 
 
@@ -162,6 +163,8 @@ def _welcome(welcome: m.Welcome) -> dict[str, Any]:
         "protocol": welcome.protocol if welcome.protocol > 1 else 0,  # protocol 1 has neither field
         "rank_plus_one": welcome.rank + 1,
         "secret": welcome.secret,
+        "shards": welcome.shards,
+        "shard_of": welcome.shard_of,
     }
 
 
@@ -176,7 +179,18 @@ def _parse_welcome(welcome: Any) -> m.Welcome:
         protocol=_protocol("Welcome.protocol", welcome.protocol or 1),
         rank=welcome.rank_plus_one - 1,
         secret=checks.secret("Welcome.secret", welcome.secret),
+        **_parse_shards(welcome),
     )
+
+
+def _parse_shards(welcome: Any) -> dict[str, tuple[Any, ...]]:
+    """Who serves which fragment: every fragment has one of the shards, or there are none."""
+    shards = many(checks.identifier, limits.SHARDS_MAX)("Welcome.shards", welcome.shards)
+    last = max(0, len(shards) - 1)
+    shard_of = many(partial(checks.count, high=last), FRAGMENTS_MAX)("Welcome.shard_of", welcome.shard_of)
+    if bool(shards) != bool(shard_of):
+        raise RemoteProtocolError("Welcome.shard_of must say of every fragment which of Welcome.shards serves it")
+    return {"shards": shards, "shard_of": shard_of}
 
 
 def _parse_config(config_json: str) -> SyncConfig:

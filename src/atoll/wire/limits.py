@@ -13,6 +13,8 @@ GIB = 1024 * MIB
 
 LEARNER_CHARS_MAX = 64
 """Learner ids: they are in every row, event and message. A host name has at most 63 characters."""
+SHARDS_MAX = 1024
+"""Shards of one run. The largest models have 4096 fragments, and a shard has some of them."""
 SECRET_CHARS_MAX = 64
 """Of a session's secret: 128 bits in hexadecimal are 32."""
 ID_CHARS_MAX = 200
@@ -129,6 +131,17 @@ PLACES_KEPT = 4096
 """Addresses whose text is remembered between two looks."""
 TOLD_EVERY_S = 60.0
 """Strangers are told of in the log this often, whatever they do."""
+
+# ---------------------------------------------------------------- coordinator and shards
+
+SHARD_PART_BYTES = 1 * MIB
+"""Of a message between them in one frame: small calls then never wait long behind a fragment that is copied."""
+SHARD_JSON_BYTES_MAX = 256 * MIB
+"""The JSON of one message: a million tensors of about 100 bytes each, twice."""
+SHARD_MESSAGES_MAX = 4096
+"""Messages that wait for the link: one for each of at most 4096 fragments. More means that the other side is stuck."""
+SHARD_ATTACH_S = 300.0
+"""A shard that is attached reads its slots first: 12 GB (1B parameters) take a minute."""
 
 # ---------------------------------------------------------------- reconnecting
 

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from atoll.core import FetchHeader, FetchRequest, Identity, Refusal, check_learner, check_leave
+from atoll.core import FetchHeader, FetchRequest, Identity, Refusal, check_coordinator, check_learner, check_leave
 from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address
@@ -40,6 +40,7 @@ from atoll.wire.sessions import Sessions
 from atoll.wire.token import check_token
 from atoll.wire.transfers import Transfers
 from atoll.wire.transport import (
+    ATTACH_METHOD,
     EOF,
     FETCH_METHOD,
     LEAVE_METHOD,
@@ -54,12 +55,17 @@ from atoll.wire.transport import (
 
 log = logging.getLogger(__name__)
 
+AttachHandler = Callable[[Any], Awaitable[None]]
+"""Of a coordinator's stream, as long as it lasts."""
 Handler = Callable[[Any, Identity | None], Awaitable[None]]
 """Of one call, from its headers on, and whose token it has: it reads requests and writes replies."""
 
 
-async def serve(service: SyncerService, options: ServerOptions) -> RunningServer:
-    """Open the port and start answering. Raises ConfigError or LaunchError before anything is served."""
+async def serve(
+    service: SyncerService, options: ServerOptions, *, attach: AttachHandler | None = None
+) -> RunningServer:
+    """Open the port and start answering. `attach` serves a shard's coordinator. Raises ConfigError or LaunchError
+    before anything is served."""
     host, port = split_address(options.listen)
     check_token(options.token)
     # gRPC looks at certificates only when a connection comes; here what is wrong is said now, with what to do.
@@ -74,6 +80,7 @@ async def serve(service: SyncerService, options: ServerOptions) -> RunningServer
     keep_heap()
     server = RunningServer(service, options)
     server.certificate, server.warnings = certificate, warnings
+    server._attach = attach
     await server._start(host, port, credentials)
     return server
 
@@ -98,6 +105,7 @@ class RunningServer:
         self._fetches = Budget("fetches", FETCHES_PER_LEARNER_MAX, FETCHES_MAX)
         self._door = Door()
         self._watch: asyncio.Task[None] | None = None
+        self._attach: AttachHandler | None = None
         self._calls = 0
         self._server = grpc.aio.server(options=server_arguments(room_for_connections()))
         self.address = options.listen
@@ -156,6 +164,7 @@ class RunningServer:
                         LEAVE_METHOD: self._stream(self._ask_to_leave, "request to leave"),
                         PUSH_METHOD: self._stream(self._push, "push"),
                         FETCH_METHOD: self._stream(self._fetch, "fetch"),
+                        ATTACH_METHOD: self._stream(self._attached, "coordinator's call"),
                     },
                     self._stream(_unknown, "call"),
                 ),
@@ -238,6 +247,14 @@ class RunningServer:
         except RefusedError as error:
             reply = pb.AskToLeaveReply(refused=pb.Refused(code=error.code, detail=cut(error.detail)))
         await context.write(reply.SerializeToString())
+
+    async def _attached(self, context: Any, identity: Identity | None) -> None:
+        if self._attach is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this is a syncer, not a shard; give a shard's address")
+            return
+        if (refused := check_coordinator(identity)) is not None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused.detail)
+        await self._attach(context)
 
     async def _push(self, context: Any, identity: Identity | None) -> None:
         async def read() -> bytes | None:

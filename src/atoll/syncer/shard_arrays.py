@@ -1,0 +1,262 @@
+"""A shard's arrays and their disk: what a coordinator has it do with them.
+
+A shard keeps its slots as a syncer does (`store`), and beside them one row on its tape: its name, the run, and the
+epoch of the coordinator that led it last. What a coordinator leaves in memory (contributions, a merge that was not
+committed) is gone when the next one attaches; what is on disk is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.core import ContributionId, Refusal, SyncConfig, TensorSpec, VersionToStore, build_layout
+from atoll.core import effects as fx
+from atoll.errors import AtollError, RefusedError
+from atoll.observe import Writer
+from atoll.store import Loaded, RunStore, open_store
+from atoll.syncer import shard_calls as calls
+from atoll.syncer.fragment_work import (
+    compare_contributions,
+    copy_theta,
+    heal_fragment,
+    merge_contributions,
+    store_version,
+)
+from atoll.syncer.state import InspectedPayload, ModelState
+from atoll.syncer.state_writer import StateWriter
+
+T = TypeVar("T")
+WORKERS = 2
+"""As in the syncer: the kernels have threads of their own, two keep them fed."""
+SHARD_ROW = "shard"
+NAME_BYTES = 4
+
+
+class ShardArrays:
+    """Everything here runs on the event loop; array work and the disk on threads."""
+
+    def __init__(self, folder: Path | None, writer: Writer, *, take_over: bool = False) -> None:
+        self.state: ModelState | None = None
+        self.copies: OrderedDict[int, tuple[int, int, memoryview]] = OrderedDict()
+        self.held: dict[ContributionId, InspectedPayload] = {}
+        """Contributions that the coordinator has accepted, or is asked about."""
+        self.heals: dict[tuple[int, str], NDArray[np.uint8]] = {}
+        """Whole fragments that learners have brought back, by fragment and learner."""
+        self._folder = folder
+        self._writer = writer
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-shard")
+        self._loop = asyncio.get_running_loop()
+        self._keeper: StateWriter | None = None
+        self._store: RunStore | None = None
+        self._loaded = Loaded()
+        self._handed: dict[ContributionId, NDArray[np.uint8]] = {}
+        self._open(take_over)
+        self.row: dict[str, Any] = {
+            "name": secrets.token_hex(NAME_BYTES),
+            "run": "",
+            "epoch": 0,
+            "instance": "",
+            **self._loaded.rows.get(SHARD_ROW, {}),
+        }
+
+    @property
+    def keeper(self) -> StateWriter:
+        assert self._keeper is not None
+        return self._keeper
+
+    async def on_a_worker(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._workers, function, *arguments)
+
+    async def look_around(self) -> None:
+        """Raises FencedSyncerError if another shard has taken this folder over."""
+        if self._keeper is not None:
+            await self._keeper.look_around()
+
+    def close(self) -> None:
+        self._workers.shutdown(wait=True)
+        self._close_disk()
+
+    # ------------------------------------------------------------ the disk
+
+    def _open(self, take_over: bool) -> None:
+        """Open the state under a new epoch of this folder, and read it."""
+        if self._folder is not None:
+            self._store = open_store(self._folder / "state", take_over=take_over)
+            self._loaded = self._store.load() or Loaded()
+
+    def _reopen(self) -> None:
+        """Back to what is on disk."""
+        self._close_disk()
+        self._loaded = Loaded()
+        self._open(take_over=False)
+
+    def _close_disk(self) -> None:
+        """The keeper closes the store that it was given."""
+        kept = self._keeper is not None and self._keeper.level != "none"
+        if self._keeper is not None:
+            self._keeper.close()
+        if self._store is not None and not kept:
+            self._store.close()
+        self._keeper = self._store = None
+
+    def _remember(self) -> None:
+        if self._store is not None:
+            self._store.remember({SHARD_ROW: self.row})
+            self._store.sync()
+
+    # ------------------------------------------------------------ a coordinator comes
+
+    async def attach(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Be led by this coordinator from here on. Says what is on disk here. Raises RefusedError if it may not."""
+        self._check_leader(values)
+        if self.state is not None or self._keeper is not None:
+            await asyncio.to_thread(self._reopen)
+        self.state, self.held, self.heals = None, {}, {}
+        self.copies.clear()
+        self._check_run(str(values["run"]))
+        self.row |= {"epoch": int(values["epoch"]), "instance": str(values["instance"])}
+        await asyncio.to_thread(self._remember)
+        level = str(values["level"])
+        if level == "none":
+            self._loaded = Loaded()
+        elif self._store is None:
+            raise RefusedError(
+                Refusal.NOT_ALLOWED,
+                f"the run's durability is {level}, and this shard has no place on disk; start it with --run-folder, or "
+                "the syncer with --durability none",
+            )
+        self._keeper = StateWriter(
+            self._store if level != "none" else None,
+            level,
+            float(values["interval_s"]),
+            self._writer,
+            record=bool(values["record"]),
+        )
+        handed, self._handed, problems = self._keeper.load_handed()
+        fragments = self._loaded.fragments if self.row["run"] == values["run"] else {}
+        self._loaded.fragments = fragments
+        return {
+            "name": self.row["name"],
+            "run": self.row["run"],
+            "fragments": {str(f): one.meta for f, one in fragments.items()},
+            "handed": [[calls.record_values(one.contribution), one.processed] for one in handed],
+            "problems": [*self._loaded.problems, *problems],
+        }
+
+    def _check_leader(self, values: Mapping[str, Any]) -> None:
+        if values.get("link") != calls.LINK_VERSION:
+            raise RefusedError(
+                Refusal.PROTOCOL, "the syncer is of another version than this shard; install the same on both sides"
+            )
+        epoch, instance = int(values["epoch"]), str(values["instance"])
+        known = int(self.row["epoch"]) if self.row["run"] and self.row["run"] == values["run"] else 0
+        if epoch < known or (epoch == known and instance != self.row["instance"]):
+            raise RefusedError(
+                Refusal.STALE_EPOCH,
+                f"shard {self.row['name']} is led by a newer syncer of this run (epoch {known}; this one is {epoch}); "
+                "let the older one end",
+            )
+
+    def _check_run(self, run: str) -> None:
+        """A run is more than its first parameters: what never got further may be forgotten."""
+        trained = any(one.version > 0 for one in self._loaded.fragments.values())
+        if trained and self.row["run"] != run:
+            wants = f"the syncer continues run {run}" if run else "the syncer begins a new run"
+            raise RefusedError(
+                Refusal.NOT_ALLOWED,
+                f"shard {self.row['name']} holds fragments of run {self.row['run']}, and {wants}; start the syncer on "
+                "the run folder (or --snapshots) of that run, or this shard on an empty folder",
+            )
+
+    def lay_out(self, values: Mapping[str, Any]) -> None:
+        """The model is known, and which of its fragments are here. With `restore` they come from the disk, and what is
+        not there from learners; else from a seed."""
+        tensors = [TensorSpec(name, tuple(shape), dtype, merge) for name, shape, dtype, merge in values["tensors"]]
+        config = SyncConfig.from_dict(values["config"])
+        layout = build_layout(tensors, config.fragments)
+        state = ModelState(layout, config, owned=[int(f) for f in values["owned"]])
+        self.row["run"] = str(values["run"])
+        recorder = self.keeper.recorder
+        if values["restore"]:
+            loaded = {f: one for f, one in self._loaded.fragments.items() if f in state.owned}
+            state.restore({f: (one.version, int(one.meta["checksum"]), one.arrays) for f, one in loaded.items()})
+            recorder.begin(self.row["run"], config, layout)
+            recorder.resume({f: one.meta for f, one in loaded.items()})
+            self.held = {one: self._inspect_handed(state, one, data) for one, data in self._handed.items()}
+        self._loaded, self._handed = Loaded(), {}
+        self.state = state
+        self.copies.clear()
+
+    @staticmethod
+    def _inspect_handed(state: ModelState, identity: ContributionId, payload: NDArray[np.uint8]) -> InspectedPayload:
+        try:
+            return state.inspect(identity.fragment, payload)[1]
+        except AtollError as error:
+            raise RefusedError(
+                Refusal.CODEC,
+                f"what {identity.learner!r} handed over when it left cannot be read ({error}); start the syncer with "
+                "the --codec-up that the run had",
+            ) from error
+
+    # ------------------------------------------------------------ what is done with them
+
+    async def commit_seed(self) -> dict[str, int]:
+        assert self.state is not None
+        await asyncio.to_thread(self._remember)
+        checksums = await self.on_a_worker(self.state.commit_seed)
+        self.keeper.recorder.begin(self.row["run"], self.state.config, self.state.layout)
+        return {str(f): checksums[f] for f in sorted(self.state.owned)}
+
+    async def compare(self, compare: fx.Compare) -> dict[str, float]:
+        return dict((await compare_contributions(self, compare, self._given(compare.contributions))).cosines)
+
+    async def merge(self, merge: fx.Merge) -> dict[str, Any]:
+        return asdict(await merge_contributions(self, merge, self._given(merge.contributions)))
+
+    async def heal(self, heal: fx.CommitHealed, learner: str, rounds: int) -> None:
+        payload = self.heals.get((heal.fragment, learner))
+        if payload is None:
+            raise RefusedError(Refusal.UNKNOWN_VERSION, f"{learner!r} has brought no fragment {heal.fragment} here")
+        await asyncio.to_thread(self._remember)
+        await heal_fragment(self, heal, payload, rounds)
+        self.heals = {key: one for key, one in self.heals.items() if key[0] != heal.fragment}
+
+    async def store(self, item: VersionToStore) -> dict[str, Any]:
+        return asdict(await store_version(self, item))
+
+    async def keep_handed(self, values: Mapping[str, Any]) -> None:
+        records = [calls.record_of(one) for one in values["items"]]
+        items = [(one, self.held[one.id].payload) for one in records if one.id in self.held]
+        await self.keeper.keep_handed(items, int(values["processed"]))
+
+    async def copy(self, fragment: int) -> tuple[dict[str, Any], memoryview]:
+        """Every array of a fragment, one behind the other. The caller sees to it that nobody changes them meanwhile."""
+        assert self.state is not None
+        named = self.state.durable(fragment)
+        joined = await self.on_a_worker(lambda: np.concatenate([array.view(np.uint8) for array in named.values()]))
+        arrays = self.state.fragments[fragment]
+        return {"version": arrays.version, "names": list(named), "size": arrays.theta.size}, joined.data
+
+    async def copy_theta(self, fragment: int) -> None:
+        await copy_theta(self, fragment)
+
+    def forget(self, identity: ContributionId) -> None:
+        """A contribution was merged, or will never be."""
+        self.held.pop(identity, None)
+        self.keeper.drop_handed(identity)
+
+    def _given(self, contributions: tuple[ContributionId, ...]) -> list[InspectedPayload]:
+        missing = [one for one in contributions if one not in self.held]
+        if missing:
+            raise RefusedError(Refusal.UNKNOWN_VERSION, f"{missing[0]} is not on this shard")
+        return [self.held[one] for one in contributions]

@@ -1,0 +1,76 @@
+"""What a coordinator and its shards say to each other (the link itself is `wire.shard_peer`).
+
+    coordinator -> shard
+      attach         who leads; the shard says what it holds          lay_out      the model, and its fragments
+      commit_seed    what was put as the seed is version 0            compare, merge, heal, store, keep_handed
+      copy           every array of a fragment, for a snapshot        copy_theta   make a copy that can be fetched
+      sender         a learner's session has begun (notice)           forget       a contribution is not needed (notice)
+    shard -> coordinator
+      push_open      may these bytes come in?                         push_done    they are here, and were looked at
+      theta          may the parameters be copied now?                fetched      somebody fetches (notice)
+
+Both sides run the same version of atoll, so that there is nothing here for older ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from atoll.core import ContributionId, ContributionRecord, PushHeader, PushKind, PushReply
+from atoll.core import effects as fx
+
+ATTACH, LAY_OUT, COMMIT_SEED = "attach", "lay_out", "commit_seed"
+COMPARE, MERGE, HEAL, STORE, KEEP_HANDED = "compare", "merge", "heal", "store", "keep_handed"
+COPY, COPY_THETA, SENDER, FORGET = "copy", "copy_theta", "sender", "forget"
+PUSH_OPEN, PUSH_DONE, THETA, FETCHED = "push_open", "push_done", "theta", "fetched"
+
+LINK_VERSION = 1
+"""Of what is said here. Both sides must have the same."""
+
+
+def header_values(header: PushHeader) -> dict[str, Any]:
+    return {**asdict(header), "kind": str(header.kind)}
+
+
+def header_of(values: dict[str, Any]) -> PushHeader:
+    return PushHeader(**{**values, "kind": PushKind(values["kind"])})
+
+
+def reply_of(values: dict[str, Any]) -> PushReply:
+    return PushReply(**values)
+
+
+def id_values(identity: ContributionId) -> list[Any]:
+    return [identity.learner, identity.generation, identity.fragment, identity.seq]
+
+
+def id_of(values: list[Any]) -> ContributionId:
+    learner, generation, fragment, seq = values
+    return ContributionId(str(learner), int(generation), int(fragment), int(seq))
+
+
+def merge_values(merge: fx.Merge) -> dict[str, Any]:
+    return {**asdict(merge), "contributions": [id_values(one) for one in merge.contributions]}
+
+
+def merge_of(values: dict[str, Any]) -> fx.Merge:
+    contributions = tuple(id_of(one) for one in values["contributions"])
+    return fx.Merge(**{**values, "contributions": contributions, "weights": tuple(values["weights"])})
+
+
+def compare_values(compare: fx.Compare) -> dict[str, Any]:
+    return {**asdict(compare), "contributions": [id_values(one) for one in compare.contributions]}
+
+
+def compare_of(values: dict[str, Any]) -> fx.Compare:
+    contributions = tuple(id_of(one) for one in values["contributions"])
+    return fx.Compare(int(values["fragment"]), contributions, tuple(values["voices"]))
+
+
+def record_values(record: ContributionRecord) -> dict[str, Any]:
+    return {**asdict(record), "id": id_values(record.id)}
+
+
+def record_of(values: dict[str, Any]) -> ContributionRecord:
+    return ContributionRecord(**{**values, "id": id_of(values["id"])})

@@ -1,0 +1,59 @@
+"""The first rung of a coordinator's ladder: facts from its own tape or a snapshot, fragments from its shards. What no
+shard has comes from the learners, as ever (core.healing)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.core import Recovery
+from atoll.errors import StoreError
+from atoll.store import RunStore, SnapshotTarget
+from atoll.syncer.begin import tell
+from atoll.syncer.options import SyncerOptions
+from atoll.syncer.recover import SHARDS_ROW, is_seeded, newest_snapshot, with_settings
+from atoll.syncer.shard_fleet import Lead, ShardFleet
+from atoll.syncer.state import Stored
+from atoll.wire import ClientOptions
+
+Found = tuple[Recovery, Stored]
+
+
+def find_rows(store: RunStore | None, target: SnapshotTarget | None) -> tuple[Found | None, list[str]]:
+    """What is left of the run but for its fragments, and what was wrong with the rest."""
+    loaded = store.load() if store is not None else None
+    if loaded is not None and is_seeded(loaded.rows):
+        if SHARDS_ROW not in loaded.rows:
+            raise StoreError("the fragments of this run are in its run folder, not on shards; go on without --shards")
+        return (Recovery(loaded.rows, {}, False, "shards", loaded.problems), {}), []
+    snapshot, problems = newest_snapshot(target) if target is not None else (None, [])
+    if snapshot is None:
+        return None, problems
+    found = Recovery(with_settings(snapshot), {}, False, f"snapshot-{snapshot.label:08d} and shards", problems)
+    return (replace(found, epoch=int(snapshot.about.get("epoch", 1))), {}), []
+
+
+async def lead_shards(options: SyncerOptions, found: Recovery | None, epoch: int) -> ShardFleet:
+    """All shards, led by this coordinator."""
+    places = [
+        ClientOptions(address=address, token=options.shard_token, tls_ca=options.shard_tls_ca)
+        for address in options.shards
+    ]
+    run = str(found.rows["run"]["run"]) if found is not None else ""
+    lead = Lead(run, epoch, options.durability, options.durability_interval_s, options.record)
+    fleet = ShardFleet(places, lead, tell)
+    await fleet.attach()
+    return fleet
+
+
+def with_shards(found: Recovery, fleet: ShardFleet, level: str) -> Found:
+    """The run as its shards hold it."""
+    wanted = int(found.rows["run"]["fragments"])
+    records = {f: record for link in fleet.links for f, record in link.records.items() if f < wanted}
+    problems = [*found.problems, *(f"shard {link.name}: {text}" for link in fleet.links for text in link.problems)]
+    missing = sorted(set(range(wanted)) - records.keys())
+    if missing:
+        problems.append(f"fragments {missing} are on no shard; a learner that holds them must bring them back")
+    exact = level == "commit" and not problems
+    handed = [item for link in fleet.links for item in link.handed]
+    stored: Stored = {f: (int(record["version"]), int(record["checksum"]), {}) for f, record in records.items()}
+    return replace(found, fragment_records=records, exact=exact, problems=problems, handed=handed), stored

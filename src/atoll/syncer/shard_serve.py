@@ -1,0 +1,121 @@
+"""Run one shard process: listen, write its address where a launcher finds it, stop cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from atoll import kernels
+from atoll.errors import AtollError, FencedSyncerError, LaunchError
+from atoll.keys import KeyFile
+from atoll.observe import EventWriter, NullWriter, Writer
+from atoll.private import private_umask
+from atoll.syncer.options import EXIT_FENCED, ShardOptions
+from atoll.syncer.shard import Shard
+from atoll.syncer.shard_arrays import ShardArrays
+from atoll.wire import RunningServer, ServerOptions, attach_handler, serve
+
+LOOK_S = 1.0
+"""How often a shard looks whether another one has taken its folder over."""
+ADDRESS_FILE = "shard.json"
+EARLIER_PORT_TRIES = 20
+EARLIER_PORT_PAUSE_S = 0.25
+"""As for the syncer: a killed predecessor's port is free at once, a closing one's within seconds."""
+
+
+def run(options: ShardOptions) -> int:
+    kernels.warm_up()
+    try:
+        with private_umask():
+            return asyncio.run(_serve(options))
+    except FencedSyncerError as error:
+        return _overtaken(str(error))
+
+
+def _overtaken(why: str) -> int:
+    print(f"atoll shard: {why}", file=sys.stderr, flush=True)
+    return EXIT_FENCED
+
+
+async def _serve(options: ShardOptions) -> int:
+    writer = _writer(options.run_folder)
+    stop, fenced = asyncio.Event(), list[str]()
+
+    def overtaken(why: str) -> None:
+        fenced.append(why)
+        stop.set()
+
+    arrays = ShardArrays(options.run_folder, writer, take_over=options.take_over)
+    shard = Shard(arrays, overtaken)
+    server = await _listen(shard, options)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    _announce(options.run_folder, server.address, arrays.row["name"])
+    print(f"atoll shard {arrays.row['name']} listens on {server.address}", flush=True)
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), LOOK_S)
+        try:
+            await arrays.look_around()
+        except FencedSyncerError as error:
+            overtaken(str(error))
+    await server.stop()
+    await asyncio.to_thread(arrays.close)
+    writer.close()
+    return _overtaken(fenced[0]) if fenced else 0
+
+
+def _writer(folder: Path | None) -> Writer:
+    if folder is None:
+        return NullWriter()
+    try:
+        (folder / "events").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"cannot write to {folder}: {error.strerror}; choose another --run-folder") from error
+    return EventWriter(folder / "events" / f"shard-{os.getpid()}.jsonl")
+
+
+async def _listen(shard: Shard, options: ShardOptions) -> RunningServer:
+    """Listen where this shard listened before, if the port may be chosen: syncer and learners look for it there."""
+    wanted = ServerOptions(
+        listen=options.listen,
+        token=options.token,
+        keys=KeyFile(options.keys) if options.keys is not None else None,
+        tls_certificate=options.tls_certificate or "",
+        tls_key=options.tls_key or "",
+    )
+    attach = attach_handler(shard.answering)
+    earlier = _earlier_address(options)
+    for _ in range(EARLIER_PORT_TRIES if earlier else 0):
+        try:
+            return await serve(shard, replace(wanted, listen=earlier), attach=attach)
+        except (OSError, RuntimeError, AtollError):
+            await asyncio.sleep(EARLIER_PORT_PAUSE_S)
+    return await serve(shard, wanted, attach=attach)
+
+
+def _earlier_address(options: ShardOptions) -> str:
+    host, _, port = options.listen.rpartition(":")
+    if port != "0" or options.run_folder is None:
+        return ""
+    try:
+        address = str(json.loads((options.run_folder / ADDRESS_FILE).read_text())["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return address if address.rpartition(":")[0] == host else ""
+
+
+def _announce(folder: Path | None, address: str, name: str) -> None:
+    """Write shard.json in one piece: launchers poll for it."""
+    if folder is not None:
+        told = {"address": address, "pid": os.getpid(), "name": name, "host": socket.gethostname()}
+        temporary = folder / f"shard-{os.getpid()}.json.tmp"
+        temporary.write_text(json.dumps(told) + "\n")
+        temporary.replace(folder / ADDRESS_FILE)

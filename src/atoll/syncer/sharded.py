@@ -1,0 +1,397 @@
+"""The syncer as the coordinator of shards: the same machine, driver and port, with arrays that are elsewhere.
+
+It never sees a parameter, but where somebody wants the whole model from it: a snapshot or the model file, fragment by
+fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.core import (
+    Begin,
+    ContributionId,
+    ContributionRecord,
+    FetchHeader,
+    FetchKind,
+    FetchRequest,
+    Hello,
+    Identity,
+    InlinePush,
+    Layout,
+    LearnerMessage,
+    PushHeader,
+    PushKind,
+    PushReply,
+    Recovery,
+    Refusal,
+    StoreOutcome,
+    SyncConfig,
+    SyncerMachine,
+    SyncerMessage,
+    VersionToStore,
+    Welcome,
+)
+from atoll.core import effects as fx
+from atoll.errors import RefusedError, UnreachableError
+from atoll.observe import Writer, events
+from atoll.syncer import shard_calls as calls
+from atoll.syncer.news import News
+from atoll.syncer.platform import AsyncioPlatform
+from atoll.syncer.recover import SHARDS_ROW
+from atoll.syncer.shard_fleet import ShardFleet, ShardLink
+from atoll.syncer.shell import SyncerShell
+from atoll.syncer.state import ModelState, Stored
+from atoll.syncer.state_writer import StateWriter
+from atoll.wire import Bytes
+
+ON_A_SHARD = "shards serve the fragments of this run; go where Welcome says"
+
+
+@dataclass(frozen=True, slots=True)
+class AtShard:
+    """Stands for bytes that a shard holds: a contribution, or (`learner`) a whole fragment that was brought back."""
+
+    fragment: int
+    learner: str = ""
+
+
+class ShardedPlatform(AsyncioPlatform):
+    """Production's platform with its arrays on shards. `state` knows versions and no parameter."""
+
+    def __init__(self, machine: SyncerMachine, keeper: StateWriter, writer: News, fleet: ShardFleet) -> None:
+        super().__init__(machine, keeper, writer)
+        self.fleet = fleet
+        self.recorded: list[str] | None = None
+        """Who has which fragment, as the tape says."""
+        self.again = ""
+        """Why this coordinator begins anew: a shard that was away is back, or did not do what it was told."""
+        fleet.asked = self._asked
+
+    # ------------------------------------------------------------ what shards ask
+
+    async def _asked(self, method: str, values: dict[str, Any], _data: Bytes) -> tuple[dict[str, Any], bytes]:
+        match method:
+            case calls.PUSH_OPEN:
+                return asdict(self.driver.open_push(calls.header_of(values["header"]))), b""
+            case calls.PUSH_DONE:
+                reply = self._push_done(calls.header_of(values["header"]), bool(values["finite"]), values["norm"])
+                return asdict(reply), b""
+            case calls.FETCHED:
+                self.inline_down += int(values["bytes"])
+                self.flow_down.add(values["learner"], int(values["bytes"]))
+                self.driver.apply(fx.FetchOpened(values["learner"], int(values["generation"])))
+            case calls.THETA:
+                fragment = int(values["fragment"])
+                async with self.turn(fragment):
+                    await self.call(fragment, calls.COPY_THETA, {"fragment": fragment})
+            case _:
+                raise RefusedError(Refusal.BAD_REQUEST, f"this syncer knows no {method!r}; update the older side")
+        return {}, b""
+
+    def _push_done(self, header: PushHeader, finite: bool, norm: float) -> PushReply:
+        self.flow_up.add(header.learner, header.size)
+        brought = AtShard(header.fragment, header.learner if header.kind is PushKind.HEAL else "")
+        return self.driver.complete_push(header, brought, finite=finite, norm=float(norm))
+
+    async def call(self, fragment: int, method: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the fragment's shard do something. Raises UnreachableError if it is away."""
+        return (await self.fleet.link_of(fragment).peer.call(method, values))[0]
+
+    # ------------------------------------------------------------ links
+
+    def send(self, session: int, message: SyncerMessage) -> None:
+        if isinstance(message, Welcome):
+            message = self._with_shards(session, message)
+        super().send(session, message)
+
+    def _with_shards(self, session: int, welcome: Welcome) -> Welcome:
+        """Shards hear of a session before its learner does, so that they know it when it comes to them."""
+        layout = self.machine.layout
+        assert layout is not None
+        if len(self.fleet.of) != len(layout.fragments):
+            self.settle(layout)
+        learner = self.machine.learner_of(session)
+        who = {"learner": learner, "generation": welcome.generation, "secret": welcome.secret}
+        self.fleet.tell_all(calls.SENDER, who)
+        addresses = tuple(link.address for link in self.fleet.links)
+        return replace(welcome, shards=addresses, shard_of=self.fleet.of)
+
+    def shard_down(self, link: ShardLink, reason: str) -> None:
+        fragments = self.fleet.owned(link)
+        self._tell(
+            f"shard {link.name} at {link.address} is away ({reason}); its {len(fragments)} of {len(self.fleet.of)} "
+            "fragments wait for it, learners and the others go on"
+        )
+        away = {f for one in self.fleet.links if one.peer.closed for f in self.fleet.owned(one)}
+        if self.machine.committed:
+            self.driver.apply(fx.FragmentsDown(frozenset(away)))
+
+    def _tell(self, text: str) -> None:
+        self._writer.emit(events.Warned("syncer", text))
+        print(f"atoll syncer: {text}", flush=True)
+
+    # ------------------------------------------------------------ arrays, on shards
+
+    def settle(self, layout: Layout) -> None:
+        """Decide who has which fragment, and put that on the tape."""
+        known = self.recorded if self.recorded and len(self.recorded) == len(layout.fragments) else None
+        chosen = list(self.fleet.settle(layout, known))
+        if chosen != self.recorded:
+            self.recorded = chosen
+            self.driver.perform([fx.Remember({SHARDS_ROW: chosen}, first=True)])
+
+    def lay_out(self, layout: Layout, *, lost: bool) -> None:
+        self.settle(layout)
+        self.state = ModelState(layout, self.machine.config, owned=())
+        if lost:
+            self.state.restore({})
+            self.tell_layout(layout)
+        self.start_on_shards(self.fleet.lay_out(self.machine.run, layout, self.machine.config, restore=lost))
+
+    def start_on_shards(self, work: Any) -> None:
+        """A shard that goes away does not answer, as a disk that is gone does not: nothing follows from it."""
+        self.start(self._unless_away(work))
+
+    async def _unless_away(self, work: Any) -> None:
+        try:
+            await work
+        except UnreachableError:
+            pass
+        except RefusedError as error:
+            self._tell(f"a shard did not do what it was told: {error.detail}")
+            self.again = self.again or error.detail
+
+    def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
+        self.start_on_shards(self._seed_on_shards(done))
+
+    async def _seed_on_shards(self, done: Callable[[tuple[int, ...]], None]) -> None:
+        assert self.state is not None
+        found: dict[int, int] = {}
+        for link in self.fleet.links:
+            told, _ = await link.peer.call(calls.COMMIT_SEED, {})
+            found |= {int(fragment): int(checksum) for fragment, checksum in told["checksums"].items()}
+        self.state.commit_seed()
+        for fragment, checksum in found.items():
+            self.state.fragments[fragment].checksum = checksum
+        self.tell_layout(self.state.layout)
+        done(tuple(found[fragment] for fragment in range(len(self.state.fragments))))
+
+    def compare(self, compare: fx.Compare, payloads: list[Any], done: Callable[[fx.Compared], None]) -> None:
+        async def work() -> None:
+            told = await self.call(compare.fragment, calls.COMPARE, calls.compare_values(compare))
+            done(fx.Compared(compare.fragment, told["cosines"]))
+
+        self.start_on_shards(work())
+
+    def merge(self, merge: fx.Merge, payloads: list[Any], done: Callable[[fx.MergeFinished], None]) -> None:
+        async def work() -> None:
+            result = fx.MergeFinished(**await self.call(merge.fragment, calls.MERGE, calls.merge_values(merge)))
+            if result.finite:
+                self._now_at(merge.fragment, merge.version, result.checksum)
+                self.keeper.note(merge, result.checksum)
+            done(result)
+
+        self.start_on_shards(work())
+
+    def heal(self, heal: fx.CommitHealed, payload: Any, done: Callable[[], None]) -> None:
+        async def work() -> None:
+            more = {"learner": payload.learner, "rounds": self.machine.rounds_started}
+            await self.call(heal.fragment, calls.HEAL, {**asdict(heal), **more})
+            self._now_at(heal.fragment, heal.version, heal.checksum)
+            done()
+
+        self.start_on_shards(work())
+
+    def _now_at(self, fragment: int, version: int, checksum: int) -> None:
+        assert self.state is not None
+        arrays = self.state.fragments[fragment]
+        arrays.version, arrays.checksum = version, checksum
+
+    def inline_update(self, fragment: int, version: int) -> bytes | None:
+        return None
+
+    def store(self, item: VersionToStore, done: Callable[[StoreOutcome], None]) -> None:
+        async def work() -> None:
+            try:
+                outcome = StoreOutcome(**await self.call(item.fragment, calls.STORE, asdict(item)))
+            except UnreachableError as error:
+                if not self._closing:
+                    raise
+                outcome = StoreOutcome(str(error))  # the end does not wait for it
+            done(outcome)
+
+        self.start_on_shards(work())
+
+    def keep_handed(
+        self, items: list[tuple[ContributionRecord, Any]], processed: int, done: Callable[[], None]
+    ) -> None:
+        async def work() -> None:
+            for record, _ in items:
+                values = {"items": [calls.record_values(record)], "processed": processed}
+                await self.call(record.id.fragment, calls.KEEP_HANDED, values)
+            done()
+
+        self.start_on_shards(work())
+
+    def drop_handed(self, identity: ContributionId) -> None:
+        self.fleet.link_of(identity.fragment).peer.tell(calls.FORGET, {"id": calls.id_values(identity)})
+
+    async def copy(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]]]:
+        """Every array of a fragment, by name. The caller has its turn."""
+        told, data = await self.fleet.link_of(fragment).peer.call(calls.COPY, {"fragment": fragment})
+        names, size = told["names"], int(told["size"])
+        values = data.view(np.float32) if data.size else np.empty(0, np.float32)
+        return int(told["version"]), {name: values[i * size : (i + 1) * size] for i, name in enumerate(names)}
+
+
+class ShardedShell(SyncerShell):
+    """The coordinator's port. Payloads of fragments are refused here: shards take them."""
+
+    def __init__(
+        self,
+        config: SyncConfig,
+        run: str,
+        writer: Writer,
+        *,
+        epoch: int,
+        keeper: StateWriter,
+        begin: Begin,
+        fleet: ShardFleet,
+    ) -> None:
+        self.fleet = fleet
+        self._whole: ModelState | None = None
+        super().__init__(config, run, writer, epoch=epoch, keeper=keeper, begin=begin)
+
+    def _platform(self, machine: SyncerMachine) -> ShardedPlatform:
+        return ShardedPlatform(machine, self.keeper, self.news, self.fleet)
+
+    @property
+    def shards(self) -> ShardedPlatform:
+        assert isinstance(self.platform, ShardedPlatform)
+        return self.platform
+
+    def start(self) -> None:
+        super().start()
+        self.fleet.watch(self.shards.shard_down, self._back)
+
+    def _back(self, link: ShardLink) -> None:
+        self.shards.again = f"shard {link.name} at {link.address} is back"
+
+    @property
+    def published(self) -> ModelState | None:
+        return self._whole
+
+    async def close(self) -> None:
+        await super().close()
+        if not self.fenced and self.failure is None:
+            await self.gather()
+        await self.fleet.close()
+
+    def status(self) -> dict[str, object]:
+        shards = [
+            {
+                "name": link.name,
+                "address": link.address,
+                "fragments": self.fleet.owned(link),
+                "away": link.peer.closed,
+            }
+            for link in self.fleet.links
+        ]
+        return {**super().status(), "shards": shards}
+
+    # ------------------------------------------------------------ continuing an earlier run
+
+    def restore(
+        self,
+        recovery: Recovery,
+        stored: Stored,
+        payloads: Mapping[ContributionId, NDArray[np.uint8]],
+        load_ns: int = 0,
+    ) -> None:
+        """As for a syncer of its own arrays; those stay where they are."""
+        self.shards.recorded = list(recovery.rows[SHARDS_ROW]) if SHARDS_ROW in recovery.rows else None
+        effects = self.driver.restore(recovery, load_ns)
+        machine = self.machine
+        assert machine.layout is not None
+        state = self.platform.state = ModelState(machine.layout, machine.config, owned=())
+        state.restore(stored)
+        self.shards.settle(machine.layout)
+        self.platform.start(self.fleet.lay_out(machine.run, machine.layout, machine.config, restore=True))
+        for item in recovery.handed:
+            identity = item.contribution.id
+            if machine.holds(identity):
+                self.driver.held[identity] = AtShard(identity.fragment)
+            else:
+                self.shards.drop_handed(identity)
+        self.driver.perform(effects)
+
+    async def copy_fragment(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]], dict[str, object]]:
+        async with self.platform.turn(fragment):
+            fragment_record = self.machine.fragment_record(fragment)
+            version, arrays = await self.shards.copy(fragment)
+        return version, arrays, fragment_record
+
+    async def gather(self) -> None:
+        """Bring the published parameters here, for the model file."""
+        layout = self.machine.layout
+        if layout is None or not self.machine.committed:
+            return
+        stored = {}
+        try:
+            for fragment in range(len(layout.fragments)):
+                version, arrays = await self._copy_published(fragment)
+                stored[fragment] = (version, 0, {"theta": arrays["theta"]})
+        except UnreachableError as error:
+            text = f"the model cannot be written, because a shard is away ({error}); start it, and the syncer again"
+            self.news.emit(events.Warned("syncer", text))
+            print(f"atoll syncer: {text}", flush=True)
+            return
+        self._whole = ModelState(layout, self.machine.config)
+        self._whole.restore(stored)
+
+    async def _copy_published(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]]]:
+        """A fragment whose shard is away may never give its turn back: that is not waited for."""
+        if self.fleet.link_of(fragment).peer.closed:
+            raise UnreachableError(self.fleet.link_of(fragment).peer.closed)
+        async with self.platform.turn(fragment):
+            return await self.shards.copy(fragment)
+
+    # ------------------------------------------------------------ SyncerService
+
+    def open_session(
+        self,
+        session: int,
+        hello: Hello,
+        send: Callable[[SyncerMessage], None],
+        identity: Identity | None = None,
+    ) -> None:
+        if not hello.shards:
+            raise RefusedError(
+                Refusal.SHARDS,
+                f"learner {hello.learner!r} is older than shards, which serve the fragments of this run; install this "
+                "syncer's version of atoll where it runs, or run without --shards",
+            )
+        super().open_session(session, hello, send, identity)
+
+    def receive(self, session: int, message: LearnerMessage) -> None:
+        if isinstance(message, InlinePush):
+            reply = PushReply(False, Refusal.NOT_ALLOWED, ON_A_SHARD)
+            self.driver.answer_inline(session, message.header, reply)
+        else:
+            super().receive(session, message)
+
+    async def push_begin(self, header: PushHeader) -> int:
+        if header.kind is not PushKind.INNER:
+            raise RefusedError(Refusal.NOT_ALLOWED, ON_A_SHARD)
+        return await super().push_begin(header)
+
+    async def fetch_open(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
+        if request.kind is not FetchKind.INNER:
+            raise RefusedError(Refusal.NOT_ALLOWED, ON_A_SHARD)
+        return await super().fetch_open(request)

@@ -1,0 +1,178 @@
+"""Shards on real processes: the same bits as one syncer, deaths of each part, and refusals."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import SyncerProcess, TrainingThread, check_books
+from shards import ShardProcess, sharded_syncer
+
+from atoll.store import read_state
+
+RHYTHM = ("--fragments", "4", "--sync-every", "4", "--overlap", "1")
+STEPS = 24
+EXACT = ("--fragments", "4", "--sync-every", "4", "--overlap", "0", "--quorum", "all", "--grace-cap", "0")
+"""Synchronous: what is merged follows from the data alone, never from who was faster."""
+
+
+def test_two_shards_make_the_same_bits_as_one_syncer(tmp_path: Path) -> None:
+    def train(address: str) -> None:
+        learners = [TrainingThread(address, f"l{i}", seed=i, steps=STEPS, step_s=0.0) for i in range(2)]
+        for learner in learners:
+            learner.thread.join(100)
+            assert learner.error is None, learner.error
+
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    single = SyncerProcess(alone, *EXACT, "--learners", "2")
+    train(single.address)
+    assert single.stop() == 0, single.output()
+    expected = {
+        f: (one.version, int(one.meta["checksum"]))
+        for f, one in read_state(alone / "state", only=("theta",)).fragments.items()
+    }
+    syncer, shards = sharded_syncer(tmp_path, 2, *EXACT, "--learners", "2")
+    train(syncer.address)
+    assert syncer.stop() == 0, syncer.output()
+    assert [shard.stop() for shard in shards] == [0, 0]
+    found = [shard.checksums() for shard in shards]
+    assert found[0].keys().isdisjoint(found[1])
+    assert found[0] | found[1] == expected
+    assert min(version for version, _ in expected.values()) >= STEPS // 4
+    model = [(folder / "model.safetensors").read_bytes() for folder in (alone, tmp_path / "run")]
+    assert model[0] == model[1]
+
+
+def test_a_dead_shard_stops_its_own_fragments_only_and_comes_back(tmp_path: Path) -> None:
+    syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM, "--learners", "2")
+    learners = [TrainingThread(syncer.address, f"l{i}", seed=i) for i in range(2)]
+    try:
+        status = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
+        dead, alive = (shard["fragments"] for shard in status["shards"])
+        shards[0].kill()
+        before = syncer.wait_for(lambda s: bool(s["shards"][0]["away"]), "its death is noticed")["versions"]
+        after = syncer.wait_for(
+            lambda s: all(s["versions"][f] >= before[f] + 3 for f in alive), "the others go on without it"
+        )["versions"]
+        assert [after[f] for f in dead] == [before[f] for f in dead]
+        shards[0].start()
+        status = syncer.wait_for(
+            lambda s: all(s["versions"][f] >= after[f] + 2 for f in range(4)), "every fragment goes on"
+        )
+        assert status["recovered_from"] == "shards"
+        check_books(status)
+        for learner in learners:
+            learner.wait_steps(5)
+    finally:
+        for learner in learners:
+            learner.stop()
+        assert syncer.stop() == 0, syncer.output()
+        for shard in shards:
+            shard.stop()
+    assert all(learner.error is None for learner in learners)
+
+
+def test_learners_bring_back_what_a_lost_disk_held(tmp_path: Path) -> None:
+    syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM, "--learners", "2")
+    learners = [TrainingThread(syncer.address, f"l{i}", seed=i) for i in range(2)]
+    try:
+        syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
+        shards[1].kill()
+        shutil.rmtree(shards[1].folder / "state")
+        before = syncer.status()["versions"]
+        shards[1].start()
+        status = syncer.wait_for(
+            lambda s: s["recovered_from"] == "shards" and all(s["versions"][f] > before[f] for f in range(4)),
+            "every fragment is back, and goes on",
+        )
+        check_books(status)
+    finally:
+        for learner in learners:
+            learner.stop()
+        syncer.stop()
+        for shard in shards:
+            shard.stop()
+    assert "a learner that holds them must bring them back" in syncer.output()
+    assert all(learner.error is None for learner in learners)
+
+
+def test_a_killed_coordinator_finds_its_shards_as_they_were(tmp_path: Path) -> None:
+    syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM, "--learners", "2")
+    learners = [TrainingThread(syncer.address, f"l{i}", seed=i) for i in range(2)]
+    try:
+        before = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
+        syncer.kill()
+        for learner in learners:
+            learner.wait_steps(5)
+        syncer.again()
+        status = syncer.wait_for(
+            lambda s: all(s["versions"][f] >= before["versions"][f] + 2 for f in range(4)), "every fragment goes on"
+        )
+        assert status["recovered_from"] == "shards" and status["run"] == before["run"]
+        assert status["epoch"] > before["epoch"]
+        check_books(status)
+        os.kill(syncer.process.pid, signal.SIGSTOP)  # a frozen one that wakes up when another leads its shards
+        frozen, folder = syncer.process, tmp_path / "second"
+        shutil.copytree(tmp_path / "run", folder)
+        addresses = ",".join(shard.address for shard in shards)
+        second = SyncerProcess(folder, "--shards", addresses, *RHYTHM, "--learners", "2", "--take-over")
+        os.kill(frozen.pid, signal.SIGCONT)
+        assert frozen.wait(60) == 3, syncer.output()
+        second.stop()
+    finally:
+        for learner in learners:
+            learner.stopping.set()
+        for shard in shards:
+            shard.kill()
+
+
+def refusal(*argv: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "atoll", *argv], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shards", "said"),
+    [
+        ("127.0.0.1:7100,127.0.0.1:7100", "is given twice"),
+        ("127.0.0.1", "is not host:port"),
+        ("127.0.0.1:0", "port 0"),
+    ],
+)
+def test_a_wrong_list_of_shards_is_refused(shards: str, said: str) -> None:
+    assert said in refusal("syncer", "--listen", "127.0.0.1:0", "--shards", shards)
+
+
+def test_shards_of_another_run_and_of_one_folder_are_refused(tmp_path: Path) -> None:
+    syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM)
+    learner = TrainingThread(syncer.address, "only")
+    syncer.wait_for(lambda s: min(s["versions"], default=0) >= 1, "a version of every fragment")
+    learner.stop()
+    assert syncer.stop() == 0, syncer.output()
+    first, second = (shard.address for shard in shards)
+    own = ("--shards", f"{first},{second}", "--listen", "127.0.0.1:0")
+    assert "holds fragments of run" in refusal("syncer", "--run-folder", str(tmp_path / "other"), *own)
+    assert "are on shards" in refusal("syncer", "--run-folder", str(tmp_path / "run"), "--listen", "127.0.0.1:0")
+    shards[1].kill()
+    shutil.rmtree(shards[1].folder)
+    shutil.copytree(shards[0].folder, shards[1].folder)
+    (shards[1].folder / "shard.json").unlink()
+    shards[1].start()
+    shards[1].wait_ready()
+    assert "copies of one folder" in refusal("syncer", "--run-folder", str(tmp_path / "run"), *own)
+    shards[0].stop()
+    shards[1].stop()
+
+
+def test_two_shards_cannot_share_a_folder(tmp_path: Path) -> None:
+    shard = ShardProcess(tmp_path / "shard")
+    shard.wait_ready()
+    assert "is using" in refusal("shard", "--listen", "127.0.0.1:0", "--run-folder", str(tmp_path / "shard"))
+    shard.stop()
