@@ -45,7 +45,17 @@ from .events import (
 )
 from .identity import SECRET_PROTOCOL, Identity, Role, check_learner, check_leave, same_secret
 from .inner_slots import InnerSlot
-from .layout import BLOCK, PARAMETERS_MAX, Fragment, Layout, TensorSlice, build_layout, elements_of, padded
+from .layout import (
+    BLOCK,
+    PARAMETERS_MAX,
+    Fragment,
+    Layout,
+    TensorSlice,
+    build_layout,
+    elements_of,
+    padded,
+    tensors_fingerprint,
+)
 from .learner_driver import LearnerDriver
 from .learner_fetches import Arrival
 from .learner_host import (
@@ -275,4 +285,5 @@ __all__ = [
     "stale_factor",
     "step_factor_min",
     "sync_preset",
+    "tensors_fingerprint",
 ]
