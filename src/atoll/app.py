@@ -17,7 +17,7 @@ import typer
 
 from atoll.cli import dash, folder, keys, parts, run_script, status, takes, train
 from atoll.errors import AtollError
-from atoll.instruments.cli import STORM, chaos, demo, lab, plan, replay, sim
+from atoll.instruments.cli import STORM, chaos, conform, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
 from atoll.preload import preload
 
@@ -47,6 +47,7 @@ app.add_typer(keys.keys, name="keys")
 app.command("report")(parts.report)
 app.add_typer(chaos.chaos, name="chaos")
 app.command("replay")(replay.replay)
+app.add_typer(conform.conform, name="conform")
 app.add_typer(sim.sim, name="sim")
 app.command("plan")(plan.plan)
 app.add_typer(lab.lab, name="lab")

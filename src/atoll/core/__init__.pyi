@@ -48,7 +48,17 @@ from .events import (
 )
 from .identity import SECRET_PROTOCOL, Identity, Role, check_coordinator, check_learner, check_leave, same_secret
 from .inner_slots import InnerSlot
-from .layout import BLOCK, PARAMETERS_MAX, Fragment, Layout, TensorSlice, build_layout, elements_of, padded
+from .layout import (
+    BLOCK,
+    PARAMETERS_MAX,
+    Fragment,
+    Layout,
+    TensorSlice,
+    build_layout,
+    elements_of,
+    padded,
+    tensors_fingerprint,
+)
 from .learner_driver import LearnerDriver
 from .learner_fetches import Arrival
 from .learner_host import (
@@ -283,5 +293,6 @@ __all__ = [
     "stale_factor",
     "step_factor_min",
     "sync_preset",
+    "tensors_fingerprint",
     "values",
 ]

@@ -1,3 +1,4 @@
+from . import raw
 from .address import join_address, split_address
 from .bulk import BulkClient
 from .cause import find_cause
@@ -65,6 +66,7 @@ __all__ = [
     "fetch_status",
     "find_cause",
     "join_address",
+    "raw",
     "read_token",
     "run_sessions",
     "serve",

@@ -1,4 +1,4 @@
-from . import chaos, demo, lab, plan, replay, sim
+from . import chaos, conform, demo, lab, plan, replay, sim
 from .storm_options import STORM
 
-__all__ = ["STORM", "chaos", "demo", "lab", "plan", "replay", "sim"]
+__all__ = ["STORM", "chaos", "conform", "demo", "lab", "plan", "replay", "sim"]
