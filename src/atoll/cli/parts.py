@@ -18,7 +18,7 @@ from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
 
 OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key")
-OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain", "context")
+OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain", "metrics", "context")
 """Options that say nothing about the run."""
 VIEW_S = 0.2
 """How often the live view may look; it draws less often than that."""
@@ -64,6 +64,9 @@ def syncer(
     stay: Annotated[
         bool, typer.Option("--stay", help="Stay after the tokens budget is spent and everybody has left.")
     ] = False,
+    metrics: Annotated[
+        str, typer.Option(envvar="ATOLL_METRICS", help="HOST:PORT where Prometheus may ask (default nowhere).")
+    ] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view, also on a terminal.")] = False,
     config: o.ConfigFile = None,
     context: typer.Context,
@@ -127,6 +130,7 @@ def syncer(
         must_continue=must_continue,
         end_when_left=end_when_left,
         stay=stay,
+        metrics=metrics,
         lines=plain or run_folder is None or not sys.stdout.isatty(),
     )
     if run_folder is None or chosen.lines:
