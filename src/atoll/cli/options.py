@@ -83,6 +83,11 @@ Metrics = Annotated[
         help="HOST:PORT where Prometheus may ask: the syncer there, learner r at the port 1 + r above; port 0: any.",
     ),
 ]
+LOG_FORMATS = ("text", "json")
+LogFormat = Annotated[
+    str,
+    typer.Option(envvar="ATOLL_LOG_FORMAT", help="text, or json: one object with time, level and text for each line."),
+]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Settings from a TOML file; options given here win over it.")
 ]

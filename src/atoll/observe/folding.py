@@ -5,7 +5,7 @@
 
 Folding a part keeps every sum that goodput, ledger and report rest on, and every rare event, and lets the events of
 single rounds go (`thin`): 32 MiB become some 100 KB. Its first line is RoundsFolded, which counts what has gone. The
-newest RAW_BYTES_MAX of all processes of one learner (or of the syncer) are never folded, so whoever follows a run has
+newest 128 MiB of all processes of one learner (or of the syncer) are never folded, so whoever follows a run has
 read a part long before.
 """
 
@@ -24,8 +24,8 @@ from atoll.private import FILE_MODE
 
 PART_BYTES_MAX = 32 << 20
 """About four hours of a busy learner."""
-RAW_BYTES_MAX = 4 * PART_BYTES_MAX
-"""Kept whole, over all processes of one name."""
+RAW_PARTS_MAX = 4
+"""As much as so many parts is kept whole, over all processes of one name."""
 _PART = re.compile(r"\.(\d{4,})$")
 _FOLDED = b'"kind":"rounds_folded"'
 _HEAD_BYTES = 64
@@ -65,7 +65,7 @@ def folded_bytes(path: Path) -> int:
     return decoded[1].raw_bytes if decoded is not None and isinstance(decoded[1], events.RoundsFolded) else 0
 
 
-def fold_old(path: Path, raw_bytes_max: int = RAW_BYTES_MAX) -> None:
+def fold_old(path: Path, raw_bytes_max: int) -> None:
     """Fold what is beyond the newest raw bytes of this process and of earlier ones of the same name. May raise OSError;
     then what was there is still there."""
     own = re.compile(re.escape(re.sub(r"-\d+$", "", path.stem)) + r"(-\d+)?(\.\d{4,})?")
@@ -145,9 +145,13 @@ class FoldedRounds:
         return True
 
     def event(self, raw_bytes: int) -> events.RoundsFolded:
-        sums = {name: self._sums[name] for name in _SUMMED}
-        by_name = {"closed": dict(self._closed), "up": dict(self._up), "down": dict(self._down)}
-        return events.RoundsFolded(**sums, **by_name, raw_bytes=self._raw_bytes or raw_bytes)
+        return events.RoundsFolded(
+            *(self._sums[name] for name in _SUMMED),
+            closed=dict(self._closed),
+            up=dict(self._up),
+            down=dict(self._down),
+            raw_bytes=self._raw_bytes or raw_bytes,
+        )
 
 
 _SUMMED = ("commits", "merged", "late", "stored", "store_ns", "store_bytes")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.observe.events import Event, Warned
-from atoll.observe.folding import PART_BYTES_MAX, fold_old, newest_part, part_path
+from atoll.observe.folding import PART_BYTES_MAX, RAW_PARTS_MAX, fold_old, newest_part, part_path
 from atoll.observe.lines import encode
 from atoll.private import FILE_MODE
 
@@ -177,7 +177,7 @@ class EventWriter:
 
     def _fold_old(self) -> None:
         with contextlib.suppress(OSError):  # a full disk: it is tried again with the next part
-            fold_old(self.path, 4 * self._part_bytes_max)
+            fold_old(self.path, RAW_PARTS_MAX * self._part_bytes_max)
 
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
