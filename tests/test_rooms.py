@@ -26,6 +26,8 @@ PRODUCT = (
     "data",
     "zoo",
     "launch",
+    "metrics",
+    "page",
     "dash",
     "cli",
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import dash, folder, keys, parts, run_script, status, takes, train
+from atoll.cli import dash, doctor, folder, keys, logs, parts, run_script, status, takes, track, train
 from atoll.errors import AtollError
 from atoll.instruments.cli import STORM, chaos, conform, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
@@ -43,6 +43,9 @@ app.command("syncer")(parts.syncer)
 app.command("shard")(parts.shard)
 app.command("status")(status.status)
 app.command("dash")(dash.dash)
+app.command("track")(track.track)
+app.command("logs")(logs.logs)
+app.command("doctor")(doctor.doctor)
 app.add_typer(keys.keys, name="keys")
 app.command("report")(parts.report)
 app.add_typer(chaos.chaos, name="chaos")

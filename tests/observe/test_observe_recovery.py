@@ -364,12 +364,12 @@ def test_a_full_file_keeps_the_newest_ledger_of_each_stream() -> None:
         assert thinner.take(second * S, ev.DataLedger("train", 0, second, second, 0, 0, 0, 0)) == []
     assert thinner.take(31 * S, ev.DataLedger("other", 0, 1, 0, 1, 0, 0, 0)) == []
     kept = thinner.take(THIN_PERIOD_NS, ev.DataLedger("train", 0, 60, 60, 0, 0, 0, 0))
-    assert [(event.stream, event.done) for event in kept if isinstance(event, ev.DataLedger)] == [
-        ("train", 60),
-        ("other", 0),
+    assert [(t_ns, event.stream, event.done) for t_ns, event in kept if isinstance(event, ev.DataLedger)] == [
+        (31 * S, "other", 0),
+        (THIN_PERIOD_NS, "train", 60),
     ]
     warned = ev.Warned("x", "y")
-    assert thinner.take(THIN_PERIOD_NS + 1, warned) == [warned]
+    assert thinner.take(THIN_PERIOD_NS + 1, warned) == [(THIN_PERIOD_NS + 1, warned)]
 
 
 # ---------------------------------------------------------------- the whole

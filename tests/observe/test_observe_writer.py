@@ -10,10 +10,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from synthetic_run import SyntheticRun
 
-from atoll.observe import EventWriter, NullWriter, read_events
+from atoll.observe import EventWriter, NullWriter, RunState, Tail, read_events, summarize
 from atoll.observe import writer as writer_module
 from atoll.observe.events import Committed, LearnerDiscarded, LearnerSteps, RunStarted, Warned
+from atoll.observe.folding import fold, is_folded
 from atoll.observe.thin import THIN_PERIOD_NS, Thinner, add_steps
 
 
@@ -157,30 +159,91 @@ def test_a_successor_does_not_glue_its_first_line_to_a_torn_one(tmp_path: Path) 
     assert [event for _, _, event in read_events(tmp_path)] == [Warned("me", "whole")]
 
 
-def test_past_the_size_bound_sums_stay_exact(tmp_path: Path) -> None:
-    path = tmp_path / "events" / "x.jsonl"
+def test_a_file_is_cut_into_parts_and_old_ones_are_folded_with_exact_sums(tmp_path: Path) -> None:
+    path = tmp_path / "events" / "learner-a-7.jsonl"
     committed = Committed(0, 1, 0, ["a"], 10, 1, 1, 1.0, 0.5, 1)
-    with EventWriter(path, file_bytes_max=1000) as writer:
+    follower, followed = Tail(tmp_path), RunState()
+    with EventWriter(path, part_bytes_max=4000) as writer:
         for i in range(1000):
             writer.emit(steps(step=i, loss=float(i % 2)))
             writer.emit(committed)
             writer.emit(LearnerDiscarded("a", i % 2, 3, "overwritten"))
+            if i % 10 == 0:
+                assert writer.flush()
+                for t_ns, source, event in follower.poll():
+                    followed.apply(t_ns, event, source)
         writer.emit(Warned("me", "kept"))
-    assert path.stat().st_size < 3000
-    events = [event for _, _, event in read_events(tmp_path)]
+    for t_ns, source, event in follower.poll():
+        followed.apply(t_ns, event, source)
+    files = sorted(path.parent.glob("*.jsonl"))
+    assert len(files) > 5 and is_folded(path) and not is_folded(files[-2]), "the first is old, the last is whole"
+    assert sum(file.stat().st_size for file in files if not is_folded(file)) < 60_000
+    stamped = list(read_events(tmp_path))
+    assert {source for _, source, _ in stamped} == {"learner-a-7"}, "parts are of one process"
+    events = [event for _, _, event in stamped]
     reported = [event for event in events if isinstance(event, LearnerSteps)]
     assert sum(event.tokens for event in reported) == 10_000
     assert sum(event.compute_ns for event in reported) == 100_000
-    assert reported[-1].step == 999
+    assert max(event.step for event in reported) == 999
     assert sum(event.tokens for event in events if isinstance(event, LearnerDiscarded)) == 3000
     assert Warned("me", "kept") in events
+    state = summarize(tmp_path)
+    assert state.rounds.commits == followed.rounds.commits == 1000, "whoever follows counts nothing twice"
+    assert state.tokens == followed.tokens == 10_000 and not follower.missed
+
+
+def test_who_did_not_look_for_so_long_that_a_part_was_folded_half_read_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "events" / "x.jsonl"
+    tail = Tail(tmp_path)
+    with EventWriter(path) as writer:
+        writer.emit(steps())
+        writer.emit(Committed(0, 1, 0, ["a"], 10, 1, 1, 1.0, 0.5, 1))
+        writer.emit(Committed(0, 2, 0, ["a"], 10, 1, 1, 1.0, 0.5, 1))
+        assert writer.flush() and len(list(tail.poll())) == 3
+        writer.emit(Committed(0, 3, 0, ["a"], 10, 1, 1, 1.0, 0.5, 1))
+    fold(path)
+    assert list(tail.poll()) == [] and tail.missed
+    assert summarize(tmp_path).rounds.commits == 3
+
+
+def test_the_report_is_right_after_everything_was_folded(tmp_path: Path) -> None:
+    def figures() -> tuple[object, ...]:
+        state = summarize(tmp_path)
+        rounds = (state.rounds.commits, state.rounds.merged, state.rounds.late, state.rounds.aborted)
+        spent = {name: round(s, 3) for name, s in state.goodput().seconds.items()}
+        restarts = [(one.learner, one.step, one.restarts) for one in state.learners.values()]
+        bytes_by = [(one.bytes_up, one.bytes_down) for one in state.learners.values()]
+        told = (state.ledger, state.tokens, state.learner_steps, state.bytes_up, state.bytes_down, state.eval_loss)
+        return (rounds, spent, restarts, bytes_by, told, dict(state.decisions.closed), len(state.faults))
+
+    SyntheticRun().write(tmp_path)
+    before, size = figures(), sum(file.stat().st_size for file in (tmp_path / "events").glob("*.jsonl"))
+    for _ in range(2):  # what is folded can be folded again
+        for file in (tmp_path / "events").glob("*.jsonl"):
+            fold(file)
+        assert figures() == before
+    assert sum(file.stat().st_size for file in (tmp_path / "events").glob("*.jsonl")) < size / 10
+
+
+def test_what_earlier_processes_of_a_name_left_is_folded_too(tmp_path: Path) -> None:
+    folder = tmp_path / "events"
+    for pid in range(8):
+        with EventWriter(folder / f"learner-a-{pid}.jsonl", part_bytes_max=4000) as writer:
+            for i in range(20):
+                writer.emit(steps(step=i))
+    with EventWriter(folder / "learner-a-b-9.jsonl", part_bytes_max=100) as writer:
+        writer.emit(Warned("a-b", "another learner"))
+    folded = {file.stem for file in folder.glob("*.jsonl") if is_folded(file)}
+    assert "learner-a-0" in folded and "learner-a-7" not in folded
+    assert summarize(tmp_path).tokens == 8 * 20 * 10
 
 
 def test_thinning_lets_held_sums_go_each_minute() -> None:
     thinner = Thinner()
     assert thinner.take(0, steps()) == []
     assert thinner.take(THIN_PERIOD_NS - 1, steps()) == []
-    (one,) = thinner.take(THIN_PERIOD_NS, steps())
+    ((t_ns, one),) = thinner.take(THIN_PERIOD_NS, steps())
+    assert t_ns == THIN_PERIOD_NS
     assert isinstance(one, LearnerSteps) and one.steps == 3
     assert thinner.rest() == []
 

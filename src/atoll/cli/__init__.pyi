@@ -1,4 +1,4 @@
-from . import dash, folder, keys, options, parts, run_script, status, train
+from . import dash, doctor, folder, keys, logs, options, parts, run_script, status, track, train
 from .options import panel, takes
 from .terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_error, print_json, save_text, sigterm_as_interrupt
 from .train import exit_interrupted, train_with
@@ -7,10 +7,12 @@ __all__ = [
     "EXIT_BAD_INPUT",
     "EXIT_INTERRUPTED",
     "dash",
+    "doctor",
     "exit_interrupted",
     "folder",
     "human",
     "keys",
+    "logs",
     "options",
     "panel",
     "parts",
@@ -21,6 +23,7 @@ __all__ = [
     "sigterm_as_interrupt",
     "status",
     "takes",
+    "track",
     "train",
     "train_with",
 ]

@@ -78,6 +78,18 @@ Dash = Annotated[
         metavar="HOST:PORT",
     ),
 ]
+Metrics = Annotated[
+    str,
+    typer.Option(
+        envvar="ATOLL_METRICS",
+        help="HOST:PORT where Prometheus may ask: the syncer there, learner r at the port 1 + r above; port 0: any.",
+    ),
+]
+LOG_FORMATS = ("text", "json")
+LogFormat = Annotated[
+    str,
+    typer.Option(envvar="ATOLL_LOG_FORMAT", help="text, or json: one object with time, level and text for each line."),
+]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", help="Settings from a TOML file; options given here win over it.")
 ]
@@ -226,6 +238,15 @@ def snapshot_options(context: typer.Context, kept: str) -> str:
 def _is_typed(context: typer.Context, name: str) -> bool:
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
+
+
+def use_metrics(address: str) -> None:
+    """The processes that are started from here on tell their metrics."""
+    if address:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise ConfigError(f"--metrics takes HOST:PORT, not {address!r}; such as 127.0.0.1:9400")
+        os.environ["ATOLL_METRICS"] = address
 
 
 def page_beside(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human, print_json
+from atoll.cli.terminal import human, logged_as, print_json
 from atoll.core import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
@@ -22,7 +22,17 @@ if TYPE_CHECKING:
     from atoll.syncer import SyncerOptions
 
 OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key", "shards", "tls_ca")
-OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain", "context")
+OF_THE_PROCESS = (
+    "take_over",
+    "new_run",
+    "must_continue",
+    "end_when_left",
+    "stay",
+    "plain",
+    "metrics",
+    "log_format",
+    "context",
+)
 """Options that say nothing about the run."""
 VIEW_S = 0.2
 """How often the live view may look; it draws less often than that."""
@@ -78,7 +88,11 @@ def syncer(
     stay: Annotated[
         bool, typer.Option("--stay", help="Stay after the tokens budget is spent and everybody has left.")
     ] = False,
+    metrics: Annotated[
+        str, typer.Option(envvar="ATOLL_METRICS", help="HOST:PORT where Prometheus may ask (default nowhere).")
+    ] = "",
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view, also on a terminal.")] = False,
+    log_format: o.LogFormat = "text",
     config: o.ConfigFile = None,
     context: typer.Context,
     **named: Any,
@@ -145,10 +159,13 @@ def syncer(
         must_continue=must_continue,
         end_when_left=end_when_left,
         stay=stay,
-        lines=plain or run_folder is None or not sys.stdout.isatty(),
+        metrics=metrics,
+        lines=plain or log_format == "json" or run_folder is None or not sys.stdout.isatty(),
     )
     if run_folder is None or chosen.lines:
-        raise typer.Exit(_run(chosen))
+        with logged_as(log_format):
+            code = _run(chosen)
+        raise typer.Exit(code)
     with _live_view(run_folder):
         code = _run(chosen)
     if (run_folder / "model.safetensors").exists():

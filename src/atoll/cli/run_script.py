@@ -45,6 +45,7 @@ def run_script(
     config: o.ConfigFile = None,
     json: o.Json = False,
     dash: o.Dash = None,
+    metrics: o.Metrics = "",
     context: typer.Context,
     **named: Any,
 ) -> None:
@@ -58,7 +59,8 @@ def run_script(
     learner.step; 128 + signal after Ctrl-C. A learner that is told to leave ends with 0, or with 4 if it could not hand
     over its last progress.
     """
-    values, where = o.given(locals(), "command", "json", "dash", "context")
+    values, where = o.given(locals(), "command", "json", "dash", "metrics", "context")
+    o.use_metrics(metrics)
     from atoll.launch import describe, run_command, script_config
 
     console = human(json_wanted=True)

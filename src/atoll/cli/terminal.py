@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
+import io
 import json
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,6 +66,53 @@ def warn(text: str) -> None:
     from rich.console import Console
 
     Console(stderr=True, highlight=False, soft_wrap=True).print(f"atoll: {text}", style="yellow", markup=False)
+
+
+class JsonLines(io.TextIOBase):
+    """A stream that makes one JSON object of each line that is printed to it: {"time", "level", "text"}."""
+
+    def __init__(self, stream: TextIO, level: str) -> None:
+        self._stream = stream
+        self._level = level
+        self._held = ""
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._held = (self._held + text).split("\n")
+            for line in lines:
+                self._stream.write(json.dumps(self._object(line)) + "\n")
+        return len(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    def _object(self, line: str) -> dict[str, str]:
+        moment = datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        text = re.sub(r"^\d\d:\d\d:\d\d  ", "", line)
+        level = "warning" if self._level == "info" and re.match(r"(atoll syncer: )?warning", text) else self._level
+        return {"time": moment, "level": level, "text": text}
+
+
+@contextlib.contextmanager
+def logged_as(log_format: str) -> Iterator[None]:
+    """With "json", what this process prints is one JSON object for each line."""
+    from atoll.errors import ConfigError
+
+    if log_format not in ("text", "json"):
+        raise ConfigError(f"--log-format is text or json, not {log_format!r}; give one of them")
+    if log_format == "text":
+        yield
+        return
+    out, error = JsonLines(sys.stdout, "info"), JsonLines(sys.stderr, "error")
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        yield
 
 
 def save_text(option: str, path: Path, text: str) -> None:

@@ -53,11 +53,13 @@ def train(
     config: o.ConfigFile = None,
     json: o.Json = False,
     dash: o.Dash = None,
+    metrics: o.Metrics = "",
     context: typer.Context,
     **named: Any,
 ) -> None:
     """Train the reference GPT on this machine: learner processes, a syncer between them, a report at the end."""
-    values, where = o.given(locals(), "json", "dash", "context")
+    values, where = o.given(locals(), "json", "dash", "metrics", "context")
+    o.use_metrics(metrics)
     train_with(values, o.faults_of(context), console=human(json_wanted=json), json_wanted=json, where=where, dash=dash)
 
 

@@ -1,4 +1,5 @@
 from . import train
+from .checkup import Finding, check_machine, check_syncer
 from .commands import learner_command
 from .config import LEARNERS_LOCAL_MAX, RunConfig, TrainConfig, describe, run_config, script_config, train_config
 from .durability import durability_config, durability_names, holds_credentials, parse_duration, parse_options
@@ -30,6 +31,7 @@ __all__ = [
     "Command",
     "FaultInjection",
     "FaultPlanner",
+    "Finding",
     "FinishedRun",
     "LaunchPlan",
     "LearnerSlot",
@@ -46,6 +48,8 @@ __all__ = [
     "View",
     "ask_to_leave",
     "can_resume",
+    "check_machine",
+    "check_syncer",
     "create_parent",
     "describe",
     "die_with",

@@ -38,7 +38,7 @@ def syncer_command(folder: RunFolder, sync: SyncConfig, durability: DurabilityCo
         role="syncer",
         id="syncer",
         argv=argv,
-        environment={"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1"},
+        environment={"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1", **metrics_place(0)},
         orphan_signal=signal.SIGTERM,  # Even without its launcher it shall write the model.
     )
 
@@ -77,6 +77,7 @@ def learner_command(
         "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         "PATH": path_with_this_python(),
+        **metrics_place(rank + 1),
     }
     return Command(role="learner", id=id, argv=argv, environment={**own, **more})
 
@@ -84,6 +85,15 @@ def learner_command(
 def learner_id(number: int) -> str:
     """The id of a learner that was given no name."""
     return f"learner-{number}"
+
+
+def metrics_place(number: int) -> dict[str, str]:
+    """ATOLL_METRICS of a process, from that of the launcher: its port for the syncer, the next ones for learners by
+    rank. Port 0 is any for all; RUN/metrics says which."""
+    host, _, port = os.environ.get("ATOLL_METRICS", "").rpartition(":")
+    if not port.isdigit():
+        return {}
+    return {"ATOLL_METRICS": f"{host}:{int(port) + number if int(port) else 0}"}
 
 
 def worker_argv(folder: RunFolder) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.errors import ConfigError
+from atoll.metrics import metered
 from atoll.observe import EventWriter, NullWriter, Writer
 from atoll.preload import preload
 from atoll.private import make_private_folder
@@ -35,9 +36,14 @@ class LearnerPlace:
     """ATOLL_RANK, where it is given."""
     world: int | None = None
     """ATOLL_WORLD, where it is given."""
+    metrics: str = ""
+    """ATOLL_METRICS: HOST:PORT where a Prometheus may ask this process."""
 
     def writer(self) -> Writer:
         """Events go to a file of this process's own, so that a restarted learner never writes into the old one's."""
+        return metered(self._plain_writer(), self.metrics, role="learner", name=self.learner, folder=self.run_folder)
+
+    def _plain_writer(self) -> Writer:
         if self.run_folder is None:
             return NullWriter()
         with contextlib.suppress(OSError):  # a disk that takes nothing is no reason not to train
@@ -83,6 +89,7 @@ def find_place(
         clear_host=os.environ.get("ATOLL_CLEAR_HOST", ""),
         rank=_number("ATOLL_RANK", low=0),
         world=_number("ATOLL_WORLD", low=1),
+        metrics=os.environ.get("ATOLL_METRICS", ""),
     )
 
 

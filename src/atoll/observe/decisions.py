@@ -29,6 +29,8 @@ class DecisionBook:
         match event:
             case events.RoundClosed():
                 self.closed[event.reason] += 1
+            case events.RoundsFolded():
+                self.closed.update(event.closed)
             case events.MemberAside(learner, _, aside, reason):
                 what = "rounds do not wait for" if aside else "rounds count again on"
                 self._add(t_ns, f"{what} {learner}", reason)

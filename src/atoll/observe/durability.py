@@ -74,6 +74,10 @@ class DurabilityBook:
         if isinstance(event, events.Committed):
             if event.store_bytes > 0 or event.store_ns > 0:
                 self.commits.add(event.store_ns, event.store_bytes)
+        elif isinstance(event, events.RoundsFolded):
+            self.commits.count += event.stored
+            self.commits.ns += event.store_ns
+            self.commits.bytes += event.store_bytes
         elif isinstance(event, events.SyncerStarted):
             self._end_lapse(t_ns)  # one that cannot write either says so by itself
             self.level = self.wanted = event.durability

@@ -350,6 +350,27 @@ class SyncerStopped:
     commits: int
 
 
+@dataclass(frozen=True, slots=True)
+class RoundsFolded:
+    """The first line of a part of an event file that was folded (`folding`): what the events of single rounds that were
+    in it add up to."""
+
+    commits: int
+    merged: int
+    late: int
+    stored: int
+    """Commits that were written to disk."""
+    store_ns: int
+    store_bytes: int
+    closed: dict[str, int] = field(default_factory=dict)
+    """Rounds by why they were closed."""
+    up: dict[str, int] = field(default_factory=dict)
+    down: dict[str, int] = field(default_factory=dict)
+    """Bytes by learner, pushed and fetched."""
+    raw_bytes: int = 0
+    """The size of the part before it was folded: who has read as far has read all of it."""
+
+
 Event = (
     RunStarted
     | ProcessStarted
@@ -392,5 +413,6 @@ Event = (
     | Committed
     | SyncerStats
     | SyncerStopped
+    | RoundsFolded
     | Warned
 )

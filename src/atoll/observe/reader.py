@@ -8,6 +8,7 @@ from pathlib import Path
 
 from atoll.errors import LaunchError
 from atoll.observe.events import Event
+from atoll.observe.folding import folded_bytes, source_of
 from atoll.observe.lines import decode
 
 READ_BYTES = 1 << 20
@@ -32,13 +33,15 @@ def read_events(run_folder: str | Path) -> Iterator[Stamped]:
 class Tail:
     """Follows a run folder: each `poll` gives what was appended since the one before, in time order.
 
-    Files may appear while we look. Only new bytes are read and one chunk per file is held, so polling a run of hundreds
-    of MB costs what was appended. Between two files the order is exact within one poll only: a process that is a flush
-    behind shows up in the next.
+    Files may appear while we look, and old parts be folded. Only new bytes are read and one chunk per file is held, so
+    polling a run of hundreds of MB costs what was appended. Between two files the order is exact within one poll only:
+    a process that is a flush behind shows up in the next.
     """
 
     def __init__(self, run_folder: str | Path) -> None:
         self.folder = Path(run_folder)
+        self.missed = False
+        """A part was folded before its end was read, which takes days without a poll: begin anew with another Tail."""
         self._offsets: dict[Path, int] = {}
 
     def poll(self) -> Iterator[Stamped]:
@@ -46,7 +49,7 @@ class Tail:
         return heapq.merge(*(self._new_events(path) for path in _files(self.folder)), key=lambda stamped: stamped[0])
 
     def _new_events(self, path: Path) -> Iterator[Stamped]:
-        source = path.stem
+        source = source_of(path)
         for line in self._new_lines(path):
             decoded = decode(line)
             if decoded is not None:
@@ -57,8 +60,11 @@ class Tail:
         offset = self._offsets.get(path, 0)
         try:
             with path.open("rb") as file:
-                if file.seek(0, 2) < offset:
-                    offset = 0  # the file was replaced by a shorter one
+                if (size := file.seek(0, 2)) < offset:
+                    # It was replaced by a shorter one: another file, or its folded form.
+                    raw_bytes = folded_bytes(path)
+                    self.missed = self.missed or offset < raw_bytes
+                    offset = self._offsets[path] = size if raw_bytes else 0
                 file.seek(offset)
                 held = b""
                 while chunk := file.read(READ_BYTES):

@@ -84,6 +84,11 @@ class RoundHistory:
             self.aborted += 1
         elif isinstance(event, events.ContributionRefused):
             self.refused[event.code] = self.refused.get(event.code, 0) + 1
+        elif isinstance(event, events.RoundsFolded):
+            self.commits += event.commits
+            self.merged += event.merged
+            self.late += event.late
+            self.launched = self.launched or event.commits > 0
         elif isinstance(event, events.SyncerStarted):
             self.open.clear()  # they died with the syncer before
 

@@ -117,6 +117,8 @@ class RunState:
         elif isinstance(event, events.LearnerFetched):
             self._fetched_bytes += event.bytes
             self._learner(event.learner).bytes_down += event.bytes
+        elif isinstance(event, events.RoundsFolded):
+            self._on_folded(event)
         elif isinstance(event, events.ContributionReceived):
             if not (sender := self._learner(event.learner)).last_ns:  # its own events are elsewhere
                 sender.bytes_up += event.bytes
@@ -135,6 +137,14 @@ class RunState:
             self._log.say(t_ns, text, "plain" if stopped else "good")
         else:
             self._on_rare(t_ns, event)
+
+    def _on_folded(self, event: events.RoundsFolded) -> None:
+        for learner, size in event.up.items():
+            self._pushed_bytes += size
+            self._learner(learner).bytes_up += size
+        for learner, size in event.down.items():
+            self._fetched_bytes += size
+            self._learner(learner).bytes_down += size
 
     def _new_launch(self, t_ns: int) -> None:
         """The run goes on after it was stopped as a whole."""

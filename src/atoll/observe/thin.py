@@ -1,10 +1,10 @@
-"""What a process still writes once its event file has reached its size bound.
+"""What is kept of the events of an old part of an event file (`folding`).
 
 The sums that goodput, the token ledger and the report rest on must stay exact for a run of any length, so nothing that
-is summed may be sampled away. Past the bound the step reports of a learner are therefore added up into one per minute,
-discards likewise, the syncer's statistics and the data ledgers are kept once a minute, the events of single rounds are
-left out, and the rare kinds (faults, membership, processes, recoveries, checkpoints, evaluations, warnings) are written
-as before. A file then grows by less than 100 bytes a second.
+is summed may be sampled away. The step reports of a learner are therefore added up into one per minute, discards
+likewise, the syncer's statistics and the data ledgers are kept once a minute, the events of single rounds are left out,
+and the rare kinds (faults, membership, processes, recoveries, checkpoints, evaluations, warnings) are kept as they are.
+What is left of a process is less than 100 bytes for each second.
 """
 
 from __future__ import annotations
@@ -27,46 +27,42 @@ _PER_ROUND = (
 
 
 class Thinner:
-    """Takes events, gives back those to write now; held sums come out each minute and at `rest`."""
+    """Takes events in time order, gives back those to keep, each with its time; held sums come out each minute and at
+    `rest`. A sum has the time of its last part, so that what happened after it still comes after it."""
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[str, int], events.LearnerSteps] = {}
-        self._discards: dict[tuple[str, int, str], events.LearnerDiscarded] = {}
-        self._stats: events.SyncerStats | None = None
-        self._data: dict[str, events.DataLedger] = {}
+        self._held: dict[tuple[object, ...], tuple[int, events.Event]] = {}
         self._since_ns: int | None = None
 
-    def take(self, t_ns: int, event: events.Event) -> list[events.Event]:
+    def take(self, t_ns: int, event: events.Event) -> list[tuple[int, events.Event]]:
         if self._since_ns is None:
             self._since_ns = t_ns
         if isinstance(event, _PER_ROUND):
             return []
         if isinstance(event, events.LearnerSteps):
-            key = (event.learner, event.generation)
-            held = self._steps.get(key)
-            self._steps[key] = add_steps(held, event) if held else event
+            key: tuple[object, ...] = (event.learner, event.generation)
+            before = self._held.get(key)
+            self._held[key] = (t_ns, add_steps(before[1], event) if before else event)  # type: ignore[arg-type]
         elif isinstance(event, events.LearnerDiscarded):
-            place = (event.learner, event.fragment, event.cause)
-            before = self._discards.get(place)
-            self._discards[place] = replace(event, tokens=event.tokens + (before.tokens if before else 0))
+            key = (event.learner, event.fragment, event.cause)
+            _, held = self._held.get(key, (0, None))
+            tokens = held.tokens if isinstance(held, events.LearnerDiscarded) else 0
+            self._held[key] = (t_ns, replace(event, tokens=event.tokens + tokens))
         elif isinstance(event, events.SyncerStats):
-            self._stats = event
+            self._held["stats",] = (t_ns, event)
         elif isinstance(event, events.DataLedger):
-            self._data[event.stream] = event
+            self._held[event.stream,] = (t_ns, event)
         else:
             # What is held happened earlier than this event, and a reducer must see it first.
-            return [*self.rest(), event]
+            return [*self.rest(), (t_ns, event)]
         if t_ns - self._since_ns >= THIN_PERIOD_NS:
             return self.rest()
         return []
 
-    def rest(self) -> list[events.Event]:
-        """Everything that is held back; empties it."""
-        held: list[events.Event] = [*self._steps.values(), *self._discards.values()]
-        if self._stats is not None:
-            held.append(self._stats)
-        held += self._data.values()
-        self._steps, self._discards, self._stats, self._data, self._since_ns = {}, {}, None, {}, None
+    def rest(self) -> list[tuple[int, events.Event]]:
+        """Everything that is held back, by time; empties it."""
+        held = sorted(self._held.values(), key=lambda stamped: stamped[0])
+        self._held, self._since_ns = {}, None
         return held
 
 

@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.observe.events import Event, Warned
+from atoll.observe.folding import PART_BYTES_MAX, RAW_PARTS_MAX, fold_old, newest_part, part_path
 from atoll.observe.lines import encode
-from atoll.observe.thin import Thinner
 from atoll.private import FILE_MODE
 
 FLUSH_PERIOD_S = 0.2
 QUEUE_EVENTS_MAX = 10_000
 """About 10 MB of events, and several minutes of what a learner emits."""
-FILE_BYTES_MAX = 1 << 30
-"""1 GiB: about five days of a busy learner. Past it only sums and rare events are written (see `thin`)."""
 WRITE_BYTES_MAX = 1 << 20
 """Bytes given to the operating system at once, so that a retry after a full disk repeats little."""
 WARN_PERIOD_S = 5.0
@@ -57,17 +55,17 @@ class EventWriter:
     """Appends events to one JSONL file from a background thread. `dropped` and `disk_errors` count what went wrong."""
 
     def __init__(
-        self, path: str | Path, *, queue_events_max: int = QUEUE_EVENTS_MAX, file_bytes_max: int = FILE_BYTES_MAX
+        self, path: str | Path, *, queue_events_max: int = QUEUE_EVENTS_MAX, part_bytes_max: int = PART_BYTES_MAX
     ) -> None:
         self.path = Path(path)
         self.dropped = 0
         self.disk_errors = 0
         self._queue: deque[tuple[int, Event]] = deque()
         self._queue_events_max = queue_events_max
-        self._file_bytes_max = file_bytes_max
+        self._part_bytes_max = part_bytes_max
+        self._part = 0  # not known before the folder can be read
         self._file_bytes = 0
         self._pending = bytearray()  # encoded, not yet taken by the disk
-        self._thinner = Thinner()
         self._dropped_told = 0
         self._told_at_s = float("-inf")
         self._descriptor: int | None = None
@@ -129,19 +127,9 @@ class EventWriter:
         for _ in range(len(self._queue)):
             t_ns, event = self._queue.popleft()
             self._taken += 1
-            self._encode(t_ns, event)
-        if last:
-            for event in self._thinner.rest():
-                self._append(time.time_ns(), event)
+            self._append(t_ns, event)
         self._warn_of_drops(last)
         self._try_write()
-
-    def _encode(self, t_ns: int, event: Event) -> None:
-        if self._file_bytes + len(self._pending) < self._file_bytes_max:
-            self._append(t_ns, event)
-            return
-        for kept in self._thinner.take(t_ns, event):
-            self._append(t_ns, kept)
 
     def _append(self, t_ns: int, event: Event) -> None:
         try:
@@ -169,6 +157,8 @@ class EventWriter:
                 count = os.write(self._descriptor, self._pending[:WRITE_BYTES_MAX])
                 del self._pending[:count]
                 self._file_bytes += count
+            if self._file_bytes >= self._part_bytes_max:
+                self._next_part()
         except OSError:
             self.disk_errors += 1
             return False
@@ -177,11 +167,28 @@ class EventWriter:
             self._progress.notify_all()
         return True
 
+    def _next_part(self) -> None:
+        """At the end of a line. What has become old is folded on this thread: some 2 s, every few hours."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor, self._part = None, self._part + 1
+        self._descriptor = self._open()
+        self._fold_old()
+
+    def _fold_old(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: it is tried again with the next part
+            fold_old(self.path, RAW_PARTS_MAX * self._part_bytes_max)
+
     def _open(self) -> int:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        first = self._part == 0
+        self._part = self._part or newest_part(self.path)
+        path = part_path(self.path, self._part)
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         self._file_bytes = os.fstat(descriptor).st_size
         if self._file_bytes and os.pread(descriptor, 1, self._file_bytes - 1) != b"\n":
             # A predecessor was killed in the middle of a line; ours must not be glued to its rest.
             self._pending[:0] = b"\n"
+        if first:
+            self._fold_old()  # what earlier processes of this name have left
         return descriptor

@@ -55,6 +55,9 @@ class StatusFeed:
             yield now_ns, SOURCE, event
         self._before = (now_ns, answer)
 
+    def begin_anew(self) -> bool:
+        return False
+
     def places(self) -> dict[str, str]:
         return self._places
 

@@ -40,6 +40,9 @@ class RunFeed(Protocol):
     """Where the events of a run come from."""
 
     def poll(self) -> Iterable[Stamped]: ...
+    def begin_anew(self) -> bool:
+        """True if events were missed, so that the next poll begins at the beginning."""
+
     @property
     def trouble(self) -> str:
         """Why nothing comes, in words; empty while all is well."""
@@ -52,12 +55,19 @@ class FolderFeed:
     """The event files of a run folder."""
 
     def __init__(self, folder: Path, places: Callable[[], dict[str, str]] = dict) -> None:
+        self._folder = folder
         self._tail = Tail(folder)
         self._places = places
         self.trouble = ""
 
     def poll(self) -> Iterable[Stamped]:
         return self._tail.poll()
+
+    def begin_anew(self) -> bool:
+        if not self._tail.missed:
+            return False
+        self._tail = Tail(self._folder)
+        return True
 
     def places(self) -> dict[str, str]:
         return self._places()
@@ -113,6 +123,11 @@ class WatchedRun:
             with self._lock:
                 for t_ns, source, event in batch:
                     self._state.apply(t_ns, event, source)
+        if self._feed.begin_anew():
+            with self._lock:
+                self._state = RunState()
+            self._take_in()
+            return
         with self._lock:
             self.tick = _json(self._make_tick(self._clock()))
             self.tick_number += 1

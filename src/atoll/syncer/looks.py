@@ -23,6 +23,7 @@ def look_in(shell: SyncerShell) -> dict[str, Any]:
         "run": machine.run,
         "epoch": machine.epoch,
         "uptime_s": round(shell.uptime_s, 1),
+        "time_s": round(time.time(), 3),
         "expected": machine.config.learners_expected,
         "committed": machine.committed,
         "stopping": machine.stopping,

@@ -52,6 +52,8 @@ class SyncerOptions:
     """Serve until a signal comes, also when the budget is spent and everybody has left: a launcher ends it."""
     lines: bool = True
     """Say on standard output what happens; False where a live view does."""
+    metrics: str = ""
+    """HOST:PORT where a Prometheus may ask; empty: nowhere."""
     take_over: bool = False
     """Start although another syncer holds the run folder or the snapshot location; that one is fenced out and ends."""
     new_run: bool = False

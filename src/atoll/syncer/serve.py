@@ -19,6 +19,7 @@ from atoll.core import SETTINGS_KEY, Recovery
 from atoll.core import effects as fx
 from atoll.errors import AtollError, ConfigError, FencedSyncerError, LaunchError
 from atoll.keys import KeyFile
+from atoll.metrics import metered
 from atoll.observe import EventWriter, NullWriter, Writer, events
 from atoll.private import private_umask
 from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
@@ -56,7 +57,8 @@ def run(options: SyncerOptions) -> int:
 
 
 async def _serve(options: SyncerOptions) -> int:
-    writer = News(_writer(options.run_folder))
+    plain = _writer(options.run_folder)
+    writer = News(metered(plain, options.metrics, role="syncer", name="syncer", folder=options.run_folder))
     say = _say if options.lines else _say_nothing
     store = _open_store(options)
     target = _target(options)
