@@ -40,6 +40,9 @@ def run_script(
             help="End the run this long after its first step: learners hand over and leave (default 0: no limit)."
         ),
     ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Processes that have the fragments; 0: the syncer itself (default 0).")
+    ] = None,
     threads: o.Threads = None,
     out: o.Out = None,
     config: o.ConfigFile = None,

@@ -44,6 +44,9 @@ def train(
         float | None, typer.Option(help="A step takes at least this many ms; the rest is slept (default 0: none).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and data order (default 0).")] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Processes that have the fragments; 0: the syncer itself (default 0).")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (default auto).")] = None,
     threads: o.Threads = None,
     eval_every: Annotated[

@@ -14,6 +14,7 @@ from atoll.launch.durability import DurabilityConfig
 from atoll.launch.folder import RunFolder, write_json
 from atoll.launch.options import sync_options
 from atoll.launch.process import Command
+from atoll.private import make_private_folder
 
 LISTEN = "127.0.0.1:0"
 """Everything is on this machine, and the kernel picks a port that is free. In a run folder that had a syncer before,
@@ -41,6 +42,19 @@ def syncer_command(folder: RunFolder, sync: SyncConfig, durability: DurabilityCo
         environment={"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1", **metrics_place(0)},
         orphan_signal=signal.SIGTERM,  # Even without its launcher it shall write the model.
     )
+
+
+def shard_commands(folder: RunFolder, count: int, *, token: str) -> list[Command]:
+    """`atoll shard`, so many times, each with a folder of its own in RUN/shards."""
+    commands = []
+    for number in range(count):
+        own = folder.shard_folder(number)
+        make_private_folder(own)
+        argv = [sys.executable, "-m", "atoll", "shard", "--listen", LISTEN, "--run-folder", str(own)]
+        environment = {"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+        # Without its launcher it must outlive the syncer, which fetches the model from it: SIGHUP says so.
+        commands.append(Command("shard", f"shard-{number}", argv, environment, orphan_signal=signal.SIGHUP))
+    return commands
 
 
 def learner_commands(

@@ -30,6 +30,8 @@ MINUTES_MAX = 525_600.0
 DEVICES = ("auto", "cpu", "cuda")
 LEARNERS_LOCAL_MAX = 1024
 """More processes than this on one machine only measure its scheduler."""
+SHARDS_LOCAL_MAX = 64
+"""A shard fills a core or two; more of them than a large machine has cores help nobody."""
 COUNT_MAX = 1_000_000_000
 TOKENS_MAX = 10**18
 """As SyncConfig.tokens_budget."""
@@ -93,6 +95,8 @@ class TrainConfig:
     """Learners run in network namespaces of their own, where partition and limit are the kernel's (needs root)."""
     rate_mbit: float = 0.0
     """What the link of each such learner carries in each direction, in Mbit/s; 0: as much as it can."""
+    shards: int = 0
+    """Processes that have the fragments, their merges and their traffic; 0: the syncer has them itself."""
     seed: int = 0
     """Seed of parameters, data order and sampling."""
     out: str = ""
@@ -112,6 +116,7 @@ class TrainConfig:
             _whole(name, getattr(self, name), 1, COUNT_MAX)
         for name in ("threads", "eval_every", "seed", "chaos_seed"):
             _whole(name, getattr(self, name), 0, COUNT_MAX)
+        _whole("shards", self.shards, 0, SHARDS_LOCAL_MAX)
         if not 0.0 <= self.step_ms <= STEP_MS_MAX:
             raise ConfigError(f"step_ms must be from 0 (as fast as it can) to {STEP_MS_MAX}; not {self.step_ms!r}")
         if not math.isfinite(self.lr) or not 0.0 <= self.lr <= 10.0:
@@ -172,6 +177,8 @@ class RunConfig:
     """Seed of what a storm draws."""
     storm_minutes: float = 10.0
     """How long the storm lasts, from the first step on: nobody knows how long the script will train."""
+    shards: int = 0
+    """Processes that have the fragments, their merges and their traffic; 0: the syncer has them itself."""
     out: str = ""
     """Run folder; empty: a new folder under runs/."""
     sync: SyncConfig = field(default_factory=SyncConfig)
@@ -191,6 +198,7 @@ class RunConfig:
             raise ConfigError(f"minutes must be from 0 (no limit) to {MINUTES_MAX:g}; not {self.minutes!r}")
         _whole("threads", self.threads, 0, COUNT_MAX)
         _whole("chaos_seed", self.chaos_seed, 0, COUNT_MAX)
+        _whole("shards", self.shards, 0, SHARDS_LOCAL_MAX)
 
     @property
     def threads_per_learner(self) -> int:
@@ -295,6 +303,8 @@ def describe(config: TrainConfig | RunConfig) -> list[str]:
         lines.append(f"{config.method}: until {' or '.join(ends)}, or until the script ends")
     if isinstance(config, RunConfig) or config.synchronises:
         lines += [*describe_sync(config.sync), describe_durability(config.durability)]
+        if config.shards:
+            lines.append(f"{config.shards} shard{'s' if config.shards > 1 else ''} have the fragments")
     threads = config.threads_per_learner
     lines.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per learner")
     return lines

@@ -8,7 +8,7 @@ of the run's model: they come from the checkpoints of its learners, which are in
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -84,7 +84,8 @@ def export_run(
 def _from_run(folder: RunFolder, options: Mapping[str, Any] | None, write: Write) -> Exported:
     try:
         if folder.state.is_dir():
-            return _from_state(folder.state, write)
+            shards = sorted((folder.path / "shards").glob("*/state"))
+            return _from_shards(folder.state, shards, write) if shards else _from_state(folder.state, write)
         raise StoreError(f"{folder.path} holds no state{_model_hint(folder)}")
     except StoreError as error:
         url, given = _snapshots_of(folder)
@@ -112,6 +113,18 @@ def _from_state(state: Path, write: Write) -> Exported:
     from atoll.store import read_state
 
     return write(read_state(state, only=("theta",)), str(state))
+
+
+def _from_shards(state: Path, shards: Sequence[Path], write: Write) -> Exported:
+    """The facts are the syncer's, the fragments its shards'."""
+    from atoll.store import read_state
+
+    loaded = read_state(state, only=("theta",))
+    for shard in shards:
+        found = read_state(shard, only=("theta",))
+        loaded.fragments |= found.fragments
+        loaded.problems += found.problems
+    return write(loaded, f"{state} and {len(shards)} shards")
 
 
 def _from_snapshots(

@@ -59,6 +59,10 @@ class RunFolder:
     def log_file(self, role: str, id: str) -> Path:
         return self.logs / f"{role}-{id}.log"
 
+    def shard_folder(self, number: int) -> Path:
+        """Where a shard of this run has its fragments and its address."""
+        return self.path / "shards" / str(number)
+
     def leave_file(self, learner: str) -> Path:
         """Holds the pid of a process that `atoll leave` has told to go: its end is no failure and not the run's end."""
         return self.path / f"leave-{learner}"

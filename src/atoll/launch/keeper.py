@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from atoll.errors import LaunchError
 from atoll.launch.folder import RunFolder
@@ -37,6 +39,9 @@ class SyncerKeeper:
         say: Callable[[str], None],
     ) -> None:
         self._folder = folder
+        self._file = folder.syncer_file
+        """Where the process says that it can be reached."""
+        self._who = "syncer"
         self._command = command
         self._policy = policy
         self._spawn = spawn
@@ -86,12 +91,12 @@ class SyncerKeeper:
         if address:
             self.serving, self.address, self._began_s = True, address, now_s
             if self.restarts:
-                self._say(f"syncer is back (restart {self.restarts})")
+                self._say(f"{self._who} is back (restart {self.restarts})")
         elif now_s - self._began_s > self._policy.ready_s_max:
             if not self.address:
                 raise LaunchError(
-                    f"the syncer was not ready after {self._policy.ready_s_max:g} s; its log {child.log_file} ends "
-                    f"with:\n{child.log_tail()}"
+                    f"the {self._who} was not ready after {self._policy.ready_s_max:g} s; its log {child.log_file} "
+                    f"ends with:\n{child.log_tail()}"
                 )
             child.kill()  # Counted as a death before it served.
 
@@ -99,7 +104,7 @@ class SyncerKeeper:
         """The address in RUN/syncer.json, if this very process wrote it: an earlier syncer's file may lie there."""
         try:
             # The syncer renames this file into place, so it is whole.
-            announced = json.loads(self._folder.syncer_file.read_text())
+            announced = json.loads(self._file.read_text())
             return str(announced["address"]) if announced["pid"] == pid else ""
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return ""
@@ -108,16 +113,17 @@ class SyncerKeeper:
         log = f"Its log {child.log_file} ends with:\n{child.log_tail()}"
         if not self.address:
             raise LaunchError(
-                f"the syncer ended before anybody could join ({describe_exit(code)}); mend what its log shows. {log}"
+                f"the {self._who} ended before anybody could join ({describe_exit(code)}); mend what its log shows. "
+                f"{log}"
             )
         if code == EXIT_FENCED:  # Starting it again would be a fight.
             raise LaunchError(
-                f"a newer syncer has taken over this run, so this launcher ends; look for the other one (`atoll resume`"
-                f" or `atoll syncer` on {self._folder.path}). {log}"
+                f"a newer {self._who} has taken over this run, so this launcher ends; look for the other one (`atoll "
+                f"resume` or `atoll syncer` on {self._folder.path}). {log}"
             )
         if code == 0:
             self.stopped, self.serving = True, False
-            self._say("the syncer was told to stop, and has stopped; the run ends here")
+            self._say(f"the {self._who} was told to stop, and has stopped; the run ends here")
             return
         self._early_deaths = 0 if self.serving else self._early_deaths + 1
         if self.serving and now_s - self._began_s >= self._policy.calm_s:
@@ -130,13 +136,13 @@ class SyncerKeeper:
         if self._early_deaths >= policy.early_deaths_max or self._row >= policy.restarts_max:
             times = f"{self._early_deaths} times before it served" if self._early_deaths else f"{self._row + 1} times"
             raise LaunchError(
-                f"the syncer died {times} ({how}) and is given up; mend what its log shows, then `atoll resume "
+                f"the {self._who} died {times} ({how}) and is given up; mend what its log shows, then `atoll resume "
                 f"{self._folder.path}` goes on from the last commit. {log}"
             )
         delay_s = min(policy.delay_s_max, policy.delay_s * 2.0 ** min(self._row, 30))
         self._row += 1
         self._restart_at_s = now_s + delay_s
-        self._say(f"syncer: {how}; learners train on; restarting it in {delay_s:g} s")
+        self._say(f"{self._who}: {how}; learners train on; restarting it in {delay_s:g} s")
 
     def _restart(self, now_s: float) -> None:
         self.restarts += 1
@@ -144,6 +150,18 @@ class SyncerKeeper:
         self._began_s = now_s
         note(self._folder.log_file(self._command.role, self._command.id), f"--- restart {self.restarts} ---")
         self.child = self._spawn(listening_at(self._command, self.address))
+
+    def lead(self, shards: Sequence[str]) -> None:
+        """Before it is started: these shards have the fragments."""
+        self._command = replace(self._command, argv=[*self._command.argv, "--shards", ",".join(shards)])
+
+
+class ShardKeeper(SyncerKeeper):
+    """A shard's place in a run, likewise: while it is away its fragments wait, and the others go on."""
+
+    def __init__(self, folder: RunFolder, command: Command, place: Path, **more: Any) -> None:
+        super().__init__(folder, command, **more)
+        self._file, self._who = place / "shard.json", command.id
 
 
 def listening_at(command: Command, address: str) -> Command:

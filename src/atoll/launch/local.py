@@ -25,7 +25,7 @@ from pathlib import Path
 from atoll.errors import LaunchError
 from atoll.launch.faults import SupervisedRun
 from atoll.launch.folder import RunFolder
-from atoll.launch.keeper import SyncerKeeper
+from atoll.launch.keeper import ShardKeeper, SyncerKeeper
 from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, RunOutcome, View
 from atoll.launch.process import Child, Command, describe_exit, note, tail_of
 from atoll.launch.running import ask_to_leave, asked_to_leave, joined_processes, listed, training_pid
@@ -87,6 +87,18 @@ class Supervisor:
                 writer=writer,
                 say=say,
             )
+        self._shards = [
+            ShardKeeper(
+                folder,
+                self._faults.place(command),
+                folder.shard_folder(number),
+                policy=plan.syncer_restarts,
+                spawn=self._spawn,
+                writer=writer,
+                say=say,
+            )
+            for number, command in enumerate(plan.shards)
+        ]
         self._syncer_code = 0
         self._watch = RunWatch(folder.path, tokens_budget=plan.tokens_budget)
         self._signals: list[int] = []
@@ -103,7 +115,8 @@ class Supervisor:
         """Start everything, keep it going to its end, stop everything. Raises LaunchError when the run cannot go on."""
         with self._catch_signals():
             try:
-                if self._keeper is not None:
+                self._start_shards()
+                if self._keeper is not None and not self._signals:
                     self._keeper.start(hurry=lambda: bool(self._signals))
                 self._faults.open()
                 for slot in self._slots.values():
@@ -164,6 +177,11 @@ class Supervisor:
             if self._keeper.stopped:
                 self._signals.append(signal.SIGTERM)  # whoever ended the syncer meant the run
                 return True
+        for shard in self._shards:
+            shard.look(now_s)
+            if shard.stopped:
+                self._signals.append(signal.SIGTERM)
+                return True
         for slot in list(self._slots.values()):
             self._look_at(slot)
             if slot.resting and slot.child is None and self._first_finish_s is not None:
@@ -212,6 +230,13 @@ class Supervisor:
 
     # -- starting
 
+    def _start_shards(self) -> None:
+        for shard in self._shards:
+            if not self._signals:
+                shard.start(hurry=lambda: bool(self._signals))
+        if self._shards and self._keeper is not None:
+            self._keeper.lead([shard.address for shard in self._shards])
+
     def _start(self, slot: LearnerSlot) -> None:
         slot.restart_at_s = None
         command = slot.command
@@ -238,7 +263,8 @@ class Supervisor:
     def _list_processes(self, *started: Child) -> None:
         """Write down who runs, for `atoll join`, `leave` and `resume`; `started` are not in their slots yet."""
         syncer = self._keeper.child if self._keeper is not None else None
-        running = [syncer, *(slot.child for slot in self._slots.values())]
+        served = (shard.child for shard in self._shards)
+        running = [syncer, *served, *(slot.child for slot in self._slots.values())]
         children = {c.id: c for c in (*running, *started) if c is not None}
         role = "join" if self._plan.guest else "launcher"
         entries = [listed(role, role, os.getpid()), *(listed(c.role, c.id, c.pid) for c in children.values())]
@@ -375,6 +401,8 @@ class Supervisor:
         syncer = self._keeper.release() if self._keeper is not None else None
         if syncer is not None:
             self._syncer_code = self._end([syncer], SYNCER_STOP_S_MAX)[0]
+        shards = [shard.release() for shard in self._shards]
+        self._end([child for child in shards if child is not None], SYNCER_STOP_S_MAX)
         if self._plan.guest:
             self._folder.joined_file.unlink(missing_ok=True)
 

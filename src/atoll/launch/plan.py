@@ -74,6 +74,9 @@ class LaunchPlan:
     syncer: Command | None = None
     """It writes RUN/syncer.json when it can be joined, and ends with status 0 on SIGTERM. Learners get its address as
     ATOLL_SYNCER."""
+    shards: Sequence[Command] = ()
+    """Each has its folder as --run-folder, and writes shard.json there when it can be reached. They are started before
+    the syncer, which gets their addresses as --shards, and end after it."""
     restarts: RestartPolicy = RestartPolicy()
     syncer_restarts: SyncerPolicy = SyncerPolicy()
     faults: FaultInjection = field(default_factory=NoFaults)

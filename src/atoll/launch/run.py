@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from atoll.errors import ConfigError, LaunchError
-from atoll.launch.commands import learner_commands, new_token, syncer_command
+from atoll.launch.commands import learner_commands, new_token, shard_commands, syncer_command
 from atoll.launch.config import RunConfig, resolved
 from atoll.launch.durability import check_keepable
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
@@ -65,6 +65,7 @@ def run_attempt(
     plan = LaunchPlan(
         [one for one in learners if one.id not in attempt.taken],
         syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
+        shards=shard_commands(folder, config.shards, token=attempt.token),
         faults=faults.injection(config, attempt, command),
         tokens_budget=config.tokens_budget,
         minutes=config.minutes,

@@ -24,6 +24,10 @@ from atoll.wire import RunningServer, ServerOptions, attach_handler, serve
 
 LOOK_S = 1.0
 """How often a shard looks whether another one has taken its folder over."""
+ORPHAN_S = 60.0
+"""How long a shard without its launcher waits for its syncer to end: that one has learners to hear, and a model to
+write."""
+ORPHAN_LOOK_S = 0.2
 ADDRESS_FILE = "shard.json"
 EARLIER_PORT_TRIES = 20
 EARLIER_PORT_PAUSE_S = 0.25
@@ -46,7 +50,7 @@ def _overtaken(why: str) -> int:
 
 async def _serve(options: ShardOptions) -> int:
     writer = _writer(options.run_folder)
-    stop, fenced = asyncio.Event(), list[str]()
+    stop, fenced, waiting = asyncio.Event(), list[str](), list[asyncio.Task[None]]()
 
     def overtaken(why: str) -> None:
         fenced.append(why)
@@ -55,8 +59,10 @@ async def _serve(options: ShardOptions) -> int:
     arrays = ShardArrays(options.run_folder, writer, take_over=options.take_over)
     shard = Shard(arrays, overtaken)
     server = await _listen(shard, options)
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: waiting.append(loop.create_task(_end_after_syncer(shard, stop))))
     _announce(options.run_folder, server.address, arrays.row["name"])
     print(f"atoll shard {arrays.row['name']} listens on {server.address}", flush=True)
     while not stop.is_set():
@@ -70,6 +76,15 @@ async def _serve(options: ShardOptions) -> int:
     await asyncio.to_thread(arrays.close)
     writer.close()
     return _overtaken(fenced[0]) if fenced else 0
+
+
+async def _end_after_syncer(shard: Shard, stop: asyncio.Event) -> None:
+    """The launcher is gone, and the syncer is about to end: it wants the model first."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(ORPHAN_S):
+            while shard.led:
+                await asyncio.sleep(ORPHAN_LOOK_S)
+    stop.set()
 
 
 def _writer(folder: Path | None) -> Writer:

@@ -71,6 +71,8 @@ class ShardedPlatform(AsyncioPlatform):
         """Who has which fragment, as the tape says."""
         self.again = ""
         """Why this coordinator begins anew: a shard that was away is back, or did not do what it was told."""
+        self.came: Callable[[int], None] = lambda size: None
+        """Told of the bytes of each push that has come in."""
         fleet.asked = self._asked
 
     # ------------------------------------------------------------ what shards ask
@@ -95,6 +97,7 @@ class ShardedPlatform(AsyncioPlatform):
         return {}, b""
 
     def _push_done(self, header: PushHeader, finite: bool, norm: float) -> PushReply:
+        self.came(header.size)
         self.flow_up.add(header.learner, header.size)
         brought = AtShard(header.fragment, header.learner if header.kind is PushKind.HEAL else "")
         return self.driver.complete_push(header, brought, finite=finite, norm=float(norm))
@@ -267,6 +270,10 @@ class ShardedShell(SyncerShell):
         self.fleet = fleet
         self._whole: ModelState | None = None
         super().__init__(config, run, writer, epoch=epoch, keeper=keeper, begin=begin)
+        self.shards.came = self._came
+
+    def _came(self, size: int) -> None:
+        self.inline_up += size
 
     def _platform(self, machine: SyncerMachine) -> ShardedPlatform:
         return ShardedPlatform(machine, self.keeper, self.news, self.fleet)
