@@ -315,7 +315,7 @@ def test_parameters_stay_finite() -> None:
 
 
 def normed(version: int, *norms: float, steps: int = 4) -> Committed:
-    ids = tuple(("a", 1, 10 * version + index) for index in range(len(norms)))
+    ids = tuple(("abcdefghijkl"[index], 1, 10 * version + index) for index in range(len(norms)))
     return Committed(1, 0, version, version, ids, (1,) * len(norms), norms, (steps,) * len(norms))
 
 

@@ -176,3 +176,9 @@ def test_who_does_not_bring_what_others_hold_as_well_is_asked_for_a_minute() -> 
         assert list(found) == [then]
     assert waited == [LONE_PUSH_NS, 2 * LONE_PUSH_NS]
     assert not asked(made, now_ns + HEAL_PUSH_NS - 1) and made.asked(0, "c") is not None
+
+
+def test_where_nothing_is_on_the_disk_two_that_agree_are_believed_and_not_one_beyond_them() -> None:
+    """There is nothing that its parameters could be held against: they would be the run's."""
+    assert asked(healing(disk=-1, liar=(3, 7), a=(1, 9), b=(1, 9), c=(0, 2))) == {"a": [(0, VersionClaim(1, 9))]}
+    assert asked(healing(disk=-1, a=(3, 7), b=(2, 9), c=(1, 8)))["a"], "no two agree: the newest is believed"

@@ -39,6 +39,12 @@ STORIES = {
     "draw-2-seed-39": "a syncer that waited for learners lost its fragments again, and woke itself for ever",
     "draw-2-seed-1048": "a learner came back after the run had ended and went again: its last tokens were nobody's",
     "draw-2-seed-169": "the last holder of a lost run left before it had brought all of it back, and nobody was told",
+    "draw-3-seed-185": "robust: steps were smaller for one that was left out of every merge it came to",
+    "draw-3-seed-1027": "share_max: I14 asked for half of a step where the operator allows for half",
+    "draw-3-seed-1887": "a liar's copies of next to nothing had honest contributions refused as too long",
+    "draw-3-seed-2158": "one that held what all hold was asked for it, and did not bring it for ten minutes",
+    "draw-3-seed-3109": "robust: the run had turned, and everybody was left out by witnesses of the old way",
+    "draw-3-seed-3212": "a run without state took one learner's made-up version, beside two that agreed",
 }
 """By the file's name: the version of `draw`, where it had a number, and the seed."""
 

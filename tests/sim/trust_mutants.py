@@ -22,12 +22,14 @@ from atoll.core import (
     progress_intake,
     round_scheduler,
     sizes,
+    spending,
 )
 from atoll.core.contribution_intake import ContributionIntake
 from atoll.core.healing import Healing
 from atoll.core.lease_table import StreamTable
 from atoll.core.ledger import Ledger
 from atoll.core.messages import Refusal
+from atoll.core.plausible import PACE_FACTOR
 from atoll.core.syncer_driver import SyncerDriver
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.core.syncer_recovery import SyncerRecovery
@@ -83,6 +85,21 @@ def _sizes_believed(patch: MonkeyPatch) -> None:
 
 def _budget_counts_claims(patch: MonkeyPatch) -> None:
     patch.setattr(Ledger, "spent", property(lambda self: self.processed))
+
+
+def _budget_by_pace(patch: MonkeyPatch) -> None:
+    """What is unasked is as much as the clock believes: sixteen times the others' pace."""
+    let_pass = spending.Spending._let_pass
+
+    def quickly(self: Any, spend: Any, now_ns: int, size: float) -> None:
+        let_pass(self, spend, now_ns, PACE_FACTOR * size)
+
+    patch.setattr(spending.Spending, "_let_pass", quickly)
+
+
+def _budget_grows_at_once(patch: MonkeyPatch) -> None:
+    """What contributions claim counts, however little there was time for."""
+    patch.setattr(spending, "rate_limit", lambda declared, confirmed, usual: math.inf)
 
 
 def _everybody_counts(patch: MonkeyPatch) -> None:
@@ -164,5 +181,9 @@ MENDS: tuple[Mend, ...] = (
     _mend(
         _budget_counts_claims, "claimed tokens spend the budget", 0, (), "counters", amount=1000.0, tokens_budget=20_000
     ),
+    _mend(
+        _budget_by_pace, "16 times the pace spends the budget", 0, (), "counters", amount=1000.0, tokens_budget=30_000
+    ),
+    _mend(_budget_grows_at_once, "merged claims spend it", 0, (), "tokens", amount=1000.0, tokens_budget=60_000),
 )
 """What was mended against liars, each taken out. `within` and `seeds` as in `sim_mutants`, of draw 3."""

@@ -8,8 +8,9 @@ from one learner that holds it, whole. A version is believed
     by a second holder    if two learners or more hold it with the same checksum; of several the one with most holders
     by its place          if one learner alone claims it: at most CLOSE_VERSIONS_MAX beyond what the disk, the tape or
                           any other learner has (LONE_VERSIONS_MAX beside a single other). Its parameters must then be
-                          near those of the disk, too
-                          (`policy.heal_limit`), so that a claim of one's own changes little and loses nothing
+                          near those of the disk, too (`policy.heal_limit`), so that a claim of one's own changes little
+                          and loses nothing. Where nothing is on the disk to hold them against, and two others are at
+                          the same version, it is not believed: what is lost if it was true is a version or two
     by itself             if nobody else is there who holds anything of the run, up to LOST_VERSIONS_MAX
 
 Whoever was asked and did not deliver is believed alone no longer: it costs the run a pause once, and not for ever.
@@ -19,6 +20,7 @@ Only the parameters come back this way. The outer momentum is what the disk has,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -149,6 +151,8 @@ class Healing:
         others = [version for other, version in self._held.get(fragment, {}).items() if other != name]
         known = self._known.get(fragment)
         durable = max(self.versions[fragment], known.version if known is not None else -1)
+        if self.versions[fragment] < 0 and max(Counter(others).values(), default=0) >= OTHERS_MIN:
+            return False
         if others:
             most = CLOSE_VERSIONS_MAX if len(others) >= OTHERS_MIN else LONE_VERSIONS_MAX
             return claim.version <= max(durable, *others) + most

@@ -253,6 +253,10 @@ class Unlied:
     versions: int
     merged_there: tuple[float, ...]
     versions_there: tuple[int, ...]
+    robust: bool = False
+    """Learners that point against the others are left out."""
+    spread: float = 1.0
+    """How many times as fast as the slowest honest learner the fastest is."""
 
 
 @values.dataclass(frozen=True, slots=True)

@@ -37,13 +37,15 @@ class BoundedInfluence(Checker):
         self._needed = needed
         self._norms: defaultdict[int, list[tuple[str, float]]] = defaultdict(list)
         self._medians: defaultdict[int, list[float]] = defaultdict(list)
+        self._from_disk: set[int] = set()
 
     def on_committed(self, fact: Committed) -> None:
         norms, medians = self._norms[fact.fragment], self._medians[fact.fragment]
         if fact.version == 0:
             norms.clear()
             medians.clear()
-        medians.append(self._usual(norms) if len(norms) >= self._needed else math.inf)
+        needed = self._kept if fact.fragment in self._from_disk else self._needed
+        medians.append(self._usual(norms) if len(norms) >= needed else math.inf)
         del medians[:-MEDIANS_KEPT]
         for norm, steps in zip(fact.norms, fact.steps, strict=True):
             limit = self._limit(max(medians), steps)
@@ -78,6 +80,7 @@ class BoundedInfluence(Checker):
         return self._factor * median * max(1.0, min(PERIODS_MAX, steps / self._sync_every))
 
     def on_guardreset(self, fact: GuardReset) -> None:
+        self._from_disk.discard(fact.fragment)
         self._norms[fact.fragment] = []
         self._medians[fact.fragment] = [math.inf]
 
@@ -89,6 +92,8 @@ class BoundedInfluence(Checker):
         self._forget(fact.fragment)  # of a run that came back from learners alone, nobody knows any norms
 
     def _forget(self, fragment: int) -> None:
-        """What a restarted syncer knows of norms is on its disk, not here."""
+        """What a restarted syncer knows of norms is on its disk, not here: they are in its median until as many have
+        come since (draw 3, seed 1538)."""
+        self._from_disk.add(fragment)
         self._norms[fragment] = []
         self._medians[fragment] = [math.inf]

@@ -7,6 +7,10 @@ from atoll.instruments.check.lineage import FollowsLines
 
 SHARE_MIN = 0.95
 """Of what honest learners would have merged without the liar (issue 17)."""
+SHARE_MIN_ROBUST = 0.75
+"""The same where `robust` leaves learners out. In the simulated worlds each pulls the same few numbers to a place of
+its own, so that honest ones are left out at times, with a liar or without: 0.67 to 0.84 of their tokens are merged in
+runs without any lie. Who is left out changes with every message, and that is more than the 5%."""
 RHYTHM_MAX = 2.0
 """Times as many versions, or as few, as without the lies."""
 VERSIONS_SPARED = 10
@@ -75,9 +79,11 @@ class BoundedTrust(FollowsLines):
 
     def on_unlied(self, fact: Unlied) -> None:
         least = min(fact.merged_there)
-        if fact.merged < SHARE_MIN * least:
+        if fact.merged < (SHARE_MIN_ROBUST if fact.robust else SHARE_MIN) * least:
             self.complain(f"{fact.merged:.3f} of honest learners' tokens were merged, without the lies {least:.3f}")
-        low, high = min(fact.versions_there) / RHYTHM_MAX, max(fact.versions_there) * RHYTHM_MAX
+        # One voice more, and the clock may follow an honest learner that is faster than the one it followed before
+        # (draw 3, seed 3158: one of three takes five steps while the others take one).
+        low, high = min(fact.versions_there) / RHYTHM_MAX, max(fact.versions_there) * RHYTHM_MAX * fact.spread
         if not low - VERSIONS_SPARED <= fact.versions <= high + VERSIONS_SPARED:
             self.complain(f"{fact.versions} versions were made, without the lies {fact.versions_there}")
 

@@ -14,6 +14,7 @@ from atoll.instruments.check import BoundedTrust, Checkers, Liveness, Violation,
 from atoll.instruments.sim.believed import steps_believed
 from atoll.instruments.sim.data_reader import STREAM
 from atoll.instruments.sim.learner_host import LearnerHost
+from atoll.instruments.sim.liar import CROWD_MAX
 from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
 from atoll.instruments.sim.syncer_host import SyncerHost
 from atoll.instruments.sim.world import World
@@ -241,7 +242,9 @@ def _compare(world: World) -> None:
     # minute, for what one learner says it holds.
     undisturbed = not config.tokens_budget and not faults
     versions = tuple(each.versions_healed if undisturbed else 0 for each in (world, *twins))
-    world.observe(facts.Unlied(_trust(world).merged_share, versions[0], shares, versions[1:]))
+    paces = [spec.step_ns for name, spec in world.specs.items() if world.is_honest(name)]
+    spread, robust = max(paces) / min(paces), config.robust != "off"
+    world.observe(facts.Unlied(_trust(world).merged_share, versions[0], shares, versions[1:], robust, spread))
 
 
 def _twin(scenario: Scenario, faults: tuple[SimFault, ...]) -> World:
@@ -271,7 +274,11 @@ def _look(world: World) -> None:
         generations = members + len(world.hosts)
         world.observe(facts.Sizes("contributions held", len(syncer.driver.held), 3 * fragments * generations))
         data_rows = members + 2 if world.reads_data else 0
-        world.observe(facts.Sizes("rows on the tape", len(world.disk.rows), members + fragments + 8 + data_rows))
+        # Members of a syncer that died before it had a run, or lost it, stay on the tape until they come back: as many
+        # as there were ids (draw 3, seeds 1071, 1739, 2677).
+        ids = max(members, sum(key.startswith("member/") for key in world.disk.rows))
+        ids = min(ids, members + (CROWD_MAX + len(world.scenario.learners) if world.scenario.liar else 0))
+        world.observe(facts.Sizes("rows on the tape", len(world.disk.rows), ids + fragments + 8 + data_rows))
         kept = max((len(m) for x in syncer.machine.membership.members.values() for m in x.merged), default=0)
         world.observe(facts.Sizes("merged contributions remembered", kept, MERGED_KEPT))
         _look_at_trust(world, syncer)

@@ -46,6 +46,8 @@ START_NS = SECOND // 2
 KEEPALIVE_NS = (KEEPALIVE_TIME_MS + CONTROL_KEEPALIVE_TIMEOUT_MS) * 1_000_000
 """A connection over which nothing comes through is given up after this."""
 LAST_EVENTS = 40
+LONE_AHEAD = 2
+"""How far ahead of two others one learner's word counts after a loss (`core.healing`)."""
 
 
 class World:
@@ -136,13 +138,15 @@ class World:
         """There is nothing more to check."""
         return self.checkers.broken or self.undecidable
 
-    def honest_agree(self, fragment: int) -> bool:
-        """Whether two honest learners hold one and the same version of this fragment."""
+    def can_tell(self, heal: fx.CommitHealed, *, on_disk: bool) -> bool:
+        """Whether a syncer can tell that this version was made up: two honest learners hold one and the same; and,
+        where there is something on the disk that it must be near, it is further ahead of theirs than one's word may
+        be (draw 3, seeds 2389, 2810, 3326)."""
         hosts = [host for name, host in self.learners.items() if self.is_honest(name) and host.machine.joined]
-        held = Counter(
-            (state.newest, state.newest_checksum) for state in (h.machine.fragments[fragment] for h in hosts)
-        )
-        return max(held.values(), default=0) >= 2
+        states = [host.machine.fragments[heal.fragment] for host in hosts]
+        held = Counter((state.newest, state.newest_checksum) for state in states)
+        far = heal.version > max((state.newest for state in states), default=0) + LONE_AHEAD
+        return max(held.values(), default=0) >= 2 and (far or not on_disk)
 
     def note(self, source: str, note: fx.Note) -> None:
         event = note.event
