@@ -33,7 +33,7 @@ CODECS: Registry[Any] = Registry(
         "int4": "atoll.codec.int4:INT4",
         "int2": "atoll.codec.int2:INT2",
     },
-    families={"topk": "atoll.codec.topk:topk"},
+    families={"topk": "atoll.codec.topk:topk", "lowrank": "atoll.codec.lowrank:lowrank"},
 )
 MERGES: Registry[Any] = Registry(
     "merge method",
@@ -124,9 +124,9 @@ class SyncConfig:
     outer_momentum: float = 0.3
     """Momentum of the outer step."""
     codec_up: str = "int4"
-    """Encoding of contributions: fp32, bf16, int8, int4, int2, topk:SHARE% (sparse), or a registered one."""
+    """Encoding of contributions: fp32, bf16, int8, int4, int2, topk:SHARE%, lowrank:RANK, or a registered one."""
     codec_down: str = "int4"
-    """Encoding of published updates: fp32, bf16, int8, int4, int2, topk:SHARE% (sparse), or a registered one."""
+    """Encoding of published updates: fp32, bf16, int8, int4, int2, topk:SHARE%, lowrank:RANK, or a registered one."""
     adopt: str = "rebase"
     """What a learner does with a published version: rebase, overwrite, or mix:ALPHA, which keeps ALPHA of its own
     parameters and takes 1 - ALPHA of the published ones (mix:1 takes none)."""

@@ -39,8 +39,8 @@ class LinkMeasured:
 class _Use:
     start_ns: int
     since_ns: int
-    asked: set[int] = field(default_factory=set)
-    """Fragments; a newer request for one stands for the older."""
+    asked: dict[int, int] = field(default_factory=dict)
+    """By fragment: the newest round that wants it and has no answer, which stands for the older ones."""
     busy_ns: int = 0
     answers: int = 0
     size: int = 0
@@ -52,18 +52,20 @@ class LinkWatch:
     def __init__(self) -> None:
         self._uses: dict[str, _Use] = {}
 
-    def asked(self, learner: str, fragment: int, now_ns: int) -> None:
+    def asked(self, learner: str, fragment: int, round_number: int, now_ns: int) -> None:
         use = self._uses.get(learner)
         if use is None:
             use = self._uses[learner] = _Use(now_ns, now_ns)
         self._count(use, now_ns)
-        use.asked.add(fragment)
+        use.asked[fragment] = round_number
 
-    def answered(self, learner: str, fragment: int, size: int, now_ns: int) -> None:
+    def answered(self, learner: str, fragment: int, round_number: int, size: int, now_ns: int) -> None:
+        """An answer to this round, or to an older one than the newest: then that is still to come."""
         use = self._uses.get(learner)
         if use is not None:
             self._count(use, now_ns)
-            use.asked.discard(fragment)
+            if round_number >= use.asked.get(fragment, 0):
+                use.asked.pop(fragment, None)
             use.answers += 1
             use.size += size
 

@@ -304,7 +304,7 @@ class RoundScheduler:
             if member.learner not in given:
                 codec = self.adaptive.codec(member.learner)
                 out.append(ToLearner(member.session, Request(opened.number, opened.attempt, track.index, codec)))
-                self.adaptive.links.asked(member.learner, track.index, now_ns)
+                self.adaptive.links.asked(member.learner, track.index, opened.number, now_ns)
         self.try_close(track, now_ns, out)
 
     def _pace(self, track: FragmentTrack, clock: int) -> Pace:
@@ -317,7 +317,9 @@ class RoundScheduler:
     def offer(self, contribution: ContributionRecord, now_ns: int, out: list[SyncerEffect]) -> None:
         """A complete contribution: into the open round, or held for the next one."""
         track = self.tracks[contribution.id.fragment]
-        self.adaptive.links.answered(contribution.id.learner, track.index, contribution.bytes, now_ns)
+        self.adaptive.links.answered(
+            contribution.id.learner, track.index, contribution.round, contribution.bytes, now_ns
+        )
         if contribution.late:
             self.contributions_late += 1
         if track.round is None:
@@ -331,7 +333,7 @@ class RoundScheduler:
     ) -> None:
         """A learner has nothing for this round; or (not `usable`) what it had is too old."""
         track = self.tracks[answer.fragment]
-        self.adaptive.links.answered(learner, track.index, 0, now_ns)
+        self.adaptive.links.answered(learner, track.index, answer.round, 0, now_ns)
         opened = track.round
         if opened is None or opened.number != answer.round or learner not in opened.asked:
             return

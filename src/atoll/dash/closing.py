@@ -118,6 +118,7 @@ def _print_notices(state: RunState, console: Console) -> None:
         for at, who, lasts, why, merged in rows
     ]
     _print_list(console, "learners that rounds did not wait for", [*lines, *recovery.thin_links(state)], "yellow")
+    _print_list(console, "what was decided about what is sent", recovery.adapted(state), "cyan")
     _print_list(console, "warnings", recovery.warnings(state), "red")
 
 

@@ -197,10 +197,14 @@ def _note(state: RunState, learner: str, word: str, now_ns: int) -> list[str]:
         return [f"for {lasts}, nothing is heard of it", f"nothing heard for {lasts}"] if lasts else ["not heard of"]
     links = [event for (name, _), event in state.notices.thin.items() if name == learner]
     whole, short = "; ".join(map(thin_text, links)), "; ".join(map(_thin_sign, links))
+    sends = state.notices.sends.get(learner)
+    if sends is not None:
+        whole = "; ".join(filter(None, (f"sends {sends.after} ({sends.reason})", whole)))
+        short = "; ".join(filter(None, (f"sends {sends.after}", short)))
     spell = state.notices.spell(learner)
     if spell is None or word != "aside":
-        return [whole, short] if links else []
-    return [f"{spell.reason}; {whole}", f"{spell.reason}; {short}", short] if links else [spell.reason]
+        return [whole, short] if whole else []
+    return [f"{spell.reason}; {whole}", f"{spell.reason}; {short}", short] if whole else [spell.reason]
 
 
 def _thin_sign(event: LinkThin) -> str:

@@ -17,6 +17,7 @@ from atoll.observe import (
     Return,
     RunState,
     SyncerRestart,
+    adapted_text,
     exit_text,
     rung_text,
     source_text,
@@ -301,6 +302,11 @@ def asides(state: RunState) -> list[tuple[str, ...]]:
 def thin_links(state: RunState) -> list[str]:
     """What each link that was too thin needed and got, by the last word on it."""
     return [f"{learner}: {thin_text(event)}" for (learner, _), event in sorted(state.notices.thin_ever.items())]
+
+
+def adapted(state: RunState) -> list[str]:
+    """Every decision about what is sent, with when it was taken and why."""
+    return [f"{_at(state, t_ns)} {adapted_text(event)}" for t_ns, event in state.notices.adapted]
 
 
 def warnings(state: RunState) -> list[str]:

@@ -134,6 +134,11 @@ def _notices(state: RunState) -> Iterator[str]:
         table = page.table(recovery.ASIDE_HEAD, rows[:ROWS_SHOWN_MAX], (2, 4), whole=3) if rows else ""
         links = page.listed("Links that were too thin", thin[:ROWS_SHOWN_MAX]) if thin else ""
         yield page.section("Learners that rounds did not wait for", lead, table, _left_out(len(rows)), links)
+    decided = recovery.adapted(state)
+    if decided:
+        lead = "What learners were asked to send, and how often, followed what was measured."
+        listed = page.listed("", decided[:ROWS_SHOWN_MAX])
+        yield page.section("What was decided about what is sent", lead, listed, _left_out(len(decided)))
     if warned:
         yield page.section("Warnings", "", page.listed("", warned[:ROWS_SHOWN_MAX]), _left_out(len(warned)))
 

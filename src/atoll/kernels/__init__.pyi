@@ -10,9 +10,12 @@ from .run import (
     decode,
     direction,
     encode,
+    expand,
     inspect,
     outer_step,
     rebase,
+    times_columns,
+    times_rows,
     warm_up,
 )
 
@@ -35,12 +38,15 @@ __all__ = [
     "decode",
     "direction",
     "encode",
+    "expand",
     "inspect",
     "outer_step",
     "rebase",
     "set_threads",
     "sparse_kind",
     "threads",
+    "times_columns",
+    "times_rows",
     "warm_up",
     "work_alone",
 ]

@@ -951,3 +951,65 @@ def outer_step(
                 _shrink(rest)
         products[segment, 0], products[segment, 1] = _sum_and_clear(cross_lanes), _sum_and_clear(own_lanes)
     return finite
+
+
+@helper
+def _add_product(total: Any, factor: Any, values: Any) -> None:
+    """One rounding for the product, one for the sum: never a fused one."""
+    wide_vectors()
+    for j in range(len(total)):
+        total[j] += factor * values[j]
+
+
+@kernel
+def expand(
+    lo: int, hi: int, columns: int, rank: int, rows: int, left: int, right: int, target: int, scratch: int
+) -> bool:
+    """target[i, j] = sum over k of left[k, i] * right[k, j], k going up, for the rows lo..hi."""
+    wide_vectors()
+    total = _floats(scratch, BLOCK)
+    of_left = _floats(left, rank * rows)
+    for i in range(lo, hi):
+        for start in range(0, columns, BLOCK):
+            count = min(BLOCK, columns - start)
+            part = total[:count]
+            _fill(part, np.float32(0.0))
+            for k in range(rank):
+                _add_product(part, of_left[k * rows + i], _floats(right + 4 * (k * columns + start), count))
+            _copy(part, _floats(target + 4 * (i * columns + start), count))
+    return True
+
+
+@kernel
+def times_columns(
+    lo: int, hi: int, columns: int, rank: int, rows: int, matrix: int, left: int, target: int, scratch: int
+) -> bool:
+    """target[k, j] = sum over i of left[k, i] * matrix[i, j], i going up, for the blocks of columns lo..hi."""
+    wide_vectors()
+    of_left = _floats(left, rank * rows)
+    for block in range(lo, hi):
+        start = block * BLOCK
+        count = min(BLOCK, columns - start)
+        for k in range(rank):
+            total = _floats(target + 4 * (k * columns + start), count)
+            _fill(total, np.float32(0.0))
+            for i in range(rows):
+                _add_product(total, of_left[k * rows + i], _floats(matrix + 4 * (i * columns + start), count))
+    return True
+
+
+@kernel
+def times_rows(
+    lo: int, hi: int, columns: int, rank: int, rows: int, matrix: int, right: int, target: int, scratch: int
+) -> bool:
+    """target[k, i] = sum over j of matrix[i, j] * right[k, j], in float64 lanes, for the rows lo..hi."""
+    wide_vectors()
+    out, lanes = _floats(target, rank * rows), _doubles(scratch, BLOCK)
+    for i in range(lo, hi):
+        for k in range(rank):
+            for start in range(0, columns, BLOCK):
+                count = min(BLOCK, columns - start)
+                own = _floats(matrix + 4 * (i * columns + start), count)
+                _add_products(own, _floats(right + 4 * (k * columns + start), count), lanes)
+            out[k * rows + i] = np.float32(_sum_and_clear(lanes))
+    return True

@@ -246,6 +246,35 @@ def outer_step(step: OuterStep, payloads: Sequence[U8], coefficients: F64, segme
     return finite, np.add.reduce(products, axis=0)
 
 
+def expand(target: F32, left: F32, right: F32, rank: int) -> None:
+    """target[i, j] = sum over k of left[k, i] * right[k, j]; target is a contiguous matrix, the factors are flat."""
+    rows, columns = target.shape
+    compiled, addresses = _loops().expand, [_address(array) for array in (left, right, target)]
+    per_task = max(1, SEGMENT_BLOCKS * BLOCK // columns)
+    run_ranges(rows, per_task, lambda lo, hi, scratch: compiled(lo, hi, columns, rank, rows, *addresses, scratch))
+
+
+def times_rows(matrix: F32, right: F32) -> F32:
+    """right @ matrix.T, in one order on every machine."""
+    (rows, columns), rank = matrix.shape, len(right)
+    made = np.empty((rank, rows), np.float32)
+    compiled, addresses = _loops().times_rows, [_address(array) for array in (matrix, right, made)]
+    per_task = max(1, SEGMENT_BLOCKS * BLOCK // columns)
+    run_ranges(rows, per_task, lambda lo, hi, scratch: compiled(lo, hi, columns, rank, rows, *addresses, scratch))
+    return made
+
+
+def times_columns(matrix: F32, left: F32) -> F32:
+    """left @ matrix, in one order on every machine."""
+    (rows, columns), rank = matrix.shape, len(left)
+    made = np.empty((rank, columns), np.float32)
+    compiled, addresses = _loops().times_columns, [_address(array) for array in (matrix, left, made)]
+    run_ranges(
+        -(-columns // BLOCK), 1, lambda lo, hi, scratch: compiled(lo, hi, columns, rank, rows, *addresses, scratch)
+    )
+    return made
+
+
 def warm_up(*, merge: bool = True) -> None:
     """Compile the kernels, or load them from the cache, so that the first real call does not wait for it.
 

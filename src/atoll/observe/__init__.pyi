@@ -29,7 +29,7 @@ from .goodput import Goodput, measure_goodput
 from .launches import report_begin_ns
 from .learners import natural_key
 from .lines import decode
-from .log import RUNGS, bits_text, rung_text, source_text, span_text, thin_text
+from .log import RUNGS, adapted_text, bits_text, rung_text, source_text, span_text, thin_text
 from .reader import Tail, read_events
 from .rounds import RoundSeen
 from .summary import AWAY, SLOW_SHARE, RunState, summarize
@@ -78,6 +78,7 @@ __all__ = [
     "TimeAccount",
     "Warned",
     "Writer",
+    "adapted_text",
     "bits_text",
     "data_parallel_bytes",
     "decode",

@@ -105,6 +105,14 @@ def source_text(source: str) -> str:
     return "its disk" if source == "slots" else f"snapshot {source}"
 
 
+def adapted_text(event: events.Adapted) -> str:
+    """A decision about what is sent, and why: "H 8 -> 12: ...", "paris int4 -> int2: ..."."""
+    if event.what == "nothing":
+        return event.reason
+    subject = {"period": "H", "overlap": "tau"}.get(event.what, event.subject)
+    return f"{subject} {event.before} -> {event.after}: {event.reason}"
+
+
 def thin_text(event: events.LinkThin) -> str:
     """ "link up too thin: needs 1.2 Mbit/s, gets 50 kbit/s"."""
     thin = "too thin" if event.gets_bytes_s < event.needs_bytes_s else "wide enough"

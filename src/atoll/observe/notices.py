@@ -10,6 +10,7 @@ from atoll.observe import events
 SPELLS_MAX = 1000
 THIN_MAX = 1000
 WARNINGS_MAX = 200
+ADAPTED_MAX = 1000
 """Lists are cut at these lengths; a warning that is said again is counted with the first of its words."""
 
 
@@ -42,6 +43,10 @@ class NoticeBook:
         self.thin: dict[tuple[str, str], events.LinkThin] = {}
         self.thin_ever: dict[tuple[str, str], events.LinkThin] = {}
         self.warnings: list[Warning] = []
+        self.adapted: list[tuple[int, events.Adapted]] = []
+        """What was decided about what is sent, and when."""
+        self.sends: dict[str, events.Adapted] = {}
+        """The newest of them of each learner that sends something else than the settings say, and of the run."""
         self._open: dict[str, Spell] = {}
         self._warned: dict[tuple[str, str], Warning] = {}
 
@@ -52,6 +57,8 @@ class NoticeBook:
                     self._open[learner].merged += 1
         elif isinstance(event, events.MemberAside):
             self._set_aside(t_ns, event)
+        elif isinstance(event, events.Adapted):
+            self._adapt(t_ns, event)
         elif isinstance(event, events.LinkThin):
             self._link(event)
         elif isinstance(event, events.LearnerPushed):
@@ -73,6 +80,7 @@ class NoticeBook:
         """Whoever set learners aside is gone."""
         for learner in list(self._open):
             self._end(end_ns, learner)
+        self.sends.clear()
 
     def spell(self, learner: str) -> Spell | None:
         """The one that goes on."""
@@ -86,6 +94,12 @@ class NoticeBook:
         elif len(self.spells) < SPELLS_MAX:
             self._open[event.learner] = Spell(event.learner, t_ns, event.reason)
             self.spells.append(self._open[event.learner])
+
+    def _adapt(self, t_ns: int, event: events.Adapted) -> None:
+        if len(self.adapted) < ADAPTED_MAX:
+            self.adapted.append((t_ns, event))
+        if event.what != "nothing" and (event.subject in self.sends or len(self.sends) < THIN_MAX):
+            self.sends[event.subject] = event
 
     def _link(self, event: events.LinkThin) -> None:
         key = (event.learner, event.direction)

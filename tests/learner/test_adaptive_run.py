@@ -1,0 +1,72 @@
+"""Real learners over real sockets, one behind a thin link: what it is asked to send follows the link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import Proxy, SyncerThread, TrainingThread, small_model
+
+from atoll.core.config import SyncConfig
+from atoll.observe import adapted_text, events, read_events, summarize
+
+
+@pytest.fixture
+def parts() -> Iterator[list[Any]]:
+    started: list[Any] = []
+    yield started
+    for part in reversed(started):
+        part.stop()
+
+
+def of_kind(folder: Path, kind: type) -> list[Any]:
+    return [event for _, _, event in read_events(folder) if isinstance(event, kind)]
+
+
+def test_a_thin_link_is_asked_for_fewer_bits_and_the_others_are_not(parts: list[Any], tmp_path: Path) -> None:
+    """36 kB of int4 each 0.4 s do not fit into 10 kB/s, nor do 19 kB of int2; 3 kB of topk:3% nearly do. All three are
+    merged, with those of learners whose links are wide."""
+    settings = {"fragments": 1, "sync_every": 8, "learners_expected": 2, "adaptive": "network"}
+    syncer = SyncerThread(SyncConfig(**settings), folder=tmp_path)  # type: ignore[arg-type]
+    proxy = Proxy(syncer.address, bytes_per_s=10_000, ways=("up",))
+    parts += [syncer, proxy]
+    fat = [TrainingThread(syncer.address, f"fat-{i}", model=small_model(1000), step_s=0.05, seed=i) for i in range(2)]
+    thin = TrainingThread(proxy.address, "thin", model=small_model(1000), step_s=0.05, seed=7)
+    parts += [*fat, thin]
+
+    def sparse_merged(shell: Any) -> bool:
+        return shell.machine.book.adaptive.codec("thin") == "topk:3%" and thin_is_in(tmp_path) >= 2
+
+    syncer.wait_for(sparse_merged, "contributions of the thin link are sparse, and merged")
+    for learner in (*fat, thin):
+        learner.stop()
+        assert learner.error is None
+    syncer.check_ledger()
+    syncer.stop()
+    changes = of_kind(tmp_path, events.Adapted)
+    mine = [(c.before, c.after) for c in changes if c.subject == "thin"][:2]
+    assert mine == [("int4", "int2"), ("int2", "topk:3%")]
+    assert all("its link is in use" in c.reason or "no answer in" in c.reason for c in changes[:1])
+    told = [adapted_text(event) for _, event in summarize(tmp_path).notices.adapted]
+    assert told[0].startswith(("thin int4 -> int2: ", "fat-"))
+
+
+def thin_is_in(folder: Path) -> int:
+    """Merges with the thin learner since it was last asked for fewer bits."""
+    count = 0
+    for _, _, event in read_events(folder):
+        if isinstance(event, events.Adapted) and event.subject == "thin":
+            count = 0
+        elif isinstance(event, events.Committed) and "thin" in event.contributors:
+            count += 1
+    return count
+
+
+def test_off_asks_for_nothing_else(parts: list[Any], tmp_path: Path) -> None:
+    syncer = SyncerThread(SyncConfig(fragments=1, sync_every=4), folder=tmp_path)
+    learner = TrainingThread(syncer.address, "one", steps=40)
+    parts += [syncer, learner]
+    syncer.wait_for(lambda shell: shell.machine.book.commits >= 3, "three versions")
+    assert not of_kind(tmp_path, events.Adapted)
