@@ -102,6 +102,7 @@ from .messages import (
     TensorSpec,
     Welcome,
 )
+from .orders_ahead import BoundaryOrders
 from .pacing import PACING, Pacing
 from .policy import (
     FRAGMENT_PARAMETERS_MIN,
@@ -171,6 +172,7 @@ __all__ = [
     "ArraylessHost",
     "Arrival",
     "Begin",
+    "BoundaryOrders",
     "Committed",
     "Contribute",
     "ContributionId",

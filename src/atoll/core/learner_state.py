@@ -53,6 +53,14 @@ class LearnerState:
             local = progress.local
             progress.local = Counters(local.steps + 1, local.tokens + tokens)
 
+    def correct_tokens(self, tokens: int) -> None:
+        """For every fragment or for none: each of them counts all tokens."""
+        if not tokens or any(p.local.steps == 0 or p.local.tokens + tokens < p.local.steps for p in self.fragments):
+            return
+        self.tokens += tokens
+        for progress in self.fragments:
+            progress.local = progress.local.plus(Counters(0, tokens))
+
     def bases(self) -> tuple[int, ...]:
         return tuple([p.base for p in self.fragments])
 

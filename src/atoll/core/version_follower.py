@@ -6,6 +6,8 @@ training thread stands at a boundary: parameters change nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atoll.core.config import parse_adopt
 from atoll.core.contribution_maker import ContributionMaker
 from atoll.core.effects import (
@@ -36,7 +38,7 @@ class VersionFollower:
 
     @property
     def adopt_ready(self) -> bool:
-        incomplete = self._reseed_incomplete()
+        incomplete = self.reseed_incomplete()
         return any(p.prepared and not (p.reseed and incomplete) for p in self._state.fragments)
 
     @property
@@ -44,7 +46,7 @@ class VersionFollower:
         """Versions that are published and not adopted, over all fragments."""
         return sum(max(0, p.announced - p.base) for p in self._state.fragments)
 
-    def _reseed_incomplete(self) -> bool:
+    def reseed_incomplete(self) -> bool:
         """A re-seed is adopted at one boundary, whole: a fragment that is still poisoned would poison the healed
         ones."""
         for progress in self._state.fragments:  # noqa: SIM110 - `any` takes twice as long, at every step
@@ -56,7 +58,7 @@ class VersionFollower:
 
     def adopt_prepared(self, out: list[LearnerEffect]) -> None:
         """Training thread, at a step boundary: parameters change here and nowhere else."""
-        incomplete = self._reseed_incomplete()
+        incomplete = self.reseed_incomplete()
         for progress in self._state.fragments:
             if progress.reseed and incomplete:
                 continue
@@ -66,6 +68,17 @@ class VersionFollower:
                 self._adopt(progress, version, out)
             progress.prepared = []
             self._take_late_news(progress, out)
+            self._fetch_next(progress, out)
+
+    def adopt_ordered(self, adopts: Sequence[Adopt], out: list[LearnerEffect]) -> None:
+        """Adopt as was fixed a boundary ago, and nothing else."""
+        for effect in adopts:
+            progress = self._state.fragments[effect.fragment]
+            progress.prepared = [version for version in progress.prepared if version > effect.version]
+            self._carry_out(progress, effect, out)
+        for progress in self._state.fragments:
+            if parse_adopt(self._state.config.adopt)[0] != "rebase":
+                self._take_late_news(progress, out)
             self._fetch_next(progress, out)
 
     def _take_late_news(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
@@ -80,8 +93,10 @@ class VersionFollower:
                 out.append(Settle(progress.index, sent.seq, merged=not sent.discarded))
 
     def _adopt(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
-        effect = self.plan_adopt(progress.index, version)
-        rule = effect.rule
+        self._carry_out(progress, self.plan_adopt(progress.index, version), out)
+
+    def _carry_out(self, progress: FragmentProgress, effect: Adopt, out: list[LearnerEffect]) -> None:
+        version, rule = effect.version, effect.rule
         out.append(effect)
         merged = progress.merged_in(version)
         for sent in merged:
