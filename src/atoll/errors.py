@@ -11,6 +11,7 @@
     │   └── FencedError          a newer process took this learner's id
     ├── UnreachableError         no syncer answered in time
     │   └── CertificateError     one answered whose certificate cannot be trusted
+    ├── IslandError              the processes of one learner cannot go on together
     ├── CorpusError              no usable training data
     ├── StoreError               state or a snapshot on disk that cannot be used
     │   └── FencedSyncerError    a newer syncer has taken over this run
@@ -71,6 +72,10 @@ class UnreachableError(AtollError):
 class CertificateError(UnreachableError):
     """The syncer's certificate cannot be trusted: expired, of another authority or for another name. Trying again does
     not help."""
+
+
+class IslandError(AtollError):
+    """The processes (ranks) of one learner cannot go on together: one is gone, stands still or does something else."""
 
 
 class CorpusError(AtollError):

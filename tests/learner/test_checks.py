@@ -186,26 +186,11 @@ def one_rank() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_a_sharded_model_is_refused_with_what_to_do(one_rank: None) -> None:
-    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+def test_fsdp1_is_refused_with_what_to_do(one_rank: None) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model = small_model()
-    fully_shard(model)
-    with pytest.raises(ConfigError, match=r"'0.weight' is a DTensor .*atoll run --learners N"):
-        Learner(model, address=NOWHERE)
-    with pytest.raises(ConfigError, match=r"wrapped in FSDP.*atoll run --learners N"):
+    with pytest.raises(ConfigError, match=r"FSDP1.*fully_shard"):
         Learner(FullyShardedDataParallel(small_model(), device_id=torch.device("cpu")), address=NOWHERE)
-
-
-def test_a_learner_in_one_of_several_ranks_is_refused_with_what_to_do() -> None:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        with pytest.raises(ConfigError, match=r"2 ranks .*atoll run --learners N"):
-            Learner(small_model(), address=NOWHERE)
-    finally:
-        dist.destroy_process_group()
 
 
 def test_a_group_of_one_rank_is_one_process(one_rank: None) -> None:

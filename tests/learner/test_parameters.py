@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import queue
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -20,13 +17,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from atoll import ConfigError
-from atoll.core import effects as fx
 from atoll.core.config import SyncConfig
-from atoll.core.layout import Layout, TensorSlice
+from atoll.core.layout import Layout
 from atoll.core.messages import TensorSpec
 from atoll.learner import Learner, ParametersLearner
-from atoll.learner.island import BoundaryOrder, RankCoordinator
-from atoll.learner.parameters import F32, MakeValues, Snapshot, adopt
+from atoll.learner.parameters import F32, MakeValues, Snapshot
 
 STEPS = 12
 SHAPES = {"short.weight": (24, 32), "one.weight": (40, 30), "two.bias": (70,)}
@@ -226,136 +221,3 @@ def test_a_learner_without_inner_state_has_no_place_for_extras(syncers: list[Syn
 def test_a_learner_of_another_framework_and_the_simulator_need_no_torch(asked: str) -> None:
     script = f"import pkgutil, sys; pkgutil.resolve_name({asked!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-# ---------------------------------------------------------------- an island of two ranks
-
-
-class Rows(NumpyParameters):
-    """The rows of a model that one of two ranks holds; the others are not there, and are read as zeros."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(numpy_model().arrays)
-        ends = [array.shape[0] // 2 * (array[0].size) for array in self.arrays.values()]
-        self._own = [(0, end) if rank == 0 else (end, flat.size) for end, flat in zip(ends, self._flat, strict=True)]
-        for flat, (start, stop) in zip(self._flat, self._own, strict=True):
-            flat[:start] = 0
-            flat[stop:] = 0
-
-    def _pieces(self, fragment: int, flat: F32) -> Iterator[tuple[NDArray[Any], F32]]:
-        for piece in self._fragments[fragment].slices:
-            part = self._meet(piece)
-            if part is not None:
-                values = flat[part.offset : part.offset + part.size]
-                yield self._flat[part.tensor][part.start : part.stop], values
-
-    def _meet(self, piece: TensorSlice) -> TensorSlice | None:
-        start, stop = self._own[piece.tensor]
-        start, stop = max(start, piece.start), min(stop, piece.stop)
-        return TensorSlice(piece.tensor, start, stop, piece.offset + start - piece.start) if start < stop else None
-
-
-class Both:
-    """A snapshot of two ranks: the other one's rows come when that has heard of it."""
-
-    def __init__(self, own: F32) -> None:
-        self._own = own
-        self.other: Future[F32] = Future()
-
-    def values(self) -> F32:
-        return self._own + self.other.result(WAIT_S)
-
-
-class SpeakingRank(Rows):
-    """Rank 0's parameters: what it reads is completed by rank 1, and what it stages goes there, too."""
-
-    def __init__(self, other: FollowingRank) -> None:
-        super().__init__(0)
-        self._other = other
-
-    def lay_out(self, layout: Layout) -> None:
-        super().lay_out(layout)
-        self._other.parameters.lay_out(layout)
-
-    def read(self, fragment: int) -> Snapshot:
-        own = super().read(fragment).values()
-        if threading.current_thread() is not self._other.speaker:  # joining: nobody trains, so nothing moves
-            return Copied(own + self._other.parameters.read(fragment).values())
-        self._other.snapshots.append(Both(own))
-        return self._other.snapshots[-1]
-
-    def write(self, fragment: int, staged: F32) -> None:
-        super().write(fragment, staged)
-        self._other.staged.append(staged)
-
-    def add(self, fragment: int, staged: F32) -> None:
-        super().add(fragment, staged)
-        self._other.staged.append(staged)
-
-    def as_kept(self, fragment: int, theta: F32) -> F32:
-        return self._other.parameters.as_kept(fragment, super().as_kept(fragment, theta))
-
-
-class FollowingRank(threading.Thread):
-    """Rank 1: it trains its rows, and does what it hears between two steps."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.parameters = Rows(1)
-        self.speaker = threading.current_thread()
-        self.snapshots: list[Both] = []
-        self.staged: list[F32] = []
-        self.orders: queue.Queue[list[BoundaryOrder] | None] = queue.Queue()
-
-    def run(self) -> None:
-        while (orders := self.orders.get(timeout=WAIT_S)) is not None:
-            for order in orders:
-                if isinstance(order, fx.TakeSnapshot):
-                    self.snapshots.pop(0).other.set_result(self.parameters.read(order.fragment).values())
-                else:
-                    values = self.staged.pop(0)
-                    adopt(self.parameters, order.fragment, values, rule=order.rule, alpha=order.alpha)
-            self.orders.task_done()
-
-
-class TwoRanks:
-    """The word goes to the other rank through a queue; a boundary is over when both have done what it says."""
-
-    speaks = True
-
-    def __init__(self, other: FollowingRank) -> None:
-        self._other = other
-
-    def agree(self, orders: Sequence[BoundaryOrder]) -> Sequence[BoundaryOrder]:
-        self._other.orders.put(list(orders))
-        self._other.orders.join()
-        return orders
-
-
-@pytest.mark.parametrize("adopt_rule", ["rebase", "overwrite"])
-def test_two_ranks_are_the_same_learner_to_the_run_as_one(adopt_rule: str, syncers: list[SyncerThread]) -> None:
-    syncers += [SyncerThread(config(adopt=adopt_rule)) for _ in range(2)]
-    seen, own = train(syncers[0], numpy_model())
-    other = FollowingRank()
-    speaking = SpeakingRank(other)
-    ranks: RankCoordinator = TwoRanks(other)
-    other.start()
-    with ParametersLearner(speaking, ranks=ranks, address=syncers[1].address, learner_id="l") as learner:
-        for step in range(STEPS):
-            for rank in (speaking, other.parameters):
-                for flat, (start, stop) in zip(rank._flat, rank._own, strict=True):
-                    inner_step(flat[start:stop], step)
-            learner.step(tokens=7, loss=0.5)
-        assert versions(syncers[1]) == seen
-        for whole, upper, lower in zip(own, speaking._flat, other.parameters._flat, strict=True):
-            assert np.array_equal(whole.reshape(-1), upper.astype(np.float32) + lower.astype(np.float32))
-    other.orders.put(None)
-    other.join(WAIT_S)
-
-
-def test_a_process_that_does_not_speak_makes_no_learner() -> None:
-    class Silent(TwoRanks):
-        speaks = False
-
-    with pytest.raises(ConfigError, match="in the one that does"):
-        ParametersLearner(numpy_model(), ranks=Silent(FollowingRank()), address="127.0.0.1:1")

@@ -25,6 +25,13 @@ def run_script(
     ] = None,
     *,
     learners: Annotated[int | None, typer.Option(help="How many learners to start (M) (default 2).")] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(help="Processes of each learner, started by torchrun: DDP, FSDP2, tensor parallel (default 1)."),
+    ] = None,
+    gpus_per_learner: Annotated[
+        int | None, typer.Option(help="GPUs of each learner (default: one for each of its ranks).")
+    ] = None,
     method: Annotated[
         str | None, typer.Option(help="decoupled, or diloco: synchronous, learners wait (default decoupled).")
     ] = None,

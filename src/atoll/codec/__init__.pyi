@@ -4,7 +4,7 @@ from .merges import MergeMethod, SliceSums, get_merge
 from .outer import OuterOptimizer, OuterRates, get_outer
 from .partial import NORM_MAX, Partial, combine, finish, reduce
 from .plain_codec import PlainCodec
-from .protocol import BLOCK, Codec, get_codec, not_finite
+from .protocol import BLOCK, Codec, block_bytes, get_codec, not_finite
 from .rates import needed_bytes_s, run_bytes
 from .robust import agreement, balanced
 
@@ -25,6 +25,7 @@ __all__ = [
     "SliceSums",
     "agreement",
     "balanced",
+    "block_bytes",
     "combine",
     "finish",
     "fragment_codec",

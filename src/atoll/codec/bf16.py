@@ -5,5 +5,6 @@ from __future__ import annotations
 
 from atoll import kernels
 from atoll.codec.kernel_codec import KernelCodec
+from atoll.codec.protocol import BLOCK
 
-BF16 = KernelCodec("bf16", kernels.BF16, lambda n: 2 * n)
+BF16 = KernelCodec("bf16", kernels.BF16, lambda n: 2 * n, block_bytes=(2 * BLOCK,))

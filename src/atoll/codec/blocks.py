@@ -23,4 +23,5 @@ from atoll.codec.protocol import BLOCK
 
 def block_codec(name: str, kind: int, *, bits: int) -> KernelCodec:
     """A codec of so many bits per value, and 32 per block."""
-    return KernelCodec(name, kind, lambda n: -(-n // BLOCK) * (4 + BLOCK * bits // 8))
+    codes = BLOCK * bits // 8
+    return KernelCodec(name, kind, lambda n: -(-n // BLOCK) * (4 + codes), block_bytes=(4, codes))

@@ -25,6 +25,8 @@ class KernelCodec:
     kind: int
     size: Callable[[int], int]
     lossless: bool = False
+    block_bytes: tuple[int, ...] = ()
+    """`protocol.block_bytes`."""
 
     def size_max(self, n: int) -> int:
         """Bytes of a payload for n elements, exactly."""

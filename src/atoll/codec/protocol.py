@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.core import CODECS
-from atoll.errors import PayloadError
+from atoll.errors import ConfigError, PayloadError
 
 BLOCK = kernels.BLOCK
 NORM_ZERO = 1e-30
@@ -70,6 +70,19 @@ def get_codec(name: str | Codec) -> Codec:
     """The codec called `name`, or the one that was found before; ConfigError naming the choices if there is none."""
     codec: Codec = CODECS.get(name) if isinstance(name, str) else name
     return codec
+
+
+def block_bytes(name: str) -> tuple[int, ...]:
+    """Of a codec whose payloads are made of sections, each with so many bytes for each block of 256 values, in their
+    order: the bytes of any blocks can be told apart without decoding. Learners of several processes need that, because
+    each of them encodes blocks of its own."""
+    sections: tuple[int, ...] = getattr(get_codec(name), "block_bytes", ())
+    if not sections:
+        raise ConfigError(
+            f"codec {name!r} does not say how many bytes a block of {BLOCK} values takes (block_bytes), so a learner "
+            "of several processes cannot use it; choose fp32, bf16, int8, int4 or int2, or run one process per learner"
+        )
+    return sections
 
 
 def flat_bytes(payload: Payload) -> U8:

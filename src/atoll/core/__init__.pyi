@@ -115,6 +115,7 @@ from .messages import (
     TensorSpec,
     Welcome,
 )
+from .orders_ahead import BoundaryOrders
 from .pacing import PACING, Pacing
 from .policy import (
     FRAGMENT_PARAMETERS_MIN,
@@ -186,6 +187,7 @@ __all__ = [
     "ArraylessHost",
     "Arrival",
     "Begin",
+    "BoundaryOrders",
     "Committed",
     "Contribute",
     "ContributionId",

@@ -6,6 +6,7 @@ answer to its push, by the version that holds it, or by the syncer's word (Fate)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter
 
 from atoll.core.config import CODECS
@@ -60,25 +61,31 @@ class ContributionMaker:
         """Under adopt policy overwrite, a learner whose steps take longer than the run's rounds would have nothing to
         give whenever it is asked. One that had to pass hands over its next progress before it is overwritten, for
         whichever round comes next."""
+        for progress in self.overwritten_next():
+            self.give_now(progress, out)
+
+    def overwritten_next(self) -> Iterator[FragmentProgress]:
+        """The fragments that are given before they are overwritten; looked at one by one, as the uplink fills."""
         if self._state.config.adopt != "overwrite" or not self._state.started:
             return
         for progress in self._state.fragments:
             free = not progress.outstanding and not progress.reseed and progress.base != NO_VERSION
             if progress.passed and progress.prepared and free and self._uplink_free:
-                out.append(TakeSnapshot(progress.index))
-                progress.snapshot = progress.local
-                self._contribute(progress, 0, 0, out)
+                yield progress
+
+    def give_now(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
+        """Copy a fragment and contribute the copy, for whichever round comes next."""
+        out.append(TakeSnapshot(progress.index))
+        progress.snapshot = progress.local
+        self._contribute(progress, 0, 0, out)
 
     def take_snapshots(self, out: list[LearnerEffect]) -> None:
         """Copy what may be asked for before the next step ends, and answer what was asked already."""
-        fragments, wanted = self._state.fragments, set(self.upcoming)
-        if self._state.config.synchronous:
-            # A learner behind the clock (it was away) is asked before it reaches the step itself.
-            wanted |= {p.index for p in fragments if self._state.step >= p.due_step}
+        fragments, wanted = self._state.fragments, self.wanted()
         # Most fragments are neither wanted nor asked for after most steps.
         concerned = [p for p in fragments if p.index in wanted or p.request is not None or p.snapshot is not None]
         for progress in sorted(concerned, key=_CONTRIBUTED_STEP) if len(concerned) > 1 else concerned:
-            asked = progress.request is not None and self._uplink_free
+            asked = self.is_asked(progress)
             if (progress.index in wanted or asked) and progress.may_contribute and progress.local_steps > 0:
                 if progress.snapshot != progress.local:
                     out.append(TakeSnapshot(progress.index))
@@ -86,6 +93,28 @@ class ContributionMaker:
             elif progress.snapshot is not None and progress.index not in wanted:
                 self.drop_snapshot(progress, out)
             if asked:
+                self._answer(progress, out)
+
+    def wanted(self) -> set[int]:
+        """The fragments that may be asked for before the next step ends."""
+        if not self._state.config.synchronous:
+            return set(self.upcoming)
+        # A learner behind the clock (it was away) is asked before it reaches the step itself.
+        return {p.index for p in self._state.fragments if self._state.step >= p.due_step} | set(self.upcoming)
+
+    def is_asked(self, progress: FragmentProgress) -> bool:
+        return progress.request is not None and self._uplink_free
+
+    def take_ordered(self, fragments: tuple[int, ...], out: list[LearnerEffect]) -> None:
+        """Copy these and no others; drop what nobody will ask for, and answer what was asked."""
+        wanted = self.wanted()
+        for progress in sorted(self._state.fragments, key=lambda p: p.contributed_step):
+            if progress.index in fragments:
+                out.append(TakeSnapshot(progress.index))
+                progress.snapshot = progress.local
+            elif progress.snapshot is not None and progress.index not in wanted and progress.request is None:
+                self.drop_snapshot(progress, out)
+            if self.is_asked(progress):
                 self._answer(progress, out)
 
     def drop_snapshot(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
@@ -157,6 +186,11 @@ class ContributionMaker:
         """Hand over all progress that is in no contribution yet, for whichever round comes next. A fragment whose base
         was refused as too old (the link was down) first catches up; and one whose last contribution is still being
         pushed waits for it, because contribution numbers must arrive in order."""
+        for progress in self.flushable():
+            self.give_now(progress, out)
+
+    def flushable(self) -> Iterator[FragmentProgress]:
+        """The fragments of which progress can be handed over now."""
         assert self._state.closing is not None
         if not self._state.closing.flush or not self._state.joined:
             return
@@ -165,9 +199,7 @@ class ContributionMaker:
             pushing = any(not sent.pushed for sent in progress.outstanding)
             based = progress.base != NO_VERSION
             if self._state.started and based and self.to_flush(progress) and not behind and not pushing:
-                out.append(TakeSnapshot(progress.index))
-                progress.snapshot = progress.local
-                self._contribute(progress, 0, 0, out)
+                yield progress
 
     def to_flush(self, progress: FragmentProgress) -> bool:
         """True if a learner that leaves still has progress of this fragment to hand over."""

@@ -14,6 +14,7 @@ The machine joins, leaves and routes; its parts do the rest:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
 from atoll.core.config import CODECS, SyncConfig
@@ -72,6 +73,7 @@ from atoll.core.messages import (
     Upcoming,
     Welcome,
 )
+from atoll.core.orders_ahead import BoundaryOrders, OrdersAhead
 from atoll.core.policy import first_due_step
 from atoll.core.progress import FragmentProgress
 from atoll.core.version_follower import VersionFollower
@@ -79,10 +81,20 @@ from atoll.errors import LocalProtocolError
 
 
 class LearnerMachine:
-    def __init__(self, learner: str, instance: str, tensors: tuple[TensorSpec, ...], frozen: int = 0) -> None:
+    def __init__(
+        self,
+        learner: str,
+        instance: str,
+        tensors: tuple[TensorSpec, ...],
+        frozen: int = 0,
+        *,
+        orders_ahead: bool = False,
+    ) -> None:
+        """`orders_ahead`: the learner has several processes, and `fix_orders` says what each boundary does."""
         self._state = state = LearnerState(learner)
         self._contributions = ContributionMaker(state)
         self._versions = VersionFollower(state, self._contributions)
+        self._ahead = OrdersAhead(state, self._contributions, self._versions) if orders_ahead else None
         self.instance = instance
         self.tensors = tensors
         self.frozen = frozen
@@ -106,6 +118,15 @@ class LearnerMachine:
     def handle(self, event: LearnerInput, now_ns: int) -> list[LearnerEffect]:
         """Take one input in; returns what the shell must do, in this order."""
         out: list[LearnerEffect] = []
+        if self._ahead is None or not self._ahead.holds_back(event):
+            self._handle(event, out)
+        if self._ahead is not None and isinstance(event, Stepped | Boundary):
+            for held in self._ahead.released():
+                self._handle(held, out)
+        self._maybe_leave(out)
+        return out
+
+    def _handle(self, event: LearnerInput, out: list[LearnerEffect]) -> None:
         match event:
             case Stepped():
                 self._stepped(event, out)
@@ -130,8 +151,6 @@ class LearnerMachine:
                 self._close(event, out)
             case _:
                 assert_never(event)
-        self._maybe_leave(out)
-        return out
 
     def hello(self) -> Hello:
         """The first message of a session. It lists every contribution whose fate is open, so that the syncer can tell
@@ -284,26 +303,49 @@ class LearnerMachine:
         """How this version would be adopted now: see VersionFollower."""
         return self._versions.plan_adopt(fragment, version, ahead=ahead)
 
+    # ------------------------------------------------------------ several processes
+
+    def wanted_adopts(self, *, standing: bool) -> list[Adopt]:
+        """What could be adopted at the next boundary: its values should be brought to where they are needed."""
+        assert self._ahead is not None
+        return self._ahead.wanted(standing=standing)
+
+    def fix_orders(self, ready: Callable[[Adopt], bool], *, standing: bool) -> BoundaryOrders:
+        """Fix what the next Stepped or Boundary does. `standing`: there is no step before it."""
+        assert self._ahead is not None
+        return self._ahead.fix(ready, standing=standing)
+
+    def correct_tokens(self, tokens: int) -> None:
+        """So many more (or, below 0, fewer) were processed than was counted, by other processes of this learner. They
+        join what is in no contribution yet; where something of that is missing, they stay uncounted."""
+        self._state.correct_tokens(tokens)
+
     # ------------------------------------------------------------ the training thread
 
     def _stepped(self, event: Stepped, out: list[LearnerEffect]) -> None:
         if not self.joined:
             raise LocalProtocolError("a step was reported before the learner joined; enter the Learner first")
         self._state.stepped(event.tokens, event.step_ns, event.loss)
-        self._contributions.give_before_overwritten(out)
-        self._versions.adopt_prepared(out)
-        self._contributions.take_snapshots(out)
+        if self._ahead is not None:
+            self._ahead.carry_out(out, stepped=True)
+        else:
+            self._contributions.give_before_overwritten(out)
+            self._versions.adopt_prepared(out)
+            self._contributions.take_snapshots(out)
         self._give_inner(out)
         out.append(ToSyncer(self._state.report()))
 
     def _boundary(self, out: list[LearnerEffect]) -> None:
-        self._versions.adopt_prepared(out)
+        if self._ahead is not None:
+            self._ahead.carry_out(out, stepped=False)
+        else:
+            self._versions.adopt_prepared(out)
         if not self.joined and self._holds_all():
             self._state.joined = True
             out += [ToSyncer(Ready(self.step, self._state.bases())), Joined(self.generation, self.step)]
-        elif self._state.closing is not None:
+        elif self._ahead is None and self._state.closing is not None:
             self._contributions.flush(out)
-        elif self.joined:
+        elif self._ahead is None and self.joined:
             self._contributions.take_snapshots(out)
 
     def _holds_all(self) -> bool:
@@ -414,8 +456,9 @@ class LearnerMachine:
 
     def _close(self, event: Closing, out: list[LearnerEffect]) -> None:
         self._state.closing = event
-        self._versions.adopt_prepared(out)
-        self._contributions.flush(out)
+        if self._ahead is None:
+            self._versions.adopt_prepared(out)
+            self._contributions.flush(out)
         if self.joined:
             out.append(ToSyncer(self._state.report()))
 

@@ -49,6 +49,12 @@ class LearnerState:
         self.total.tokens += tokens
         self.step_ns, self._loss = step_ns, loss
 
+    def correct_tokens(self, tokens: int) -> None:
+        """For every fragment or for none: each of them counts all tokens."""
+        if not tokens or any(p.local.steps == 0 or p.local.tokens + tokens < p.local.steps for p in self.fragments):
+            return
+        self.total.tokens += tokens
+
     def bases(self) -> tuple[int, ...]:
         return tuple([p.base for p in self.fragments])
 

@@ -6,6 +6,8 @@ training thread stands at a boundary: parameters change nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from atoll.core.config import parse_adopt
 from atoll.core.contribution_maker import ContributionMaker
 from atoll.core.effects import (
@@ -37,14 +39,14 @@ class VersionFollower:
     @property
     def adopt_ready(self) -> bool:
         ready = [p for p in self._state.fragments if p.prepared]
-        return bool(ready) and (not self._reseed_incomplete() or any(not p.reseed for p in ready))
+        return bool(ready) and (not self.reseed_incomplete() or any(not p.reseed for p in ready))
 
     @property
     def behind(self) -> int:
         """Versions that are published and not adopted, over all fragments."""
         return sum(max(0, p.announced - p.base) for p in self._state.fragments)
 
-    def _reseed_incomplete(self) -> bool:
+    def reseed_incomplete(self) -> bool:
         """A re-seed is adopted at one boundary, whole: a fragment that is still poisoned would poison the healed
         ones."""
         for progress in self._state.fragments:  # noqa: SIM110 - `any` takes twice as long, at every step
@@ -58,7 +60,7 @@ class VersionFollower:
         """Training thread, at a step boundary: parameters change here and nowhere else."""
         # Of most fragments there is nothing new after most steps.
         new = [p for p in self._state.fragments if p.prepared or p.outstanding or p.announced > p.base or p.reseed]
-        incomplete = bool(new) and self._reseed_incomplete()
+        incomplete = bool(new) and self.reseed_incomplete()
         for progress in new:
             if progress.reseed and incomplete:
                 continue
@@ -66,6 +68,17 @@ class VersionFollower:
                 self._adopt(progress, version, out)
             progress.prepared = []
             self._take_late_news(progress, out)
+            self._fetch_next(progress, out)
+
+    def adopt_ordered(self, adopts: Sequence[Adopt], out: list[LearnerEffect]) -> None:
+        """Adopt as was fixed a boundary ago, and nothing else."""
+        for effect in adopts:
+            progress = self._state.fragments[effect.fragment]
+            progress.prepared = [version for version in progress.prepared if version > effect.version]
+            self._carry_out(progress, effect, out)
+        for progress in self._state.fragments:
+            if parse_adopt(self._state.config.adopt)[0] != "rebase":
+                self._take_late_news(progress, out)
             self._fetch_next(progress, out)
 
     def _take_late_news(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
@@ -80,8 +93,10 @@ class VersionFollower:
                 out.append(Settle(progress.index, sent.seq, merged=not sent.discarded))
 
     def _adopt(self, progress: FragmentProgress, version: int, out: list[LearnerEffect]) -> None:
-        effect = self.plan_adopt(progress.index, version)
-        rule = effect.rule
+        self._carry_out(progress, self.plan_adopt(progress.index, version), out)
+
+    def _carry_out(self, progress: FragmentProgress, effect: Adopt, out: list[LearnerEffect]) -> None:
+        version, rule = effect.version, effect.rule
         out.append(effect)
         merged = progress.merged_in(version)
         for sent in merged:

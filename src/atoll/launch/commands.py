@@ -64,10 +64,12 @@ def learner_commands(
     count: int,
     threads: int,
     environment: Mapping[str, str],
+    gpus: Sequence[Mapping[str, str]] = (),
 ) -> list[Command]:
-    """`count` times the same command, each with its own identity."""
+    """`count` times the same command, each with its own identity and (where `gpus` says which) its own GPUs."""
+    own = [{**environment, **share} for share in gpus] or [dict(environment)] * count
     return [
-        learner_command(folder, argv, id=learner_id(rank), rank=rank, world=count, threads=threads, more=environment)
+        learner_command(folder, argv, id=learner_id(rank), rank=rank, world=count, threads=threads, more=own[rank])
         for rank in range(count)
     ]
 

@@ -17,6 +17,7 @@ from atoll.errors import ConfigError
 from atoll.launch.durability import DurabilityConfig, describe_durability, durability_config, durability_names
 from atoll.launch.faults import plan_path
 from atoll.launch.options import DERIVED, check_types, split_values, sync_config, sync_options, take_preset
+from atoll.launch.ranks import RANKS_MAX
 from atoll.zoo import OPTIMIZERS, STEP_MS_MAX, count_parameters, model_config
 
 METHODS = ("decoupled", "diloco", "dp", "single")
@@ -162,7 +163,11 @@ class RunConfig:
     """One run of `atoll run`: the user's own command, started once per learner."""
 
     learners: int = 2
-    """Processes (M) that run the command."""
+    """Learners (M) that run the command."""
+    ranks: int = 1
+    """Processes of each learner; more than 1: started by torchrun, as ranks of one torch.distributed world."""
+    gpus_per_learner: int = 0
+    """GPUs of this machine that each learner gets; 0: one for each rank, where there are any."""
     method: str = "decoupled"
     """decoupled, or diloco (synchronous)."""
     tokens_budget: int = 0
@@ -188,6 +193,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         _whole("learners", self.learners, 1, LEARNERS_LOCAL_MAX)
+        _whole("ranks", self.ranks, 1, RANKS_MAX)
+        _whole("gpus_per_learner", self.gpus_per_learner, 0, RANKS_MAX)
         if one_of("method", self.method, METHODS) in SCRIPT_METHODS:
             raise ConfigError(
                 f"method {self.method} has no syncer, so that atoll run has nothing to add: "
@@ -202,7 +209,8 @@ class RunConfig:
 
     @property
     def threads_per_learner(self) -> int:
-        return self.threads or threads_for(self.learners)
+        """Of each rank, where a learner has several."""
+        return self.threads or threads_for(self.learners * self.ranks)
 
     def options(self) -> dict[str, Any]:
         """Flat settings as `run_config` takes them again."""
@@ -306,7 +314,9 @@ def describe(config: TrainConfig | RunConfig) -> list[str]:
         if config.shards:
             lines.append(f"{config.shards} shard{'s' if config.shards > 1 else ''} have the fragments")
     threads = config.threads_per_learner
-    lines.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per learner")
+    ranks = config.ranks if isinstance(config, RunConfig) else 1
+    who = "learner" if ranks == 1 else f"rank, {ranks} ranks per learner"
+    lines.append(f"{threads} CPU thread{'s' if threads > 1 else ''} per {who}")
     return lines
 
 

@@ -19,11 +19,12 @@ from pathlib import Path
 
 from atoll.errors import AtollError, ConfigError, LaunchError
 from atoll.launch.commands import learner_command, learner_id, worker_argv
-from atoll.launch.config import LEARNERS_LOCAL_MAX, TrainConfig
+from atoll.launch.config import LEARNERS_LOCAL_MAX, RunConfig, TrainConfig
 from atoll.launch.folder import RunFolder, checked_id, is_finished, syncer_of
 from atoll.launch.local import Supervisor
 from atoll.launch.plan import LaunchPlan, RunOutcome
 from atoll.launch.process import Command
+from atoll.launch.ranks import island_argv
 from atoll.launch.running import Listed, ask_to_leave, forget_dead, joined_processes, listed, main_processes
 from atoll.launch.stored import StoredRun, read_run
 from atoll.launch.train import STRAGGLE_S_MAX
@@ -140,7 +141,8 @@ def _number(id: str) -> int | None:
 
 
 def _command(stored: StoredRun, seat: JoinSeat, *, threads: int, environment: Mapping[str, str]) -> Command:
-    argv: Sequence[str] = stored.command or worker_argv(stored.folder)
+    ranks = stored.config.ranks if isinstance(stored.config, RunConfig) else 1
+    argv: Sequence[str] = island_argv(stored.command, ranks) if stored.command else worker_argv(stored.folder)
     return learner_command(
         stored.folder,
         argv,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from atoll.errors import ConfigError, LaunchError
@@ -14,6 +14,7 @@ from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import create_run_folder, write_json
 from atoll.launch.local import Supervisor
 from atoll.launch.plan import FAILED, FinishedRun, LaunchPlan, View
+from atoll.launch.ranks import gpu_shares, gpus_here, island_argv
 from atoll.launch.result import measure, script_result
 from atoll.launch.stored import Attempt, started_in
 from atoll.observe import EventWriter, RunFinished, RunStarted
@@ -35,6 +36,7 @@ def run_command(
         raise ConfigError("atoll run needs the learners' command after --, such as: atoll run -- python train.py")
     faults.check(config)
     check_keepable(config.durability)
+    _gpus(config)  # too few are said before there is a folder
     folder = create_run_folder(config.out, name="run")
     folder.write_config(config.options(), {**resolved(config), "command": list(command), **started_in()})
     say(f"run folder: {folder.path} (logs of all learners in its logs/)")
@@ -57,10 +59,11 @@ def run_attempt(
     folder = attempt.folder
     learners = learner_commands(
         folder,
-        command,
+        island_argv(command, config.ranks),
         count=config.learners,
         threads=config.threads_per_learner,
         environment={"ATOLL_TOKEN": attempt.token},
+        gpus=_gpus(config),
     )
     plan = LaunchPlan(
         [one for one in learners if one.id not in attempt.taken],
@@ -92,6 +95,11 @@ def run_attempt(
     with contextlib.suppress(*((OSError,) if outcome.interrupted else ())):  # a full disk may be why it was stopped
         write_json(folder.result_file, result)
     return FinishedRun(folder.path, outcome, result)
+
+
+def _gpus(config: RunConfig) -> Sequence[Mapping[str, str]]:
+    given = config.gpus_per_learner
+    return gpu_shares(gpus_here(), learners=config.learners, ranks=config.ranks, per_learner=given)
 
 
 def _run_started(config: RunConfig, command: Sequence[str]) -> RunStarted:

@@ -81,14 +81,15 @@ def forget_dead(folder: RunFolder) -> None:
 
 
 def training_pid(folder: RunFolder, learner: str, leader: int) -> int:
-    """The process that holds the atoll.Learner: `leader`, or one that it started where the command is a wrapper.
+    """The process that holds the atoll.Learner: `leader`, or one that it started where the command is a wrapper. Of
+    several ranks that is the one that speaks, which tells the others.
 
     A polite signal goes to that one alone. The others of its session, such as the workers of a DataLoader, must not end
     before it has finished its step. Every Learner writes events to a file that is named after its process.
     """
     files = folder.events.glob(f"learner-{glob.escape(learner)}-*.jsonl")
     pids = [int(pid) for path in files if (pid := path.stem.rpartition("-")[2]).isdigit()]
-    own = [pid for pid in pids if started_mark(pid) and _session(pid) == leader]
+    own = [pid for pid in pids if started_mark(pid) and (_session(pid) == leader or _parent(pid) == leader)]
     return max(own, key=lambda pid: int(started_mark(pid) or "0"), default=leader)
 
 
@@ -124,6 +125,13 @@ def _session(pid: int) -> int:
     try:
         return os.getsid(pid)
     except OSError:
+        return -1
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except (OSError, IndexError, ValueError):
         return -1
 
 

@@ -3,7 +3,6 @@ from .arrays import LearnerArrays, PlanAdopt
 from .buffers import read_buffers
 from .fault_hooks import install_encode, install_falsify
 from .inner_state import CHECKPOINT_EVERY_S, WARMUP_STEPS, InnerState, Stateful, folder_name
-from .island import RankCoordinator
 from .joining import JOIN_TIMEOUT_S
 from .learner import ParametersLearner
 from .leaving import EXIT_NOT_HANDED_OVER
@@ -32,7 +31,6 @@ __all__ = [
     "Parameters",
     "ParametersLearner",
     "PlanAdopt",
-    "RankCoordinator",
     "Snapshot",
     "Stateful",
     "TorchParameters",

@@ -19,8 +19,7 @@ from atoll.core import NO_VERSION, Layout, OutgoingPayload, SyncConfig
 from atoll.core import effects as fx
 from atoll.errors import PayloadError
 from atoll.learner.arithmetic import arithmetic_of
-from atoll.learner.island import BoundaryOrder
-from atoll.learner.parameters import F32, Parameters, Snapshot, adopt
+from atoll.learner.parameters import F32, Parameters, Snapshot, adopt, into
 from atoll.learner.vault import AdoptKey, HeldContribution, HeldVersion, Vault
 
 
@@ -123,6 +122,18 @@ class LearnerArrays:
     ) -> Any:
         return self._parameters.stage(fragment, partial(self.vault.adopt_values, key, old, new, sent))
 
+    # ------------------------------------------------------------ published parameters
+
+    def show_published(self) -> None:
+        """Training thread: put them into the model."""
+        for fragment, values in enumerate(self.vault.current):
+            assert values is not None
+            self._parameters.write(fragment, self._parameters.stage(fragment, partial(into, values.theta)))
+
+    def published(self) -> list[F32]:
+        """What is published, on the host."""
+        return [self.on_host(held.theta) for held in self.vault.current if held is not None]
+
     # ------------------------------------------------------------ whole fragments, on any thread
 
     def seed_values(self, fragment: int) -> F32:
@@ -137,25 +148,21 @@ class LearnerArrays:
         return values
 
 
-class IslandArrays(LearnerArrays):
-    """Production's: it keeps count of the training thread's time, and of what other ranks must do as well."""
+class StepArrays(LearnerArrays):
+    """Production's: it keeps count of the training thread's time."""
 
     def __init__(self, parameters: Parameters[Any], layout: Layout, config: SyncConfig) -> None:
         super().__init__(parameters, layout, config)
-        self.orders: list[BoundaryOrder] = []
-        """What was done to the parameters at this boundary."""
         self.snapshot_ns = 0
         self.adopt_ns = 0
 
     def take(self, fragment: int) -> None:
         started_ns = time.perf_counter_ns()
         super().take(fragment)
-        self.orders.append(fx.TakeSnapshot(fragment))
         self.snapshot_ns += time.perf_counter_ns() - started_ns
 
     def adopt(self, effect: fx.Adopt) -> int:
         started_ns = time.perf_counter_ns()
-        self.orders.append(effect)
         checksum = super().adopt(effect)
         self.adopt_ns += time.perf_counter_ns() - started_ns
         return checksum

@@ -13,11 +13,6 @@ from atoll.errors import ConfigError
 from atoll.learner.inner import OptimizerLike
 from atoll.learner.warmup import WRAPPERS_MAX, torch_optimizers
 
-ONE_PROCESS = (
-    "today one process is one learner: start the script with `atoll run --learners N -- python train.py` instead of "
-    "torchrun, one learner per GPU (several GPUs in one process work through torch.nn.DataParallel)"
-)
-
 
 def check_model(model: object) -> None:
     """The two arguments of a Learner are easily given in the wrong order."""
@@ -27,30 +22,24 @@ def check_model(model: object) -> None:
 
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Parameters that are cut over processes: no process has the values that a learner would send."""
+    """Parameters that are cut over processes, where whole ones are needed."""
     tensors = sys.modules.get("torch.distributed.tensor")  # imported by whoever shards, and not by us: it takes long
-    fsdp = sys.modules.get("torch.distributed.fsdp")
     for name, parameter in model.named_parameters():
         if tensors is not None and isinstance(parameter, tensors.DTensor):
             raise ConfigError(
-                f"parameter {name!r} is a DTensor (FSDP2 or tensor parallel), and sharded models are not supported "
-                f"yet; leave out fully_shard: {ONE_PROCESS}"
+                f"parameter {name!r} is a DTensor (FSDP2 or tensor parallel), of which this process has only a part; "
+                "load the model before it is sharded"
             )
+    refuse_fsdp1(model)
+
+
+def refuse_fsdp1(model: nn.Module) -> None:
+    """FSDP1 keeps flat parameters, of which nobody can tell what is where."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is not None and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
         raise ConfigError(
-            f"the model is wrapped in FSDP, and sharded models are not supported yet; leave it out: {ONE_PROCESS}"
-        )
-
-
-def refuse_ranks() -> None:
-    """A Learner in each rank of a process group: what one of them adopts, the others do not have yet. One in rank 0
-    alone would be as wrong: the others would never have it."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ConfigError(
-            f"torch.distributed runs {distributed.get_world_size()} ranks here, and a learner of several processes is "
-            "not supported yet: updates would reach the ranks at different steps, and their parameters would drift "
-            f"apart; leave out init_process_group and DistributedDataParallel: {ONE_PROCESS}"
+            "the model is wrapped in FullyShardedDataParallel (FSDP1), whose flat parameters cannot be synced; shard "
+            "it with fully_shard (FSDP2, torch.distributed.fsdp.fully_shard), or wrap it in DistributedDataParallel"
         )
 
 

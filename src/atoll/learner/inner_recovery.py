@@ -36,6 +36,7 @@ from atoll.learner.inner import (
     unpack,
 )
 from atoll.learner.inner_state import WARMUP_STEPS, Stateful
+from atoll.learner.view import RunView
 from atoll.learner.warmup import InnerWarmup
 from atoll.observe import Writer, events
 
@@ -54,7 +55,7 @@ class InnerRecovery:
         extras: Mapping[str, Stateful],
         folder: Path | None,
         every_s: float,
-        machine: LearnerMachine,
+        machine: LearnerMachine | RunView,
         writer: Writer,
     ) -> None:
         self.shared = optimizer is not None
@@ -82,7 +83,8 @@ class InnerRecovery:
             self._found, problems = self._file.load()
             for problem in problems:
                 self._warn(problem)
-        self._machine.wants_inner = self._found is None and self._optimizer is not None
+        if isinstance(self._machine, LearnerMachine):
+            self._machine.wants_inner = self._found is None and self.shared
 
     def restore_own(self) -> bool:
         """After joining: put the own checkpoint back, if it is of this run."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from atoll.core import INNER_WAIT_NS, JOIN_TIMEOUT_NS, WAIT_SLICE_NS
 from atoll.core import effects as fx
@@ -17,31 +18,29 @@ INNER_WAIT_S = INNER_WAIT_NS / 1e9
 WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
 
 
-def join(shell: LearnerShell, doctor: Doctor, address: str, timeout_s: float) -> None:
-    """Training thread: returns when the model holds the run's published parameters."""
+def join(shell: LearnerShell, doctor: Doctor | None, address: str, timeout_s: float, stand: Callable[[], None]) -> None:
+    """Training thread: returns when the model holds the run's published parameters. `stand` waits a while at the
+    boundary, and does what there is to do there."""
     machine = shell.machine
     join_deadline = JoinDeadline(timeout_s, machine.learner, shell.driver.fetches.arriving, time.monotonic())
-    with shell.changed:
-        while not machine.joined:
+    while not machine.joined:
+        with shell.changed:
             if shell.failure is not None:
                 raise shell.failure
             missing = shell.bytes_missing()
             if join_deadline.is_over(time.monotonic(), linked=shell.linked, started=machine.linked, fragments=missing):
                 raise UnreachableError(_why_not_joined(shell, doctor, address, timeout_s))
-            if machine.boundary_wanted:
-                shell.apply(fx.Boundary())
-            else:
-                shell.changed.wait(WAIT_SLICE_S)
+        stand()
 
 
-def _why_not_joined(shell: LearnerShell, doctor: Doctor, address: str, timeout_s: float) -> str:
+def _why_not_joined(shell: LearnerShell, doctor: Doctor | None, address: str, timeout_s: float) -> str:
     waited = f"after {timeout_s:g} s"
     if shell.ever_linked:
         return (
             f"the syncer at {address} answered but its state did not arrive {waited}; "
             "see its log, or raise join_timeout_s for a large model on a thin link"
         )
-    cause = doctor.cause or shell.last_down
+    cause = (doctor.cause if doctor is not None else "") or shell.last_down
     if cause:
         return f"no syncer could be joined at {address} {waited}: {cause}"
     return (

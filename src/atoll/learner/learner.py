@@ -21,33 +21,34 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, SupportsFloat, SupportsIndex
+from typing import Any, Self, SupportsFloat, SupportsIndex, cast
 
 from atoll import kernels
-from atoll.core import ASKED_TO_LEAVE, SYNC_WAIT_NS_MAX, WAIT_SLICE_NS, LearnerMachine, Refusal, SyncConfig, numbers
-from atoll.core import effects as fx
-from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError
+from atoll.core import LearnerMachine, SyncConfig, numbers
+from atoll.errors import LocalProtocolError
 from atoll.learner import EXIT_NOT_HANDED_OVER, leaving
 from atoll.learner.doctor import Doctor
 from atoll.learner.environment import find_place
 from atoll.learner.inner_state import InnerState, NoInnerState, Stateful
-from atoll.learner.island import OneProcess, RankCoordinator
-from atoll.learner.joining import JOIN_TIMEOUT_S, join, recover
+from atoll.learner.island.follower import FollowerShell
+from atoll.learner.island.link import SPEAKER, RankLink
+from atoll.learner.island.parameters import RankParameters
+from atoll.learner.island.seats import FollowerSeat, SpeakerSeat
+from atoll.learner.island.speaker import SpeakerShell
+from atoll.learner.joining import JOIN_TIMEOUT_S, recover
 from atoll.learner.last_words import end_in_one_sentence
-from atoll.learner.leaving import NEVER_STEPPED, hand_over, run_closed, sentence
+from atoll.learner.leaving import NEVER_STEPPED, sentence
 from atoll.learner.meter import StepMeter, count_tokens
-from atoll.learner.parameters import Parameters, into
+from atoll.learner.parameters import Parameters
 from atoll.learner.preempt import Preemption
+from atoll.learner.seat import Seat, SingleSeat
 from atoll.learner.shell import AttachedData, LearnerShell
-from atoll.observe import Writer, events
+from atoll.learner.view import RunView
+from atoll.observe import NullWriter, Writer, events
 from atoll.plugins import load_entry_points
 from atoll.wire import ClientOptions
-
-SYNC_WAIT_S_MAX = SYNC_WAIT_NS_MAX / 1e9
-WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
 
 
 class ParametersLearner:
@@ -58,7 +59,7 @@ class ParametersLearner:
         parameters: Parameters[Any],
         *,
         inner: Callable[[LearnerMachine, Writer, Path | None], InnerState] | None = None,
-        ranks: RankCoordinator | None = None,
+        link: RankLink | None = None,
         frozen_checksum: int = 0,
         address: str | None = None,
         learner_id: str | None = None,
@@ -72,16 +73,13 @@ class ParametersLearner:
     ) -> None:
         """`parameters` is the model, as `parameters.Parameters` describes it. `inner` makes what keeps the optimizer's
         state over deaths, of this learner's machine, events and run folder; without it there is none, and a process
-        that is started again begins with published parameters alone. `ranks` connects the processes of a learner that
-        has several: only the one that speaks makes a learner, the others call `ranks.agree(())` after each step and
-        carry out what it gives. `frozen_checksum` is of what is not trained; learners whose ones differ are told.
-        The rest is as in `atoll.Learner`."""
+        that is started again begins with published parameters alone. `link` connects the processes of a learner that
+        has several (`island`): each of them makes a learner, of `RankParameters`, and calls it in the same way.
+        `frozen_checksum` is of what is not trained; learners whose ones differ are told. The rest is as in
+        `atoll.Learner`."""
         end_in_one_sentence()
         load_entry_points()
         place = find_place(address=address, learner=learner_id, token=token, tls_ca=tls_ca, run_folder=run_folder)
-        ranks = ranks or OneProcess()
-        if not ranks.speaks:
-            raise ConfigError("this process does not speak for its island; make the learner in the one that does")
         options = ClientOptions(
             address=place.address,
             token=place.token,
@@ -93,20 +91,51 @@ class ParametersLearner:
         self._place = place
         self._parameters = parameters
         self._join_timeout_s = join_timeout_s
-        self._machine = LearnerMachine(place.learner, secrets.token_hex(16), parameters.specs, frozen_checksum)
-        self.events: Writer = place.writer()
+        self._link = link
+        speaks = link is None or link.rank == SPEAKER
+        self._preemption = Preemption() if leave_on_sigterm else None
+        self.events: Writer = place.writer() if speaks else NullWriter()
         """Where this learner's events go; scripts may add their own, such as LearnerEvaluated."""
-        self._shell = LearnerShell(parameters, self._machine, options, self.events, ranks)
-        self._doctor = Doctor(options, place.learner, self._shell, patience_s=join_timeout_s)
+        self._doctor: Doctor | None = None
+        self._machine: LearnerMachine | RunView
+        self._shell: LearnerShell | FollowerShell
+        self._seat: Seat
+        learner = place.learner if link is None else link.compare(place.learner)[SPEAKER]
+        if speaks:
+            machine = LearnerMachine(
+                learner, secrets.token_hex(16), parameters.specs, frozen_checksum, orders_ahead=link is not None
+            )
+            shell = self._speaking(parameters, machine, options, link)
+            self._machine, self._shell = machine, shell
+            self._doctor = Doctor(options, learner, shell, patience_s=join_timeout_s)
+        else:
+            assert link is not None
+            self._follow(cast(RankParameters, parameters), learner, link)
         self._meter = StepMeter(self.events, self._machine)
         self._inner = inner(self._machine, self.events, place.run_folder) if inner is not None else NoInnerState()
-        self._shell.give_inner = self._inner.give if self._inner.shared else None
-        self._preemption = Preemption() if leave_on_sigterm else None
+        if isinstance(self._shell, LearnerShell):
+            self._shell.give_inner = self._inner.give if self._inner.shared else None
         self._state = "new"
-        self._alone = False
-        """A synchronous learner gave up waiting; it waits again after the next merge that it adopts."""
         self._resumed = False
         self._unhanded_tokens = 0
+
+    def _speaking(
+        self, parameters: Parameters[Any], machine: LearnerMachine, options: ClientOptions, link: RankLink | None
+    ) -> LearnerShell:
+        """The shell of the process that speaks with the syncer."""
+        if link is None:
+            shell = LearnerShell(parameters, machine, options, self.events)
+            self._seat = SingleSeat(shell, self._preemption)
+            return shell
+        speaking = SpeakerShell(cast(RankParameters, parameters), machine, options, self.events, link)
+        self._seat = SpeakerSeat(speaking, self._preemption, link)
+        return speaking
+
+    def _follow(self, parameters: RankParameters, learner: str, link: RankLink) -> None:
+        """This process does as the one that speaks says."""
+        shell, view = FollowerShell(parameters, link), RunView(learner)
+        self._machine, self._shell = view, shell
+        self._seat = FollowerSeat(shell, view, self._preemption, link)
 
     # ------------------------------------------------------------ what a framework may add
 
@@ -133,14 +162,15 @@ class ParametersLearner:
         self._state = "running"
         self.events.emit(events.LearnerStarted(self._machine.learner, os.getpid()))
         began_ns = time.perf_counter_ns()
-        self._doctor.start()
+        if self._doctor is not None:
+            self._doctor.start()
         try:
             kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
             self._inner.look()
             self._shell.start()
             atexit.register(self._shell.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
-            join(self._shell, self._doctor, self._place.address, self._join_timeout_s)
-            rung = recover(self._inner, self._shell)
+            self._seat.join(self._doctor, self._place.address, self._join_timeout_s)
+            rung = self._recover()
             self._model_joined()
         except BaseException:
             self._state = "closed"
@@ -149,7 +179,8 @@ class ParametersLearner:
             self.events.close()
             raise
         finally:
-            self._doctor.stop()
+            if self._doctor is not None:
+                self._doctor.stop()
         wait_ns = time.perf_counter_ns() - began_ns
         self.events.emit(
             events.LearnerJoined(self._machine.learner, self._machine.generation, self._machine.step, wait_ns)
@@ -162,6 +193,15 @@ class ParametersLearner:
             self._preemption.arm()
         self._meter.resume()
         return self
+
+    def _recover(self) -> str:
+        """Find this process's inner state on the best rung there is; returns its name."""
+        if self._link is None:
+            return recover(self._inner, cast(LearnerShell, self._shell))
+        if self._machine.step == 0:
+            return "fresh"
+        self._inner.warm_up()
+        return "parameters"
 
     # ------------------------------------------------------------ training
 
@@ -176,60 +216,28 @@ class ParametersLearner:
         value = self._read_loss(loss)
         shell = self._shell
         adopt_ns, snapshot_ns = shell.arrays.adopt_ns, shell.arrays.snapshot_ns
-        with shell.changed:
-            self._raise_failure()
-            shell.apply(fx.Stepped(tokens, compute_ns, value))
-            stall_ns = self._wait_if_synchronous()
-            if shell.healing and not self._machine.reseeding:
-                shell.healing = False
-                self._inner.heal()
+        counted, stall_ns = self._seat.step(tokens, compute_ns, value)
+        if shell.healing and not self._reseeding:
+            shell.healing = False
+            self._inner.heal()
         for source in shell.data_sources():
             source.stepped()
         self._warn(self._look_at_model())
         capture_ns = self._inner.stepped()
         self._meter.leave(
-            tokens=tokens,
+            tokens=counted,
             loss=value,
             stall_ns=stall_ns,
             adopt_ns=shell.arrays.adopt_ns - adopt_ns,
             snapshot_ns=shell.arrays.snapshot_ns - snapshot_ns + capture_ns,
         )
-        if self._preemption is not None and (self._preemption.requested or self._machine.dismissed):
-            self.close(reason="SIGTERM" if self._preemption.requested else ASKED_TO_LEAVE)
+        if reason := self._seat.told_to_leave:
+            self.close(reason=reason)
             raise SystemExit(0 if self.handed_over else EXIT_NOT_HANDED_OVER)
 
-    def _wait_if_synchronous(self) -> int:
-        """In a synchronous run, stand at the boundary until the merge that is due here has been adopted."""
-        if not self._machine.must_wait:
-            self._alone = False
-            return 0
-        if self._alone:
-            return 0
-        began = time.monotonic()
-        busy_ns = self._shell.arrays.adopt_ns + self._shell.arrays.snapshot_ns
-        while self._machine.must_wait:
-            self._raise_failure()
-            if time.monotonic() - began > SYNC_WAIT_S_MAX:
-                text = f"no merge for {SYNC_WAIT_S_MAX:g} s; going on alone until the syncer answers"
-                self.events.emit(events.Warned(self._machine.learner, text))
-                self._alone = True
-                break
-            if self._machine.boundary_wanted:
-                self._shell.apply(fx.Boundary())
-            else:
-                self._shell.changed.wait(WAIT_SLICE_S)
-        busy_ns = self._shell.arrays.adopt_ns + self._shell.arrays.snapshot_ns - busy_ns
-        return max(0, int((time.monotonic() - began) * 1e9) - busy_ns)
-
-    def _raise_failure(self) -> None:
-        failure = self._shell.failure
-        if failure is None:
-            return
-        if run_closed(self._shell.failure):
-            return  # the run ended while this learner was reconnecting: `done` says so
-        if isinstance(failure, RefusedError) and failure.code == Refusal.FENCED:
-            raise FencedError(failure.code, failure.detail)
-        raise failure
+    @property
+    def _reseeding(self) -> bool:
+        return isinstance(self._machine, LearnerMachine) and self._machine.reseeding
 
     def _warn(self, text: str) -> None:
         """Tell whoever watches the run, and whoever watches this script. Nothing to say: nothing said."""
@@ -243,12 +251,8 @@ class ParametersLearner:
     def done(self) -> bool:
         """True when the run's token budget is spent: leave the loop. Raises what ended this session for good."""
         if self._state == "running":
-            self._raise_failure()
-        if self._preemption is not None and self._machine.dismissed:
-            return run_closed(
-                self._shell.failure
-            )  # the next `step` ends this process as SIGTERM does: its run is not over
-        return bool(self._machine.stopped) or run_closed(self._shell.failure)
+            self._seat.raise_failure()
+        return self._seat.done
 
     def keep(self, name: str, extra: Stateful) -> None:
         """Add something made after joining (a schedule, a loader's position) to this learner's checkpoints; its state
@@ -299,6 +303,16 @@ class ParametersLearner:
         return max(self._place.world or self._machine.config.learners_expected, self.rank + 1)
 
     @property
+    def island_rank(self) -> int:
+        """Which process of its learner this is: 0 to island_size - 1. Rank 0 speaks with the syncer."""
+        return self._link.rank if self._link is not None else 0
+
+    @property
+    def island_size(self) -> int:
+        """How many processes this learner has: 1, or the ranks of an island, which share its data among them."""
+        return self._link.size if self._link is not None else 1
+
+    @property
     def generation(self) -> int:
         """1 for the first process that joined under this id, 2 for the next."""
         return self._machine.generation
@@ -330,9 +344,7 @@ class ParametersLearner:
             raise LocalProtocolError("global_params needs a learner that has joined a run")
         saved = parameters.save()
         try:
-            for fragment, published in enumerate(vault.current):
-                assert published is not None
-                parameters.write(fragment, parameters.stage(fragment, partial(into, published.theta)))
+            self._shell.arrays.show_published()
             yield
         finally:
             parameters.restore(saved)
@@ -362,7 +374,7 @@ class ParametersLearner:
                 shell.poke_data(source.stream)
             else:
                 source.dropped()  # progress that is thrown away was not trained: its chunks are issued again
-        self._unhanded_tokens, why = hand_over(shell, self._place.address, flush=flush, reason=reason)
+        self._unhanded_tokens, why = self._seat.hand_over(self._place.address, flush=flush, reason=reason)
         checkpoint = self._inner.close(last=shell.failure is None)
         if why:
             self._say(sentence(self._machine.learner, self._unhanded_tokens, why, checkpoint))
@@ -390,7 +402,7 @@ class ParametersLearner:
     def _never_stepped(self) -> bool:
         """True if this process trained nothing although it could have: the run was not over, nobody told it to leave,
         and it did not come back to find that its work was done already."""
-        told = bool(self._machine.stopped) or (self._preemption is not None and self._preemption.requested)
+        told = self._seat.done or (self._preemption is not None and self._preemption.requested)
         return not (self._machine.steps or told or self._resumed or self._shell.failure is not None)
 
     def _say(self, text: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from atoll.core import CLOSE_TIMEOUT_NS, LET_GO_NS, WAIT_SLICE_NS, LearnerMachine, Refusal
+from atoll.codec import fragment_codec
+from atoll.core import CLOSE_TIMEOUT_NS, LET_GO_NS, WAIT_SLICE_NS, Layout, LearnerMachine, Refusal
 from atoll.core import effects as fx
 from atoll.errors import RefusedError
 from atoll.learner.shell import LearnerShell
-from atoll.learner.vault import Vault
 
 CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_NS / 1e9
 LET_GO_S = LET_GO_NS / 1e9
@@ -19,15 +20,19 @@ EXIT_NOT_HANDED_OVER = 4
 NEVER_STEPPED = "learner.step was never called: nothing was trained; call it once per optimizer step"
 
 
-def hand_over(shell: LearnerShell, address: str, *, flush: bool, reason: str) -> tuple[int, str]:
-    """Hand over, say goodbye, and wait for the syncer's word. Returns the tokens that it does not have, and why."""
+def hand_over(
+    shell: LearnerShell, address: str, stand: Callable[[], None], *, flush: bool, reason: str
+) -> tuple[int, str]:
+    """Hand over, say goodbye, and wait for the syncer's word. Returns the tokens that it does not have, and why.
+    `stand` waits a while at the boundary, and does what there is to do there."""
     began = time.monotonic()
     with shell.changed:
-        assert shell.vault is not None
-        leaving = HandOver(shell.machine, shell.vault)
+        assert shell.layout is not None
+        leaving = HandOver(shell.machine, shell.layout)
         if shell.failure is None:
             shell.apply(fx.Closing(flush, reason))
-        _wait_for_word(shell, began + CLOSE_TIMEOUT_S)
+    _wait_for_word(shell, began + CLOSE_TIMEOUT_S, stand)
+    with shell.changed:
         if not flush or run_closed(shell.failure) or _let_go(shell):
             return 0, ""
         tokens = leaving.tokens(linked=shell.linked)
@@ -40,16 +45,18 @@ def hand_over(shell: LearnerShell, address: str, *, flush: bool, reason: str) ->
         return tokens, leaving.why(address=address, linked=shell.linked, **times)
 
 
-def _wait_for_word(shell: LearnerShell, deadline: float) -> None:
+def _wait_for_word(shell: LearnerShell, deadline: float, stand: Callable[[], None]) -> None:
     while not shell.driver.left and shell.failure is None and time.monotonic() < deadline:
-        shell.changed.wait(WAIT_SLICE_S)
-        shell.apply(fx.Boundary())
+        stand()
     # The syncer ends the session when everything that was handed over is safe with it.
     deadline = max(deadline, time.monotonic() + LET_GO_S)
     while not _let_go(shell) and shell.failure is None and time.monotonic() < deadline:
-        shell.changed.wait(WAIT_SLICE_S)
-        if not shell.driver.left:
-            shell.apply(fx.Boundary())
+        if shell.driver.left:
+            with shell.changed:
+                if not _let_go(shell):
+                    shell.changed.wait(WAIT_SLICE_S)
+        else:
+            stand()
 
 
 def _let_go(shell: LearnerShell) -> bool:
@@ -64,25 +71,26 @@ def run_closed(failure: Exception | None) -> bool:
 class HandOver:
     """One leaving, from its beginning. The caller holds the shell's lock."""
 
-    def __init__(self, machine: LearnerMachine, vault: Vault) -> None:
+    def __init__(self, machine: LearnerMachine, layout: Layout) -> None:
         self._machine = machine
-        self._vault = vault
+        self._layout = layout
         self._before = [answered for answered, _ in machine.handed_over]
 
     def tokens(self, *, linked: bool) -> int:
         """Tokens that the syncer does not have. While it answers, it has what it accepted; one that is gone may not
         have written that down, so then everything counts that is in no published version."""
-        fragments = self._vault.layout.fragments
+        fragments = self._layout.fragments
         missing = self._machine.unanswered_tokens if linked else self._machine.pending_tokens
         share = sum(tokens * f.parameters for tokens, f in zip(missing, fragments, strict=True))
         return -(-share // sum(f.parameters for f in fragments))
 
     def bytes(self) -> tuple[int, int]:
         """(encoded bytes that the syncer took since the beginning, those that there were to give), at most."""
+        name = self._machine.config.codec_up
         taken = waiting = 0
-        given = zip(self._machine.handed_over, self._before, self._vault.layout.fragments, strict=True)
+        given = zip(self._machine.handed_over, self._before, self._layout.fragments, strict=True)
         for (answered, to_give), before, fragment in given:
-            size = self._vault.codec(self._vault.config.codec_up, fragment.index).size_max(fragment.size)
+            size = fragment_codec(name, self._layout, fragment.index).size_max(fragment.size)
             taken += size * (answered - before)
             waiting += size * to_give
         return taken, taken + waiting

@@ -32,6 +32,7 @@ from atoll.core import (
     FetchKind,
     FetchRequest,
     Hello,
+    Layout,
     LearnerDriver,
     LearnerDriverHost,
     LearnerMachine,
@@ -42,6 +43,7 @@ from atoll.core import (
     PushHeader,
     PushReply,
     Start,
+    SyncConfig,
     SyncerMessage,
     Welcome,
     build_layout,
@@ -56,9 +58,8 @@ from atoll.errors import (
     UnreachableError,
 )
 from atoll.learner.arithmetic import U8
-from atoll.learner.arrays import IslandArrays, whole_payload
+from atoll.learner.arrays import StepArrays, whole_payload
 from atoll.learner.fault_hooks import encode_contribution, outgoing
-from atoll.learner.island import RankCoordinator
 from atoll.learner.parameters import Parameters
 from atoll.learner.thin import LinkMeter
 from atoll.learner.vault import HeldContribution, HeldVersion, Vault
@@ -92,13 +93,14 @@ class LearnerShell(LearnerDriverHost):
         machine: LearnerMachine,
         options: ClientOptions,
         writer: Writer,
-        ranks: RankCoordinator,
     ) -> None:
         self.machine = machine
         self.writer = writer
         self.changed = threading.Condition()
         self.driver = LearnerDriver(machine, self)
-        self._arrays: IslandArrays | None = None
+        self.layout: Layout | None = None
+        """Of the whole model; there once the syncer has said how it is laid out."""
+        self._arrays: StepArrays | None = None
         self.failure: Exception | None = None
         self.ever_linked = False
         self.last_down = ""
@@ -114,7 +116,6 @@ class LearnerShell(LearnerDriverHost):
         self._sources: dict[str, AttachedData] = {}
         self._poked: set[str] = set()
         self._parameters = parameters
-        self._ranks = ranks
         self._options = options
         self._meter = LinkMeter(machine.learner, writer)
         self._bulk: RoutedBulk | None = None
@@ -257,23 +258,26 @@ class LearnerShell(LearnerDriverHost):
         await self._bulk.start_again()
 
     def _fix_layout(self, welcome: Welcome) -> None:
-        if self._arrays is None:
-            layout = build_layout(self.machine.tensors, welcome.config.fragments)
-            self._arrays = IslandArrays(self._parameters, layout, welcome.config)
-        if self.arrays.vault.layout.fingerprint != welcome.fingerprint:
+        if self.layout is None:
+            self.layout = build_layout(self.machine.tensors, welcome.config.fragments)
+            self._make_arrays(self.layout, welcome.config)
+        if self.layout.fingerprint != welcome.fingerprint:
             raise RemoteProtocolError(
                 "the syncer lays this model out differently; install the same version of atoll on both sides"
             )
-        self.arrays.vault.config = welcome.config
+        self._take_settings(welcome.config)
+
+    def _make_arrays(self, layout: Layout, config: SyncConfig) -> None:
+        self._arrays = StepArrays(self._parameters, layout, config)
+
+    def _take_settings(self, config: SyncConfig) -> None:
+        self.arrays.vault.config = config
 
     # ------------------------------------------------------------ what the training thread says and asks
 
     def apply(self, event: fx.Stepped | fx.Boundary | fx.Closing) -> None:
         """At a step boundary. The caller holds `changed`."""
         self.driver.handle(event)
-        if self._arrays is not None:
-            orders, self._arrays.orders = self._arrays.orders, []
-            self._ranks.agree(orders)
 
     @property
     def vault(self) -> Vault | None:
@@ -281,14 +285,14 @@ class LearnerShell(LearnerDriverHost):
 
     def bytes_missing(self) -> list[int]:
         """The sizes of the fragments that have not come yet. The caller holds `changed`."""
-        if self._arrays is None:
+        if self.layout is None:
             return []
-        return [4 * self.arrays.vault.layout.fragments[fragment].size for fragment in self.machine.missing]
+        return [4 * self.layout.fragments[fragment].size for fragment in self.machine.missing]
 
     # ------------------------------------------------------------ the driver's world
 
     @property
-    def arrays(self) -> IslandArrays:
+    def arrays(self) -> StepArrays:
         """There once the syncer has said how the model is laid out."""
         assert self._arrays is not None
         return self._arrays
@@ -490,8 +494,8 @@ class LearnerShell(LearnerDriverHost):
         self._moved("down", size, took_ns)
 
     def _moved(self, direction: str, size: int, took_ns: int) -> None:
-        vault = self.arrays.vault
-        needs = needed_bytes_s(vault.config, vault.layout, direction, self.machine.step_ns)
+        assert self.layout is not None
+        needs = needed_bytes_s(self.machine.config, self.layout, direction, self.machine.step_ns)
         self._meter.moved(direction, size, took_ns, needs)
 
     def reseeded(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Self, SupportsFloat
+from typing import Any, Self, SupportsFloat, cast
 
 import torch
 from torch import nn
@@ -20,14 +20,18 @@ from torch import nn
 from atoll.core import LearnerMachine
 from atoll.errors import LocalProtocolError
 from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
-from atoll.learner.checks import check_model, check_optimizer, refuse_ranks, refuse_sharded
+from atoll.learner.checks import check_model, check_optimizer, refuse_fsdp1
 from atoll.learner.inner_recovery import InnerRecovery
 from atoll.learner.inner_state import CHECKPOINT_EVERY_S, Stateful
+from atoll.learner.island.gloo import ISLAND_TIMEOUT_S, GlooLink
+from atoll.learner.island.parameters import RankParameters
+from atoll.learner.island.torch_island import island_ranks, rank_parameters
 from atoll.learner.joining import JOIN_TIMEOUT_S
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.learner import ParametersLearner
 from atoll.learner.losses import LossReader
 from atoll.learner.torch_parameters import TorchParameters, trainable
+from atoll.learner.view import RunView
 from atoll.learner.watch import ModelWatch, frozen_checksum
 from atoll.observe import Writer
 
@@ -35,7 +39,7 @@ from atoll.observe import Writer
 class Learner(ParametersLearner):
     """One island of the run. Use it as a context manager, or call `start` and `close`."""
 
-    _parameters: TorchParameters
+    _parameters: TorchParameters | RankParameters
 
     def __init__(
         self,
@@ -55,6 +59,9 @@ class Learner(ParametersLearner):
         extras: Mapping[str, Stateful] | None = None,
         checkpoint_every_s: float = CHECKPOINT_EVERY_S,
         leave_on_sigterm: bool = True,
+        mesh: Any = None,
+        group: Any = None,
+        island_timeout_s: float = ISLAND_TIMEOUT_S,
     ) -> None:
         """`address`, `learner_id`, `token` and `run_folder` come from the environment that `atoll run` sets unless
         given here. `merge_modes` maps parameter names to "mean" or "rda" (as the run's `merge` says) where the
@@ -69,22 +76,37 @@ class Learner(ParametersLearner):
         `atoll leave` asks this learner to go, the step under way is finished, everything is handed over, and the
         process exits with status 0, or with 4 (EXIT_NOT_HANDED_OVER) and a sentence on standard error where that did
         not succeed (unless the script handles SIGTERM itself). Without it `atoll leave` makes `done` true, and the
-        script ends as it likes."""
+        script ends as it likes.
+
+        Where torch.distributed has several ranks, each of them makes a Learner and calls it in the same way, and they
+        are one learner: all of them, or those of `mesh` (a DeviceMesh) or `group`. A rank that does not come to a step
+        for `island_timeout_s` seconds is an IslandError on the others."""
         end_in_one_sentence()
         check_model(model)
-        refuse_ranks()
-        refuse_sharded(model)
-        parameters = TorchParameters(model, merge_modes, on_device=copies_on_device)
+        refuse_fsdp1(model)
+        ranks = island_ranks(model, mesh, group)
+        link: GlooLink | None = None
+        if ranks is None:
+            parameters: TorchParameters | RankParameters = TorchParameters(
+                model, merge_modes, on_device=copies_on_device
+            )
+        else:
+            parameters, link = rank_parameters(model, merge_modes, ranks, island_timeout_s)
         self._model = model
         self._optimizer = check_optimizer(optimizer, model)
         self._losses = LossReader()
+        self._watch: ModelWatch | None = None
 
-        def inner(machine: LearnerMachine, writer: Writer, folder: Path | None) -> InnerRecovery:
-            return InnerRecovery(self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
+        def inner(machine: LearnerMachine | RunView, writer: Writer, folder: Path | None) -> InnerRecovery:
+            folder = folder if link is None else None
+            found = InnerRecovery(self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
+            found.shared = found.shared and link is None
+            return found
 
         super().__init__(
             parameters,
             inner=inner,
+            link=link,
             frozen_checksum=frozen_checksum(model),
             address=address,
             learner_id=learner_id,
@@ -105,13 +127,14 @@ class Learner(ParametersLearner):
 
     def _model_joined(self) -> None:
         self._inner.keep(BUFFERS, KeptBuffers(self._model))
-        self._watch = ModelWatch(self._model, (spec.name for spec in self._parameters.specs))
+        if self._link is None:
+            self._watch = ModelWatch(self._model, (spec.name for spec in self._parameters.specs))
 
     def _read_loss(self, loss: SupportsFloat | None) -> float:
         return self._losses.read(loss)
 
     def _look_at_model(self) -> str:
-        return self._watch.stepped()
+        return self._watch.stepped() if self._watch is not None else ""
 
     def adopt_published(self) -> None:
         """Put the published parameters that this learner has adopted into the model for good: after `close`, for
@@ -129,5 +152,5 @@ class Learner(ParametersLearner):
         vault = self._shell.vault
         if self._state == "new" or vault is None or any(p is None for p in vault.current):
             raise LocalProtocolError("published_state_dict needs a learner that has joined a run")
-        thetas = [self._shell.arrays.on_host(published.theta) for published in vault.current if published is not None]
-        return self._parameters.named(thetas)
+        held = self._parameters.held if isinstance(self._parameters, RankParameters) else self._parameters
+        return cast(TorchParameters, held).named(self._shell.arrays.published())

@@ -140,6 +140,10 @@ class TorchParameters:
         self._outward = _stream(self.device) if self._cuda else None
         self._inward = _stream(self.device) if self._cuda else None
 
+    def _tensor(self, index: int) -> torch.Tensor:
+        """What this process has of a parameter."""
+        return self._parameters[index].detach()
+
     def arithmetic(self, config: SyncConfig) -> Arithmetic[Any]:
         """Where the learner's own copies of these parameters live. Called once, after `lay_out`."""
         count = sum(fragment.size for fragment in self.layout.fragments)
@@ -193,7 +197,9 @@ class TorchParameters:
         """flat[...] = parameters, as fp32, on flat's device; `clear`: and 0 between them. In one call, because on a GPU
         a call takes longer than a copy."""
         pieces = self.layout.fragments[fragment].slices
-        sources = [self._parameters[piece.tensor].detach().reshape(-1)[piece.start : piece.stop] for piece in pieces]
+        sources = [self._tensor(piece.tensor).reshape(-1)[piece.start : piece.stop] for piece in pieces]
+        if not pieces:
+            return  # a rank may hold nothing of a fragment
         places, paddings = _pieces(flat, pieces)
         torch._foreach_copy_(places, sources, non_blocking=True)
         if clear and paddings:
@@ -227,7 +233,9 @@ class TorchParameters:
 
     def add(self, fragment: int, staged: TorchStaged) -> None:
         pieces = self.layout.fragments[fragment].slices
-        parameters = [self._parameters[piece.tensor].detach() for piece in pieces]
+        if not pieces:
+            return
+        parameters = [self._tensor(piece.tensor) for piece in pieces]
         if all(p.dtype is torch.float32 and p.is_contiguous() for p in parameters):
             flats = [p.view(-1)[piece.start : piece.stop] for p, piece in zip(parameters, pieces, strict=True)]
             with torch.no_grad():
@@ -247,7 +255,7 @@ class TorchParameters:
         flat = staged.tensor()
         values = flat.to(self.device, non_blocking=True) if flat.device != self.device else flat
         for piece in self.layout.fragments[fragment].slices:
-            parameter = self._parameters[piece.tensor].detach()
+            parameter = self._tensor(piece.tensor)
             value = values[piece.offset : piece.offset + piece.size]
             if parameter.is_contiguous():
                 change(parameter.view(-1)[piece.start : piece.stop], value)
@@ -259,7 +267,11 @@ class TorchParameters:
     # ------------------------------------------------------------ as they are
 
     def as_kept(self, fragment: int, theta: F32) -> F32:
-        rounded = self._rounded(fragment)
+        return self.rounded(theta, self.layout.fragments[fragment].slices)
+
+    def rounded(self, theta: F32, pieces: Sequence[TensorSlice]) -> F32:
+        """`as_kept` of an array in which these pieces lie."""
+        rounded = self._typed(pieces)
         if not rounded:
             return theta
         kept = theta.copy()
@@ -270,7 +282,9 @@ class TorchParameters:
 
     def _rounded(self, fragment: int) -> list[tuple[int, int, torch.dtype]]:
         """The parts of a fragment that are kept as something else than fp32: offset, size, type."""
-        pieces = self.layout.fragments[fragment].slices
+        return self._typed(self.layout.fragments[fragment].slices)
+
+    def _typed(self, pieces: Sequence[TensorSlice]) -> list[tuple[int, int, torch.dtype]]:
         typed = [(piece.offset, piece.size, self._parameters[piece.tensor].dtype) for piece in pieces]
         return [item for item in typed if item[2] is not torch.float32]
 
@@ -286,16 +300,20 @@ class TorchParameters:
         """Copies of flat arrays, one per fragment, as the tensors that these parameters are."""
         shapes = zip(self.specs, self._parameters, strict=True)
         tensors = {spec.name: torch.empty(parameter.shape, dtype=torch.float32) for spec, parameter in shapes}
-        flats = [tensor.view(-1) for tensor in tensors.values()]
+        self._fill([tensor.view(-1) for tensor in tensors.values()], thetas)
+        return tensors
+
+    def _fill(self, flats: Sequence[torch.Tensor], thetas: Sequence[F32]) -> None:
         for fragment, theta in zip(self.layout.fragments, thetas, strict=True):
             for piece in fragment.slices:
                 values = torch.from_numpy(theta[piece.offset : piece.offset + piece.size])
                 flats[piece.tensor][piece.start : piece.stop] = values
-        return tensors
 
 
 def _pieces(flat: torch.Tensor, pieces: Sequence[TensorSlice]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """The slices of a fragment in a flat array, and the padding between them."""
+    if not pieces:
+        return [], []
     ends = [piece.offset + piece.size for piece in pieces]
     gaps = [after.offset - end for end, after in zip(ends, pieces[1:], strict=False)]
     paddings = (*gaps, flat.numel() - ends[-1])

@@ -1,0 +1,156 @@
+"""What each rank of an island holds of a torch model: read off its DTensors, and compared over the ranks.
+
+A plain parameter is whole on every rank (DDP, or parts of a model that are not sharded). A DTensor says by its mesh and
+its placements which rows and columns are where: FSDP2, HSDP, tensor parallel and their combinations are all told apart
+by that alone. torch's own placements cut a list of indices, so nobody has to know how they cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from atoll.core import TensorSpec
+from atoll.errors import ConfigError
+from atoll.learner.island.intervals import Intervals, intervals
+from atoll.learner.island.shares import Holdings, Indices, held_runs
+from atoll.learner.names import named_parameters
+from atoll.learner.parameters import F32
+from atoll.learner.torch_parameters import TorchParameters
+
+
+def is_dtensor(value: object) -> bool:
+    tensors = sys.modules.get("torch.distributed.tensor")  # imported by whoever shards, and not by us: it takes long
+    return tensors is not None and isinstance(value, tensors.DTensor)
+
+
+def local_part(parameter: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it."""
+    if not is_dtensor(parameter):
+        return parameter.detach()
+    with torch.no_grad():
+        local: torch.Tensor = parameter.to_local()  # type: ignore[attr-defined]
+    return local.detach()
+
+
+class LocalParameters(TorchParameters):
+    """This rank's parts of the parameters, by a layout of its own local tensors."""
+
+    def _tensor(self, index: int) -> torch.Tensor:
+        return local_part(self._parameters[index])
+
+    def save(self) -> list[torch.Tensor]:
+        return [local_part(parameter).clone() for parameter in self._parameters]
+
+    @torch.no_grad()
+    def restore(self, saved: list[torch.Tensor]) -> None:
+        for parameter, value in zip(self._parameters, saved, strict=True):
+            local_part(parameter).copy_(value)
+        self.reshard()
+
+    def reshard(self) -> None:
+        """FSDP2 may keep gathered copies of parameters that have changed since."""
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        for module in self._model.modules() if fsdp is not None else ():
+            if isinstance(module, fsdp.FSDPModule):  # type: ignore[union-attr]
+                module.reshard()
+
+    def named(self, thetas: Sequence[F32]) -> dict[str, torch.Tensor]:
+        """As what the parameters are: DTensors of which this rank has its part, or plain tensors."""
+        values = [torch.empty(local_part(parameter).shape, dtype=torch.float32) for parameter in self._parameters]
+        self._fill([value.view(-1) for value in values], thetas)
+        found = {}
+        for spec, parameter, value in zip(self.specs, self._parameters, values, strict=True):
+            if is_dtensor(parameter):
+                made: Any = type(parameter.data)
+                stride = {"shape": parameter.shape, "stride": parameter.stride()}
+                mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+                found[spec.name] = made.from_local(value, mesh, placements, run_check=False, **stride)
+            else:
+                found[spec.name] = value
+        return found
+
+
+def holdings_of(model: nn.Module, specs: tuple[TensorSpec, ...], ranks: Sequence[int]) -> Holdings:
+    """What each of these ranks (by their numbers in the default group) holds, as this rank's model says."""
+    known = dict(named_parameters(model))
+    return Holdings(specs, tuple(_runs(spec, known[spec.name], ranks) for spec in specs))
+
+
+def _runs(spec: TensorSpec, parameter: torch.Tensor, ranks: Sequence[int]) -> tuple[Intervals, ...]:
+    if not is_dtensor(parameter):
+        return (intervals([0], [int(np.prod(spec.shape))]),) * len(ranks)
+    mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+    runs: dict[tuple[int, ...], Intervals] = {}
+    found = []
+    for rank in ranks:
+        where = tuple(int(c) for c in (mesh.mesh == rank).nonzero()[0]) if bool((mesh.mesh == rank).any()) else ()
+        if not where:
+            raise ConfigError(
+                f"parameter {spec.name!r} is sharded over a mesh without rank {rank}, and every rank of a learner must "
+                "hold a part of every parameter; give this Learner the mesh= or group= of the ranks that do"
+            )
+        if where not in runs:
+            indices = _indices(spec.name, parameter, where)
+            runs[where] = held_runs(spec.shape, indices)
+        found.append(runs[where])
+    return tuple(found)
+
+
+def _indices(name: str, parameter: Any, where: tuple[int, ...]) -> Indices:
+    """The indices along each dimension that the rank at this place of the mesh holds."""
+    from torch.distributed.tensor.placement_types import Replicate, Shard
+
+    shape = tuple(parameter.shape) or (1,)
+    index = [torch.arange(size) for size in shape]
+    for axis, placement in enumerate(parameter.placements):
+        strided = type(placement).__name__ == "_StridedShard"  # no subclass of Shard in every version of torch
+        if isinstance(placement, Replicate):
+            continue
+        if not (isinstance(placement, Shard) or strided):
+            raise ConfigError(
+                f"parameter {name!r} has the placement {placement}, of which no rank has the values; shard or "
+                "replicate it (Shard, Replicate)"
+            )
+        dim = placement.dim
+        along: Any = Shard(0) if not strided else type(placement)(0, split_factor=placement.split_factor)
+        chunks, _ = along._split_tensor(index[dim], parameter.device_mesh.size(axis), with_padding=False)
+        index[dim] = chunks[where[axis]] if where[axis] < len(chunks) else index[dim][:0]
+    return tuple(one.numpy() for one in index)
+
+
+def check_local(model: nn.Module, holdings: Holdings, me: int) -> None:
+    """What the placements say must be what is here."""
+    known = dict(named_parameters(model))
+    for spec, runs in zip(holdings.tensors, holdings.runs, strict=True):
+        here = local_part(known[spec.name])
+        if here.numel() != runs[me].count:
+            raise ConfigError(
+                f"rank {me} has {here.numel()} elements of {spec.name!r} where its placement says {runs[me].count}; "
+                "make the Learner after the model was sharded, on every rank"
+            )
+
+
+def fingerprint(model: nn.Module, specs: tuple[TensorSpec, ...], version: str) -> dict[str, str]:
+    """What must be the same on all ranks, by what a person calls it."""
+    known = dict(named_parameters(model))
+    tensors = [[s.name, s.shape, s.dtype, s.merge] for s in specs]
+    cuts = [str(getattr(known[s.name], "placements", "")) for s in specs]
+    kinds = sorted({known[s.name].device.type for s in specs})
+
+    def digest(value: object) -> str:
+        return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+    return {
+        "version of atoll": version,
+        "type of device": "+".join(kinds),
+        "model": f"{len(specs)} trainable tensors, {digest(tensors)}",
+        "sharding": digest(cuts),
+    }

@@ -1,0 +1,290 @@
+"""Commands: what the rank that speaks asks of all ranks of its learner, itself included, done by each in one order.
+
+A command's head has fixed size and says everything; bytes follow where its numbers say so. Every command that can fail
+ends with a report of each rank to the speaker, so that `done` there means done everywhere.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from threading import Condition
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from atoll.codec import block_bytes
+from atoll.core import SyncConfig, build_layout
+from atoll.core import effects as fx
+from atoll.errors import IslandError, PayloadError
+from atoll.learner.island.arrays import RankArrays
+from atoll.learner.island.link import COMMAND_WORDS, SPEAKER, RankLink
+from atoll.learner.island.parameters import RankParameters
+from atoll.learner.island.parts import WHOLE, join_parts, part_bytes, split_parts
+from atoll.learner.island.word import RULES
+from atoll.learner.parameters import F32
+from atoll.learner.vault import HeldVersion
+
+U8 = NDArray[np.uint8]
+I64 = NDArray[np.int64]
+CHECK_EVERY = 16
+"""Versions of a fragment of which one is compared with the syncer's, byte for byte: what they are added up from was
+checked when it came."""
+
+
+class Op(enum.IntEnum):
+    NOTHING = 0
+    STOP = 1
+    LAY_OUT = 2
+    CONTRIBUTE = 3
+    UPDATE = 4
+    WHOLE = 5
+    STAGE = 6
+    SETTLE = 7
+    DROP = 8
+    DISCARD = 9
+    FORGET_RESIDUALS = 10
+    FORGET_PREPARED = 11
+    READ_SEED = 12
+    READ_HELD = 13
+
+
+class Outcome(enum.IntEnum):
+    FINE = 0
+    REFUSED = 1
+    """The bytes are none, or are not finite."""
+    NOT_HERE = 2
+    BROKEN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    op: Op
+    numbers: tuple[int, ...] = ()
+
+    def head(self, boundary: int) -> I64:
+        """`boundary`: how many of them the speaker had behind it."""
+        head = np.zeros(COMMAND_WORDS, np.int64)
+        values = (self.op, boundary, len(self.numbers), *self.numbers)
+        if len(values) > COMMAND_WORDS:
+            raise IslandError(f"a command of {len(values)} numbers is too long; that is a defect in atoll")
+        head[: len(values)] = values
+        return head
+
+
+def read_head(head: I64) -> tuple[Command, int]:
+    op, boundary, count = (int(value) for value in head[:3])
+    return Command(Op(op), tuple(int(value) for value in head[3 : 3 + count])), boundary
+
+
+def stage_command(effect: fx.Adopt) -> Command:
+    alpha = int(np.float64(effect.alpha).view(np.int64))
+    numbers = (effect.fragment, effect.version, RULES.index(effect.rule), alpha, *effect.already_merged)
+    return Command(Op.STAGE, numbers)
+
+
+class _NotHereError(Exception):
+    """A version that this rank does not hold any more."""
+
+
+class RankWork:
+    """One rank's part in commands. Its worker thread calls `run`."""
+
+    def __init__(self, parameters: RankParameters, link: RankLink, lock: Condition) -> None:
+        self._parameters = parameters
+        self._link = link
+        self._lock = lock
+        self._speaks = link.rank == SPEAKER
+        self.arrays: RankArrays | None = None
+        self.broken: Exception | None = None
+        """Why this rank could not do its part."""
+
+    def run(self, command: Command, payload: Any = None) -> Any:
+        """Do this rank's part. At the speaker: the result, or a text where it failed."""
+        return getattr(self, f"_{command.op.name.lower()}")(payload, *command.numbers)
+
+    @property
+    def _here(self) -> RankArrays:
+        assert self.arrays is not None, "a command came before the layout"
+        return self.arrays
+
+    # ------------------------------------------------------------ small ones
+
+    def _nothing(self, payload: None) -> None:
+        return
+
+    def _settle(self, payload: None, fragment: int, seq: int, merged: int) -> None:
+        self._here.settle(fragment, seq, bool(merged))
+
+    def _drop(self, payload: None, fragment: int, boundary: int) -> None:
+        self._here.drop(fragment, boundary)
+
+    def _discard(self, payload: None, fragment: int, version: int) -> None:
+        self._here.discard(fragment, version)
+
+    def _forget_residuals(self, payload: None) -> None:
+        self._here.forget_residuals()
+
+    def _forget_prepared(self, payload: None, fragment: int) -> None:
+        self._here.forget_prepared(fragment)
+
+    # ------------------------------------------------------------ layout
+
+    def _lay_out(self, config: SyncConfig | None, size: int) -> str | None:
+        """The run's settings, from which every rank makes the same layout."""
+        text = np.frombuffer(config_bytes(config), np.uint8).copy() if config is not None else np.empty(size, np.uint8)
+        self._scatter(text, [text] * self._link.size)
+        if config is None:
+            config = SyncConfig(**json.loads(text.tobytes()))
+        settings = config
+
+        def lay_out() -> None:
+            if self.arrays is None:
+                layout = build_layout(self._parameters.specs, settings.fragments)
+                self.arrays = RankArrays(self._parameters, layout, settings, self._lock)
+            self.arrays.vault.config = settings
+
+        return self._report(self._try(lay_out)[0])
+
+    # ------------------------------------------------------------ contributions
+
+    def _contribute(
+        self, payload: None, fragment: int, seq: int, boundary: int, feedback: int, *merged: int
+    ) -> U8 | str:
+        here = self._here
+        code, part = self._try(lambda: here.contribute(fragment, seq, boundary, merged, bool(feedback)))
+        failed = self._report(code)
+        if failed is not None:
+            return failed
+        sections = block_bytes(here.vault.config.codec_up)
+        return self._gather(fragment, sections, part)
+
+    # ------------------------------------------------------------ versions
+
+    def _update(self, payload: U8 | None, fragment: int, version: int, *checksum: int) -> HeldVersion | str:
+        here = self._here
+        part = self._share(payload, fragment, block_bytes(here.vault.config.codec_down))
+        code, made = self._try(lambda: here.prepare_update(fragment, version, part))
+        failed = self._report(code)
+        if failed is None and version % CHECK_EVERY == 0:
+            failed = self._compare(fragment, made, _unsigned(checksum[0]))
+        return self._made(fragment, version, made, failed, checksum)
+
+    def _whole(self, payload: U8 | None, fragment: int, version: int, *checksum: int) -> HeldVersion | str:
+        part = self._share(payload, fragment, WHOLE)
+        code, made = self._try(lambda: self._here.prepare_whole(fragment, version, part))
+        return self._made(fragment, version, made, self._report(code), checksum)
+
+    def _made(
+        self, fragment: int, version: int, made: Any, failed: str | None, checksum: tuple[int, ...]
+    ) -> HeldVersion | str:
+        if failed is not None:
+            return failed
+        made.checksum = _unsigned(checksum[0])
+        return made  # type: ignore[no-any-return]
+
+    def _compare(self, fragment: int, made: Any, expected: int) -> str | None:
+        whole = self._gather(fragment, WHOLE, made.theta.view(np.uint8))
+        if not self._speaks or not expected or xxhash.xxh3_64_intdigest(whole.data) == expected:
+            return None
+        return f"version {made.version} of fragment {fragment} differs from the syncer's"
+
+    def _stage(self, payload: None, fragment: int, version: int, rule: int, alpha: int, *merged: int) -> str | None:
+        effect = fx.Adopt(fragment, version, RULES[rule], float(np.int64(alpha).view(np.float64)), merged)
+        return self._report(self._try(lambda: self._here.stage(effect))[0])
+
+    # ------------------------------------------------------------ whole fragments
+
+    def _read_seed(self, payload: None, fragment: int) -> F32 | str:
+        return self._read(fragment, lambda: self._here.seed_values(fragment))
+
+    def _read_held(self, payload: None, fragment: int, version: int) -> F32 | str:
+        def held() -> F32:
+            values = self._here.held_values(fragment, version)
+            if values is None:
+                raise _NotHereError
+            return values
+
+        return self._read(fragment, held)
+
+    def _read(self, fragment: int, values: Callable[[], F32]) -> F32 | str:
+        code, mine = self._try(values)
+        failed = self._report(code)
+        return failed if failed is not None else self._gather(fragment, WHOLE, mine.view(np.uint8)).view(np.float32)
+
+    # ------------------------------------------------------------ what commands have in common
+
+    def _try(self, work: Callable[[], Any]) -> tuple[Outcome, Any]:
+        try:
+            return Outcome.FINE, work()
+        except PayloadError as error:
+            return Outcome.REFUSED, str(error)
+        except _NotHereError:
+            return Outcome.NOT_HERE, None
+        except IslandError:
+            raise
+        except Exception as error:  # a defect on one rank must reach all of them
+            self.broken = error
+            return Outcome.BROKEN, None
+
+    def _report(self, code: Outcome) -> str | None:
+        """What is wrong, on any rank; None if nothing is. The same at all ranks."""
+        codes = np.zeros(self._link.size, np.int64)
+        codes[self._link.rank] = code
+        self._link.add_up(codes)
+        bad = [f"rank {rank}: {_TEXTS[Outcome(int(one))]}" for rank, one in enumerate(codes) if one]
+        return "; ".join(bad) or None
+
+    def _gather(self, fragment: int, sections: tuple[int, ...], part: U8) -> U8:
+        """Every rank's blocks at the speaker, put together; elsewhere nothing."""
+        if not self._speaks:
+            if part.size:
+                self._link.exchange({SPEAKER: part}, {})
+            return part[:0]
+        blocks = self._parameters.blocks(fragment)
+        parts = [np.empty(part_bytes(sections, own.size), np.uint8) for own in blocks]
+        parts[SPEAKER] = part
+        self._link.exchange({}, {rank: one for rank, one in enumerate(parts) if rank != SPEAKER and one.size})
+        return join_parts(sections, blocks, parts)
+
+    def _share(self, payload: U8 | None, fragment: int, sections: tuple[int, ...]) -> U8:
+        """This rank's blocks of what the speaker has."""
+        blocks = self._parameters.blocks(fragment)
+        if payload is None:
+            own = np.empty(part_bytes(sections, blocks[self._link.rank].size), np.uint8)
+            if own.size:
+                self._link.exchange({}, {SPEAKER: own})
+            return own
+        parts = split_parts(sections, blocks, payload)
+        self._link.exchange({rank: part for rank, part in enumerate(parts) if rank != SPEAKER and part.size}, {})
+        return parts[SPEAKER]
+
+    def _scatter(self, own: U8, parts: list[U8]) -> None:
+        if self._speaks:
+            self._link.exchange({rank: part for rank, part in enumerate(parts) if rank != SPEAKER}, {})
+        else:
+            self._link.exchange({}, {SPEAKER: own})
+
+
+def config_bytes(config: SyncConfig) -> bytes:
+    return json.dumps(asdict(config)).encode()
+
+
+def signed(number: int) -> int:
+    """A 64-bit checksum as a command carries it."""
+    return int(np.uint64(number).view(np.int64))
+
+
+def _unsigned(number: int) -> int:
+    return int(np.int64(number).view(np.uint64))
+
+
+_TEXTS = {
+    Outcome.REFUSED: "its values are not finite, or the bytes do not fit",
+    Outcome.NOT_HERE: "it is not there any more",
+    Outcome.BROKEN: "it could not do its part; see its log",
+}
