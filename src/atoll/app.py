@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import folder, keys, parts, run_script, status, takes, train
+from atoll.cli import folder, keys, launch, parts, run_script, status, takes, train
 from atoll.errors import AtollError
 from atoll.instruments.cli import STORM, chaos, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
@@ -42,6 +42,7 @@ app.command("export")(folder.export)
 app.command("syncer")(parts.syncer)
 app.command("status")(status.status)
 app.add_typer(keys.keys, name="keys")
+app.add_typer(launch.launch, name="launch")
 app.command("report")(parts.report)
 app.add_typer(chaos.chaos, name="chaos")
 app.command("replay")(replay.replay)

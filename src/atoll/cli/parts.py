@@ -18,7 +18,16 @@ from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
 
 OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key")
-OF_THE_PROCESS = ("take_over", "new_run", "must_continue", "end_when_left", "stay", "plain", "context")
+OF_THE_PROCESS = (
+    "take_over",
+    "new_run",
+    "must_continue",
+    "end_when_left",
+    "end_when_finished",
+    "stay",
+    "plain",
+    "context",
+)
 """Options that say nothing about the run."""
 VIEW_S = 0.2
 """How often the live view may look; it draws less often than that."""
@@ -60,6 +69,13 @@ def syncer(
     ] = False,
     end_when_left: Annotated[
         bool, typer.Option("--end-when-left", help="End once everybody who was in the run has left (or is lost).")
+    ] = False,
+    end_when_finished: Annotated[
+        bool,
+        typer.Option(
+            "--end-when-finished",
+            help="End once every learner's script has ended; who got SIGTERM (preempted) or is lost is waited for.",
+        ),
     ] = False,
     stay: Annotated[
         bool, typer.Option("--stay", help="Stay after the tokens budget is spent and everybody has left.")
@@ -126,6 +142,7 @@ def syncer(
         new_run=new_run,
         must_continue=must_continue,
         end_when_left=end_when_left,
+        end_when_finished=end_when_finished,
         stay=stay,
         lines=plain or run_folder is None or not sys.stdout.isatty(),
     )

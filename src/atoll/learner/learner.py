@@ -27,7 +27,16 @@ from types import TracebackType
 from typing import Any, Self, SupportsFloat, SupportsIndex
 
 from atoll import kernels
-from atoll.core import ASKED_TO_LEAVE, SYNC_WAIT_NS_MAX, WAIT_SLICE_NS, LearnerMachine, Refusal, SyncConfig, numbers
+from atoll.core import (
+    ASKED_TO_LEAVE,
+    PREEMPTED,
+    SYNC_WAIT_NS_MAX,
+    WAIT_SLICE_NS,
+    LearnerMachine,
+    Refusal,
+    SyncConfig,
+    numbers,
+)
 from atoll.core import effects as fx
 from atoll.errors import ConfigError, FencedError, LocalProtocolError, RefusedError
 from atoll.learner import EXIT_NOT_HANDED_OVER, leaving
@@ -88,6 +97,7 @@ class ParametersLearner:
             tls_ca=place.tls_ca,
             stripes=stripes,
             clear_host=place.clear_host,
+            tls_name=place.tls_name,
         )
         kernels.set_threads(kernel_threads)
         self._place = place
@@ -195,7 +205,7 @@ class ParametersLearner:
             snapshot_ns=shell.arrays.snapshot_ns - snapshot_ns + capture_ns,
         )
         if self._preemption is not None and (self._preemption.requested or self._machine.dismissed):
-            self.close(reason="SIGTERM" if self._preemption.requested else ASKED_TO_LEAVE)
+            self.close(reason=PREEMPTED if self._preemption.requested else ASKED_TO_LEAVE)
             raise SystemExit(0 if self.handed_over else EXIT_NOT_HANDED_OVER)
 
     def _wait_if_synchronous(self) -> int:

@@ -1,6 +1,7 @@
 from .address import join_address, split_address
 from .bulk import BulkClient
 from .cause import find_cause
+from .certificate import read_certificate
 from .channel import ClientOptions
 from .control import (
     REFUSED_FOR_NOW,
@@ -56,6 +57,7 @@ __all__ = [
     "fetch_status",
     "find_cause",
     "join_address",
+    "read_certificate",
     "read_token",
     "run_sessions",
     "serve",
