@@ -3,7 +3,7 @@
 [run]        name, command, where it runs; and any setting of the synchronisation, as `atoll run` takes them
 [[islands]]  name, count, hardware, ranks, environment, spot or not, site
 [syncer]     where it listens, keys, and any setting of durability (snapshots)
-[shards], [relays]                    if the run has them
+[shards]                              if the run has them
 [slurm], [k8s], [ray], [ssh]          what only that engine knows
 """
 
@@ -79,7 +79,7 @@ class IslandSpec:
     spot: bool = False
     """It may be taken away at any time: tolerations on Kubernetes, `spot_partition` on Slurm."""
     site: str = ""
-    """Where it is: a Slurm constraint, a zone of Kubernetes; islands of one site share a relay."""
+    """Where it is: a Slurm constraint, a zone of Kubernetes. Learners are told it as ATOLL_SITE."""
     hosts: tuple[str, ...] = ()
     """Only on these: ssh hosts in turn, or Slurm nodes."""
 
@@ -136,20 +136,18 @@ class ShardsSpec:
     cpus: int = 2
     memory_gb: float = 0.0
     port: int = 7177
-    """The first one's; on one host each has the next."""
     hosts: tuple[str, ...] = ()
+    """ssh: a host for each, under a name that all others reach."""
 
+    def __post_init__(self) -> None:
+        _whole("shards: count", self.count, 0, 1024)
+        _whole("shards: port", self.port, 1, 65535)
 
-@dataclass(frozen=True, slots=True)
-class RelaysSpec:
-    """[relays]: one aggregator for each of these sites."""
-
-    sites: tuple[str, ...] = ()
-    cpus: int = 2
-    memory_gb: float = 0.0
-    port: int = 7277
-    hosts: tuple[str, ...] = ()
-    """One for each site, in their order (ssh, Slurm)."""
+    def addresses(self) -> tuple[str, ...]:
+        """By their hosts."""
+        if self.count > len(set(self.hosts)):
+            raise ConfigError(f"{self.count} [shards] need as many hosts on this engine; name them in hosts")
+        return tuple(f"{host}:{self.port}" for host in self.hosts[: self.count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +156,6 @@ class Job:
     islands: tuple[IslandSpec, ...]
     syncer: SyncerSpec = field(default_factory=SyncerSpec)
     shards: ShardsSpec = field(default_factory=ShardsSpec)
-    relays: RelaysSpec = field(default_factory=RelaysSpec)
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
     k8s: K8sSettings = field(default_factory=K8sSettings)
     ray: RaySettings = field(default_factory=RaySettings)
@@ -213,7 +210,6 @@ def job_from(values: Mapping[str, Any], *, where: str = "the job") -> Job:
         name: _table(cls, _section(values, name, where), f"[{name}] of {where}")
         for name, cls in {
             "shards": ShardsSpec,
-            "relays": RelaysSpec,
             "slurm": SlurmSettings,
             "k8s": K8sSettings,
             "ray": RaySettings,
@@ -256,9 +252,9 @@ def _check_names(job: Job) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name!r} cannot be a name; use up to 40 small letters, digits and dashes, such as east")
     twice = {name for name in names[1:] if names[1:].count(name) > 1}
-    if twice & set(names) or {"syncer", "shard", "relay"} & set(names[1:]):
+    if twice & set(names) or {"syncer", "shard"} & set(names[1:]):
         raise ConfigError(
-            f"islands need names of their own, other than syncer, shard and relay; rename {', '.join(twice) or 'it'}"
+            f"islands need names of their own, other than syncer and shard; rename {', '.join(twice) or 'it'}"
         )
     for where in (job.run.environment, *(island.environment for island in job.islands)):
         for name in where:

@@ -42,6 +42,7 @@ def places_of(job: Job, tls_name: str) -> Places:
         settings=f"{SETTINGS}/settings.json",
         syncer=job.syncer.address or f"{job.name}-syncer:{job.syncer.port}",
         tls_name=tls_name,
+        shards=tuple(f"{job.name}-shard-{i}.{job.name}-shard:{job.shards.port}" for i in range(job.shards.count)),
     )
 
 
@@ -104,7 +105,7 @@ def _service(job: Job, part: Part) -> Object:
 
 
 def _port(job: Job, part: Part) -> int:
-    return {"syncer": job.syncer.port, "shard": job.shards.port, "relay": job.relays.port}[part.role]
+    return {"syncer": job.syncer.port, "shard": job.shards.port}[part.role]
 
 
 def _budget(job: Job, part: Part) -> Object:
@@ -212,18 +213,20 @@ def _container(job: Job, part: Part, script: str, index: str = "") -> Object:
         "image": job.k8s.image,
         "command": ["sh", "-c", script],
         "workingDir": job.run.workdir or FILES,
-        "env": _environment(part, index),
+        "env": _environment(job, part, index),
         "resources": {"requests": size, **({"limits": {"nvidia.com/gpu": str(part.gpus)}} if part.gpus else {})},
         "volumeMounts": _mounts(part, index),
         "lifecycle": {"preStop": {"exec": {"command": LEAVE}}},
     }
 
 
-def _environment(part: Part, index: str) -> list[Object]:
+def _environment(job: Job, part: Part, index: str) -> list[Object]:
     """Kubernetes puts $(ATOLL_INDEX) in, which it must have heard of before."""
     first = [{"name": "ATOLL_INDEX", "valueFrom": {"fieldRef": {"fieldPath": INDEX_FIELD}}}]
     number: list[Object] = [{"name": "ATOLL_INDEX", "value": index}] if index else first
     values = {**part.environment, **({"ATOLL_TOKEN_FILE": TOKEN} if "ATOLL_TOKEN_FILE" in part.environment else {})}
+    if job.k8s.monitor and part.role == "syncer":
+        values["ATOLL_METRICS"] = f"0.0.0.0:{job.k8s.metrics_port}"
     rest = [{"name": name, "value": filled(value, index or "$(ATOLL_INDEX)")} for name, value in values.items()]
     return [*(number if part.role == "island" else []), *rest]
 
@@ -241,7 +244,7 @@ def _volumes(job: Job, part: Part) -> list[Object]:
 def _mounts(part: Part, index: str) -> list[Object]:
     mounts: list[Object] = [{"name": "files", "mountPath": FILES}, {"name": "files", "mountPath": SETTINGS}]
     mounts += [{"name": "run", "mountPath": RUN}, {"name": "tmp", "mountPath": "/tmp"}]
-    if part.keys and part.role == "syncer":
+    if part.keys and part.role != "island":
         mounts.append({"name": "keys", "mountPath": KEYS, "readOnly": True})
     elif part.keys:
         own = filled(part.named(INDEX), index or "$(ATOLL_INDEX)")

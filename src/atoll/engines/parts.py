@@ -23,7 +23,9 @@ TLS_NAME = "syncer.atoll"
 """A name in every certificate that the launcher makes: an engine may start the syncer anywhere."""
 RENDEZVOUS_PORT = 29400
 """torchrun's own default."""
-Role = Literal["syncer", "shard", "relay", "island"]
+SERVER_KEYS = ("keys.json", "cert.pem", "key.pem", "ca.pem")
+"""What a process needs that learners come to."""
+Role = Literal["syncer", "shard", "island"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class Places:
     """ATOLL_SYNCER of the learners."""
     tls_name: str = TLS_NAME
     """Empty: the syncer's certificate holds the host's real name."""
-    listen: str = ""
-    """Empty: as the job says."""
+    shards: tuple[str, ...] = ()
+    """Where they are reached, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Part:
 
     def named(self, index: int | str) -> str:
         """The id of one of them: the syncer is alone, islands and shards are numbered."""
-        return self.name if self.role in ("syncer", "relay") else f"{self.name}-{index}"
+        return self.name if self.role == "syncer" else f"{self.name}-{index}"
 
 
 def filled(text: str, index: int | str) -> str:
@@ -75,10 +77,9 @@ def filled(text: str, index: int | str) -> str:
 
 
 def parts_of(job: Job, places: Places) -> list[Part]:
-    """Syncer first, then shards and relays, then islands: the order in which they are started."""
+    """Syncer first, then shards, then islands: the order in which they are started."""
     parts = [_syncer(job, places)]
     parts += [_shards(job, places)] if job.shards.count else []
-    parts += [_relay(job, places, site) for site in job.relays.sites]
     return [*parts, *(_island(job, island, places) for island in job.islands)]
 
 
@@ -93,47 +94,27 @@ def token_file(name: str) -> str:
 
 
 def _syncer(job: Job, places: Places) -> Part:
-    argv = [job.run.python, "-m", "atoll", "syncer", "--listen", places.listen or job.syncer.listen]
+    argv = [job.run.python, "-m", "atoll", "syncer", "--listen", job.syncer.listen]
     argv += ["--keys", f"{places.keys}/keys.json"] if places.keys else []
     argv += ["--run-folder", places.run, "--config", places.settings, "--end-when-finished", "--plain"]
     spec = job.syncer
-    keys = ("keys.json", "cert.pem", "key.pem") if places.keys else ()
+    keys = SERVER_KEYS if places.keys else ()
+    environment = _common(job, "syncer")
+    if job.shards.count:
+        argv += ["--shards", ",".join(places.shards)]
+        environment |= {"ATOLL_TLS_CA": f"{places.keys}/ca.pem"} if places.keys else {}
     size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
-    return Part("syncer", "syncer", 1, tuple(argv), _common(job, "syncer"), keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
+    return Part("syncer", "syncer", 1, tuple(argv), environment, keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
 
 
 def _shards(job: Job, places: Places) -> Part:
     spec = job.shards
     name = f"shard-{INDEX}"
     argv = [job.run.python, "-m", "atoll", "shard", "--listen", f"0.0.0.0:{spec.port}"]
-    argv += ["--run-folder", f"{places.run}/{name}"]
-    keys = ("ca.pem", "cert.pem", "key.pem", token_file(name)) if places.keys else ()
-    environment = {**_common(job, name), **_reach(places, name)}
+    argv += ["--run-folder", f"{places.run}/{name}", *(["--keys", f"{places.keys}/keys.json"] if places.keys else [])]
+    keys = SERVER_KEYS if places.keys else ()
     size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
-    return Part("shard", "shard", spec.count, tuple(argv), environment, keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
-
-
-def _relay(job: Job, places: Places, site: str) -> Part:
-    spec = job.relays
-    name = f"relay-{site}"
-    argv = [job.run.python, "-m", "atoll", "relay", "--listen", f"0.0.0.0:{spec.port}"]
-    argv += ["--run-folder", f"{places.run}/{name}"]
-    keys = ("ca.pem", "cert.pem", "key.pem", token_file(name)) if places.keys else ()
-    where = spec.hosts[spec.sites.index(site)] if spec.hosts else ""
-    hosts = (where,) if where else ()
-    environment = {**_common(job, name), **_reach(places, name)}
-    return Part(
-        "relay",
-        name,
-        1,
-        tuple(argv),
-        environment,
-        keys,
-        cpus=spec.cpus,
-        memory_gb=spec.memory_gb,
-        site=site,
-        hosts=hosts,
-    )
+    return Part("shard", "shard", spec.count, tuple(argv), _common(job, name), keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
 
 
 def _island(job: Job, island: IslandSpec, places: Places) -> Part:

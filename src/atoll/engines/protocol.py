@@ -78,9 +78,8 @@ def parse_counts(job: Job, words: Sequence[str]) -> dict[str, int]:
 def names_of(job: Job) -> list[str]:
     """Every process that the job should have."""
     shards = [f"shard-{index}" for index in range(job.shards.count)]
-    relays = [f"relay-{site}" for site in job.relays.sites]
     islands = [f"{island.name}-{index}" for island in job.islands for index in range(island.count)]
-    return ["syncer", *shards, *relays, *islands]
+    return ["syncer", *shards, *islands]
 
 
 def checked_part(job: Job, name: str) -> str:

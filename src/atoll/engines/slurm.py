@@ -20,7 +20,7 @@ from atoll.engines.parts import INDEX, Part, Places, parts_of, settings_text
 from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, names_of
 from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, word
 from atoll.engines.tools import run_tool, wait_until
-from atoll.errors import LaunchError
+from atoll.errors import ConfigError, LaunchError
 from atoll.launch import write_text
 from atoll.private import make_private_folder
 
@@ -60,6 +60,8 @@ class SlurmEngine:
     def __init__(self, job: Job, say: Say) -> None:
         self._job = job
         self._say = say
+        if job.shards.count:
+            raise ConfigError("[shards] are started over ssh and on Kubernetes; leave them away on Slurm")
         self._run = Path(job.run.folder or f"runs/{job.name}").expanduser().resolve()
         beside = self._run / "files" if job.run.files else Path.cwd()
         self._workdir = Path(job.run.workdir).expanduser().resolve() if job.run.workdir else beside
@@ -94,7 +96,7 @@ class SlurmEngine:
     def _options(self, part: Part, indices: Iterable[int] | None) -> list[str]:
         own = self._job.slurm
         chosen = list(range(part.count)) if indices is None else list(indices)
-        array = part.role in ("island", "shard")
+        array = part.role == "island"
         log = self._run / "logs" / (part.named("%a") + ".log")
         partition = own.partition
         if part.role == "syncer":

@@ -84,6 +84,7 @@ class SshEngine:
             settings="settings.json",
             syncer=self._job.syncer.address or f"{self._host_of_syncer()}:{self._job.syncer.port}",
             tls_name=tls_name(self._job),
+            shards=self._job.shards.addresses(),
         )
         return parts_of(self._job, places)
 
@@ -131,7 +132,9 @@ class SshEngine:
         if alive := [one.name for one in self.status() if one.state == "running"]:
             raise LaunchError(f"{', '.join(alive)} of job {self._job.name} run already; stop the job first")
         seats = self._seats()
-        make_keys(self._job, [name for name in seats if name != "syncer"], [self._host_of_syncer()])
+        make_keys(
+            self._job, [name for name in seats if name != "syncer"], [self._host_of_syncer(), *self._job.shards.hosts]
+        )
         self._start(seats)
 
     def status(self) -> list[PartState]:

@@ -1,4 +1,4 @@
-from .address import join_address, split_address
+from .address import join_address, split_address, split_addresses
 from .bulk import BulkClient
 from .cause import find_cause
 from .certificate import read_certificate
@@ -62,5 +62,6 @@ __all__ = [
     "run_sessions",
     "serve",
     "split_address",
+    "split_addresses",
     "split_key",
 ]
