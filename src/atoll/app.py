@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import folder, keys, launch, parts, run_script, status, takes, train
+from atoll.cli import folder, keys, launch, parts, run_script, status, takes, train, version
 from atoll.errors import AtollError
 from atoll.instruments.cli import STORM, chaos, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
@@ -49,19 +49,12 @@ app.command("replay")(replay.replay)
 app.add_typer(sim.sim, name="sim")
 app.command("plan")(plan.plan)
 app.add_typer(lab.lab, name="lab")
-
-
-@app.command("version")
-def version() -> None:
-    """Print the version of Atoll."""
-    from importlib.metadata import version as version_of
-
-    print(version_of("atoll"))
+app.command("version")(version.version)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        version()
+        version.print_version()
         raise typer.Exit
 
 
@@ -74,7 +67,7 @@ def _storms() -> FaultPlanner:
 @app.callback()
 def atoll(
     context: typer.Context,
-    version: Annotated[
+    show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:

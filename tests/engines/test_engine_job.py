@@ -82,7 +82,7 @@ def test_scale_takes_a_number_or_names() -> None:
     assert parse_counts(one, ["3"]) == {"east": 3} == parse_counts(one, ["east=3"])
     two = job_from(changed(islands=[{"name": "east"}, {"name": "west"}]))
     assert parse_counts(two, ["west=0", "east=2"]) == {"west": 0, "east": 2}
-    for words, said_of_it in ((["3"], "several kinds"), (["est=1"], "did you mean east"), (["east=x"], "no number")):
+    for words, said_of_it in ((["3"], "several kinds"), (["wst=1"], "did you mean west"), (["east=x"], "no number")):
         with pytest.raises(ConfigError, match=said_of_it):
             parse_counts(two, words)
 
@@ -102,7 +102,7 @@ def test_a_hostile_word_in_a_job_stays_a_word(tmp_path: Path, monkeypatch: pytes
     bad = "$(touch broken) `touch broken` ' \" ; touch broken"
     job = job_from(changed(run={"name": "r", "command": shlex.join(["echo", bad]), "environment": {"X": bad}}))
     script = engine_of("slurm", job).script(parts_of(job, PLACES)[1])  # type: ignore[attr-defined]
-    lines = [line for line in script.splitlines() if line.startswith(("export", "run_child"))]
+    lines = [line for line in script.splitlines() if line.startswith(("export", "run_child srun"))]
     quiet = "\n".join(lines).replace("run_child srun", "srun").replace("srun --nodes=1", "echo --nodes=1")
     done = subprocess.run(["sh", "-c", quiet + '\necho "$X"'], capture_output=True, text=True, cwd=tmp_path, timeout=30)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == bad and bad in done.stdout.splitlines()[0]

@@ -116,7 +116,10 @@ def shell_of(kind: str, name: str, command: str, tmp_path: Path) -> str:
     return "\n".join(lines)
 
 
-CHILD = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(0)); print('up', flush=True); time.sleep(60)"
+CHILD = (
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(0)); "
+    "print('up', flush=True); time.sleep(60)"
+)
 
 
 def started(script: str) -> subprocess.Popen[str]:

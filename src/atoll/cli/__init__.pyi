@@ -1,4 +1,4 @@
-from . import folder, keys, launch, options, parts, run_script, status, train
+from . import folder, keys, launch, options, parts, run_script, status, train, version
 from .options import panel, takes
 from .terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_error, print_json, save_text, sigterm_as_interrupt
 from .train import exit_interrupted, train_with
@@ -23,4 +23,5 @@ __all__ = [
     "takes",
     "train",
     "train_with",
+    "version",
 ]

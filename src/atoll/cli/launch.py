@@ -49,7 +49,7 @@ def _add(engine: str, help: str) -> None:
         """Start the syncer and the islands of a job. The word submit may be left out."""
         found, read = _engine(engine, job)
         if dry_run:
-            print(found.plan())
+            print(found.plan().rstrip("\n"))
             return
         found.submit()
         _say(f"job {read.name} is submitted; `atoll launch {engine} status {job}` shows it")
