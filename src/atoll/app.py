@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import dash, doctor, folder, keys, logs, parts, run_script, status, takes, track, train
+from atoll.cli import dash, doctor, folder, keys, launch, logs, parts, run_script, status, takes, track, train, version
 from atoll.errors import AtollError
 from atoll.instruments.cli import STORM, chaos, conform, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
@@ -47,6 +47,7 @@ app.command("track")(track.track)
 app.command("logs")(logs.logs)
 app.command("doctor")(doctor.doctor)
 app.add_typer(keys.keys, name="keys")
+app.add_typer(launch.launch, name="launch")
 app.command("report")(parts.report)
 app.add_typer(chaos.chaos, name="chaos")
 app.command("replay")(replay.replay)
@@ -54,19 +55,12 @@ app.add_typer(conform.conform, name="conform")
 app.add_typer(sim.sim, name="sim")
 app.command("plan")(plan.plan)
 app.add_typer(lab.lab, name="lab")
-
-
-@app.command("version")
-def version() -> None:
-    """Print the version of Atoll."""
-    from importlib.metadata import version as version_of
-
-    print(version_of("atoll"))
+app.command("version")(version.version)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        version()
+        version.print_version()
         raise typer.Exit
 
 
@@ -79,7 +73,7 @@ def _storms() -> FaultPlanner:
 @app.callback()
 def atoll(
     context: typer.Context,
-    version: Annotated[
+    show_version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:

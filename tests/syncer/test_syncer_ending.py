@@ -19,7 +19,9 @@ from safetensors.numpy import load_file
 from atoll.core.config import SyncConfig
 from atoll.core.membership import MemberState
 from atoll.core.syncer_machine import SyncerMachine
+from atoll.observe import NullWriter, events
 from atoll.syncer.ending import Ending
+from atoll.syncer.news import News
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -112,3 +114,23 @@ def test_on_a_terminal_the_live_view_takes_the_place_of_the_lines(tmp_path: Path
     os.close(screen)
     assert process.wait(WAIT_S) == 0
     assert "events" in shown and not re.search(r"\d\d:\d\d:\d\d  ends", shown)
+
+
+def test_with_end_when_finished_who_was_preempted_is_waited_for() -> None:
+    machine = SyncerMachine(SyncConfig(fragments=1), "r")
+    news = News(NullWriter())
+    shell = SimpleNamespace(machine=machine, finished=asyncio.Event(), news=news)
+    ending = Ending(shell, end_when_left=False, end_when_finished=True, stay=False)  # type: ignore[arg-type]
+    for name in ("a", "b"):
+        machine.membership.admit(name, name, 1, 0, 1)
+        news.emit(events.MemberChanged(name, 1, "active", ""))
+    a, b = machine.membership.members.values()
+    machine.membership.mark(a, MemberState.LEFT)
+    news.emit(events.MemberChanged("a", 1, "left", "finished"))
+    assert ending.reason(0) == ""
+    machine.membership.mark(b, MemberState.LEFT)
+    news.emit(events.MemberChanged("b", 1, "left", "SIGTERM"))
+    assert ending.reason(0) == ""  # its machine was taken away
+    news.emit(events.MemberChanged("b", 2, "joining", ""))
+    news.emit(events.MemberChanged("b", 2, "left", "finished"))
+    assert ending.reason(0) == "every learner's script has ended"

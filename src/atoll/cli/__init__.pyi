@@ -1,4 +1,4 @@
-from . import dash, doctor, folder, keys, logs, options, parts, run_script, status, track, train
+from . import dash, doctor, folder, keys, launch, logs, options, parts, run_script, status, track, train, version
 from .options import panel, takes
 from .terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_error, print_json, save_text, sigterm_as_interrupt
 from .train import exit_interrupted, train_with
@@ -12,6 +12,7 @@ __all__ = [
     "folder",
     "human",
     "keys",
+    "launch",
     "logs",
     "options",
     "panel",
@@ -26,4 +27,5 @@ __all__ = [
     "track",
     "train",
     "train_with",
+    "version",
 ]

@@ -27,6 +27,7 @@ OF_THE_PROCESS = (
     "new_run",
     "must_continue",
     "end_when_left",
+    "end_when_finished",
     "stay",
     "plain",
     "metrics",
@@ -84,6 +85,13 @@ def syncer(
     ] = False,
     end_when_left: Annotated[
         bool, typer.Option("--end-when-left", help="End once everybody who was in the run has left (or is lost).")
+    ] = False,
+    end_when_finished: Annotated[
+        bool,
+        typer.Option(
+            "--end-when-finished",
+            help="End once every learner's script has ended; who got SIGTERM (preempted) or is lost is waited for.",
+        ),
     ] = False,
     stay: Annotated[
         bool, typer.Option("--stay", help="Stay after the tokens budget is spent and everybody has left.")
@@ -158,6 +166,7 @@ def syncer(
         new_run=new_run,
         must_continue=must_continue,
         end_when_left=end_when_left,
+        end_when_finished=end_when_finished,
         stay=stay,
         metrics=metrics,
         lines=plain or log_format == "json" or run_folder is None or not sys.stdout.isatty(),

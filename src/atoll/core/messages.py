@@ -350,6 +350,8 @@ class Reseed:
     reason: str
 
 
+PREEMPTED = "SIGTERM"
+"""Reason of a Leave whose learner got a signal: its machine is taken away, and it may come back on another."""
 ASKED_TO_LEAVE = "asked to leave"
 
 

@@ -12,7 +12,7 @@ from .leave import leave_from_afar
 from .local import Supervisor
 from .options import read_config_file, split_values, sync_values, take_preset, to_toml
 from .plan import FinishedRun, LaunchPlan, RestartPolicy, RunOutcome, View
-from .process import Command, die_with
+from .process import Command, child_environment, die_with
 from .reach import reach, run_folder_of
 from .result import report_numbers
 from .resume import can_resume, resume_run
@@ -50,6 +50,7 @@ __all__ = [
     "can_resume",
     "check_machine",
     "check_syncer",
+    "child_environment",
     "create_parent",
     "describe",
     "die_with",

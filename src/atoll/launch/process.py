@@ -37,6 +37,11 @@ class Command:
     """What the process gets when the launcher dies without having stopped it."""
 
 
+def child_environment(command: Command) -> dict[str, str]:
+    """This process's own, and the command's over it."""
+    return {**os.environ, **command.environment}
+
+
 class Child:
     """A started process. It leads a process group, so that what it started itself is ended together with it."""
 
@@ -46,7 +51,7 @@ class Child:
         self.log_file = log_file
         self.started_ns = time.time_ns()
         parent = os.getpid()
-        environment = {**os.environ, **command.environment}
+        environment = child_environment(command)
         try:
             with log_file.open("ab") as log:
                 self._process = subprocess.Popen(

@@ -32,6 +32,8 @@ class LearnerPlace:
     run_folder: Path | None
     clear_host: str = ""
     """ATOLL_CLEAR_HOST: see ClientOptions. Only a storm between network namespaces sets it."""
+    tls_name: str = ""
+    """ATOLL_TLS_NAME: the name in the syncer's certificate, where it is reached under another one."""
     rank: int | None = None
     """ATOLL_RANK, where it is given."""
     world: int | None = None
@@ -66,7 +68,7 @@ def find_place(
     run_folder: str | Path | None,
 ) -> LearnerPlace:
     """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN (or ATOLL_TOKEN_FILE), ATOLL_TLS_CA,
-    ATOLL_RUN_FOLDER, ATOLL_RANK and ATOLL_WORLD. Before that, load what ATOLL_PRELOAD names.
+    ATOLL_TLS_NAME, ATOLL_RUN_FOLDER, ATOLL_RANK and ATOLL_WORLD. Before that, load what ATOLL_PRELOAD names.
 
     A learner with a key of its own has the key's name. Any other without a name gets one that nobody else has: machines
     share host names (images, containers) and even process ids (1 in every container), and two learners of one id would
@@ -87,6 +89,7 @@ def find_place(
         tls_ca=tls_ca if tls_ca is not None else os.environ.get("ATOLL_TLS_CA", ""),
         run_folder=Path(folder) if folder else None,
         clear_host=os.environ.get("ATOLL_CLEAR_HOST", ""),
+        tls_name=os.environ.get("ATOLL_TLS_NAME", ""),
         rank=_number("ATOLL_RANK", low=0),
         world=_number("ATOLL_WORLD", low=1),
         metrics=os.environ.get("ATOLL_METRICS", ""),

@@ -86,6 +86,7 @@ class ParametersLearner:
             tls_ca=place.tls_ca,
             stripes=stripes,
             clear_host=place.clear_host,
+            tls_name=place.tls_name,
         )
         kernels.set_threads(kernel_threads)
         self._place = place

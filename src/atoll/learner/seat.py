@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.core import ASKED_TO_LEAVE, SYNC_WAIT_NS_MAX, WAIT_SLICE_NS, Refusal
+from atoll.core import ASKED_TO_LEAVE, PREEMPTED, SYNC_WAIT_NS_MAX, WAIT_SLICE_NS, Refusal
 from atoll.core import effects as fx
 from atoll.errors import FencedError, RefusedError
 from atoll.learner.doctor import Doctor
@@ -123,4 +123,4 @@ class SingleSeat:
     def told_to_leave(self) -> str:
         if self._preemption is None:
             return ""
-        return "SIGTERM" if self._preemption.requested else ASKED_TO_LEAVE if self._machine.dismissed else ""
+        return PREEMPTED if self._preemption.requested else ASKED_TO_LEAVE if self._machine.dismissed else ""

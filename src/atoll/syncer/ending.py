@@ -25,9 +25,10 @@ it lost."""
 class Ending:
     """Looked at once a second."""
 
-    def __init__(self, shell: SyncerShell, *, end_when_left: bool, stay: bool) -> None:
+    def __init__(self, shell: SyncerShell, *, end_when_left: bool, stay: bool, end_when_finished: bool = False) -> None:
         self._shell = shell
         self._end_when_left = end_when_left
+        self._end_when_finished = end_when_finished
         self._stay = stay
         self._continued = MemberState.AWAY in shell.machine.member_states
         """Learners were in the run when an earlier syncer of it ended."""
@@ -41,6 +42,8 @@ class Ending:
         idle = self._shell.machine.idle
         if self._end_when_left and idle and (self._shell.news.ever_active or self._continued):
             return "everybody has left"
+        if self._end_when_finished and idle and self._shell.news.ever_active and self._everybody_finished():
+            return "every learner's script has ended"
         return ""
 
     @property
@@ -58,6 +61,11 @@ class Ending:
             m.state is MemberState.LEFT or (m.state is MemberState.LOST and now_ns - m.away_ns >= patience_ns)
             for m in members
         )
+
+    def _everybody_finished(self) -> bool:
+        """Whoever was told to go by its machine comes back as soon as it gets another one."""
+        members = self._shell.machine.members.items()
+        return all(m.state is MemberState.LEFT and name not in self._shell.news.preempted for name, m in members)
 
 
 class ModelFile:

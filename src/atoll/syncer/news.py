@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from atoll.core import MEMBERS_MAX
+from atoll.core import MEMBERS_MAX, PREEMPTED
 from atoll.observe import Event, Writer, events
 
 WARNINGS_KEPT = 20
@@ -30,6 +30,8 @@ class News:
         """Whoever wants to hear of every event; must return at once."""
         self.ever_active = False
         """A learner has trained with this syncer."""
+        self.preempted: set[str] = set()
+        """Learners that left because of a signal: at most as many as there are members."""
         self._writer = writer
         self._warnings: deque[tuple[float, str, str]] = deque(maxlen=WARNINGS_KEPT)
         self._written: tuple[float, events.SnapshotWritten] | None = None
@@ -49,6 +51,9 @@ class News:
             self._thin.setdefault(event.learner, {})[event.direction] = event
         elif isinstance(event, events.MemberChanged):
             self.ever_active = self.ever_active or event.state == "active"
+            self.preempted.discard(event.learner)
+            if event.state == "left" and event.reason == PREEMPTED:
+                self.preempted.add(event.learner)
             if event.state == "joining":
                 self._thin.pop(event.learner, None)  # it may come from elsewhere now
         self.tell(event)

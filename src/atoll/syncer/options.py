@@ -48,6 +48,8 @@ class SyncerOptions:
     """Record what every merge is made from (RUN/state/recording), so that `atoll replay` can make it again."""
     end_when_left: bool = False
     """End once everybody who was in the run has left, or has been lost for long."""
+    end_when_finished: bool = False
+    """The same, but who left because of a signal (a machine that was taken away) or was lost is waited for."""
     stay: bool = False
     """Serve until a signal comes, also when the budget is spent and everybody has left: a launcher ends it."""
     lines: bool = True

@@ -104,7 +104,12 @@ async def _serve(options: SyncerOptions) -> int:
     for text in server.warnings:
         writer.emit(events.Warned("syncer", text))
     watching = asyncio.create_task(watch_keys(keys, shell, server)) if keys is not None else None
-    ending = Ending(shell, end_when_left=options.end_when_left, stay=options.stay)
+    ending = Ending(
+        shell,
+        end_when_left=options.end_when_left,
+        end_when_finished=options.end_when_finished,
+        stay=options.stay,
+    )
     model = ModelFile(shell, options.run_folder, writer, say)
     shell.more_status = model.status
     code = _overtaken(shell) or _take_the_word(shell, options, server)

@@ -1,7 +1,8 @@
 from . import raw
-from .address import join_address, split_address
+from .address import join_address, split_address, split_addresses
 from .bulk import BulkClient
 from .cause import find_cause
+from .certificate import read_certificate
 from .channel import ClientOptions
 from .control import (
     REFUSED_FOR_NOW,
@@ -67,9 +68,11 @@ __all__ = [
     "find_cause",
     "join_address",
     "raw",
+    "read_certificate",
     "read_token",
     "run_sessions",
     "serve",
     "split_address",
+    "split_addresses",
     "split_key",
 ]

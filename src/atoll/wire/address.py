@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+from pathlib import Path
 
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, UnreachableError
 from atoll.wire.limits import ADDRESSES_MAX
 
 TEST_NETWORK = ipaddress.ip_network("198.18.0.0/15")
 """Set aside for tests of networks (RFC 2544): no route of the internet leads there."""
+
+EVERYWHERE = ("0.0.0.0", "::")
+"""What a syncer listens on that listens on all interfaces: it is reached by its host's name."""
+TOLD_CHARS_MAX = 64 << 10
+"""A file that tells where the syncer is has some hundred characters."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -23,7 +30,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
-    """ "a:7077,b:7077" -> ("a:7077", "b:7077"): where a syncer may be, in the order in which they are tried."""
+    """ "a:7077,b:7077" -> ("a:7077", "b:7077"): where a syncer may be, in the order in which they are tried. "@FILE" is
+    whatever the file says now: RUN/syncer.json, which a syncer writes, or a line of addresses."""
+    if is_told_by_file(addresses):
+        addresses = _told(Path(addresses[1:]).expanduser())
     places = tuple(place.strip() for place in addresses.split(","))
     if len(places) > ADDRESSES_MAX:
         raise ConfigError(f"{len(places)} addresses of one syncer; give at most {ADDRESSES_MAX}")
@@ -31,6 +41,27 @@ def split_addresses(addresses: str) -> tuple[str, ...]:
         if split_address(place)[1] == 0:
             raise ConfigError(f"address {place!r} has port 0; give the port that the syncer printed")
     return places
+
+
+def is_told_by_file(addresses: str) -> bool:
+    """True for "@FILE": a syncer that an engine may start anywhere is not known in advance."""
+    return addresses.startswith("@")
+
+
+def _told(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8") as file:
+            text = file.read(TOLD_CHARS_MAX).strip()
+        if not text.startswith("{"):
+            return text
+        told = json.loads(text)
+        host, port = split_address(str(told["address"]))
+        return join_address(str(told["host"]) if host in EVERYWHERE else host, port)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UnreachableError(
+            f"{path} does not say where the syncer is ({error!r}); check that the syncer has started and that this "
+            f"machine sees its run folder"
+        ) from None
 
 
 def join_address(host: str, port: int) -> str:

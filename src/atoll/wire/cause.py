@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import dataclass
 
+from atoll.errors import UnreachableError
 from atoll.wire.address import split_address
 from atoll.wire.channel import SYSTEM_ROOTS, ClientOptions
 from atoll.wire.limits import PROBE_ADDRESSES_MAX, PROBE_S
@@ -42,14 +43,17 @@ class _Found(Exception):
 def find_cause(options: ClientOptions, timeout_s: float = PROBE_S) -> Cause | None:
     """What keeps us from the syncer, or None if the connection itself is fine. Blocks for at most `timeout_s`. Of
     several addresses each has its own cause, and one that is fine is enough."""
-    several = options.places()
+    try:
+        several = options.places()
+    except UnreachableError as error:  # the file that tells where it is
+        return Cause(str(error), final=False)
     if len(several) > 1:
         causes = [find_cause(place, timeout_s / len(several)) for place in several]
         told = [cause for cause in causes if cause is not None]
         if len(told) < len(causes):
             return None
         return Cause("; ".join(cause.text for cause in told), all(cause.final for cause in told))
-    deadline_s = time.monotonic() + timeout_s
+    options, deadline_s = several[0], time.monotonic() + timeout_s
     host, port = split_address(options.address)
     try:
         places = _resolve(host, port, deadline_s)

@@ -30,7 +30,8 @@ class ClientOptions:
     """How a learner (or `atoll status`) reaches the syncer."""
 
     address: str
-    """host:port of the syncer, or several with commas between: places where it may be, or may be moved to."""
+    """host:port of the syncer, or several with commas between: places where it may be, or may be moved to. @FILE: what
+    that file says, which is read again whenever the syncer does not answer (`split_addresses`)."""
     token: str = field(default="", repr=False)
     """The run token, sent with every call."""
     tls_ca: str = ""

@@ -20,6 +20,7 @@ from atoll.errors import (
     UnreachableError,
 )
 from atoll.wire import checks, limits
+from atoll.wire.address import is_told_by_file
 from atoll.wire.cause import find_cause
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
 from atoll.wire.convert import (
@@ -274,6 +275,7 @@ async def run_sessions(
             failures = 0 if opened else failures + 1
             if not opened:
                 places.rotate(-1)
+                places = _told_anew(options, places)
             refusals = refusals + 1 if refused is not None else 0
             if refused is not None and not (refused.code == m.Refusal.TOKEN and token_right and refusals < TOKEN_TRIES):
                 raise refused
@@ -285,6 +287,17 @@ async def run_sessions(
             await asyncio.wait({stopped}, timeout=wait_s)
     finally:
         stopped.cancel()
+
+
+def _told_anew(options: ClientOptions, places: deque[ClientOptions]) -> deque[ClientOptions]:
+    """Where the file says that the syncer is now. While it says nothing of use, what it said before holds."""
+    if not is_told_by_file(options.address):
+        return places
+    try:
+        now = options.places()
+    except AtollError:
+        return places
+    return places if set(now) == set(places) else deque(now)
 
 
 async def _one_session(

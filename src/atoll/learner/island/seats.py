@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 
-from atoll.core import ASKED_TO_LEAVE, BoundaryOrders, Refusal
+from atoll.core import ASKED_TO_LEAVE, PREEMPTED, BoundaryOrders, Refusal
 from atoll.core import effects as fx
 from atoll.errors import (
     AtollError,
@@ -77,7 +77,7 @@ class WordCarrier:
     def told_to_leave(self) -> str:
         if self._preemption is None:
             return ""
-        return "SIGTERM" if self.heard.sigterms else ASKED_TO_LEAVE if Flag.DISMISSED in self.heard.flag else ""
+        return PREEMPTED if self.heard.sigterms else ASKED_TO_LEAVE if Flag.DISMISSED in self.heard.flag else ""
 
     @property
     def done(self) -> bool:

@@ -1,0 +1,18 @@
+from .job import IslandSpec, Job, job_from, read_job
+from .parts import Part, Places, parts_of
+from .protocol import ENGINES, Engine, PartState, engine_of, parse_counts
+
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "IslandSpec",
+    "Job",
+    "Part",
+    "PartState",
+    "Places",
+    "engine_of",
+    "job_from",
+    "parse_counts",
+    "parts_of",
+    "read_job",
+]

@@ -1,0 +1,176 @@
+"""The processes of a job, described once: command, environment, files, size. Every engine renders these.
+
+Places differ (where the run folder and the keys are, how the syncer is reached): an engine says them in `Places`.
+No secret is in a command or in the environment: a process is told the file that holds its token.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Literal
+
+from atoll.engines.job import IslandSpec, Job
+
+INDEX = "@INDEX@"
+"""Stands for an island's number: engines that start many of one kind (arrays, Indexed Jobs) put their variable here."""
+HEAD = "@HEAD@"
+"""Stands for the first node of an island that has several."""
+TLS_NAME = "syncer.atoll"
+"""A name in every certificate that the launcher makes: an engine may start the syncer anywhere."""
+RENDEZVOUS_PORT = 29400
+"""torchrun's own default."""
+SERVER_KEYS = ("keys.json", "cert.pem", "key.pem", "ca.pem")
+"""What a process needs that learners come to."""
+Role = Literal["syncer", "shard", "island"]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a process finds where on its machine."""
+
+    run: str
+    """The run folder."""
+    keys: str
+    """Folder of its keys; empty: the job has none."""
+    settings: str
+    """The file that `atoll syncer --config` reads."""
+    syncer: str
+    """ATOLL_SYNCER of the learners."""
+    tls_name: str = TLS_NAME
+    """Empty: the syncer's certificate holds the host's real name."""
+    shards: tuple[str, ...] = ()
+    """Where they are reached, in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`count` processes of one kind. Texts may hold INDEX."""
+
+    role: Role
+    name: str
+    count: int
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    keys: tuple[str, ...]
+    """Files of the keys' folder that it needs."""
+    gpus: int = 0
+    hardware: str = ""
+    cpus: int = 1
+    memory_gb: float = 0.0
+    nodes: int = 1
+    ranks: int = 1
+    spot: bool = False
+    site: str = ""
+    hosts: tuple[str, ...] = ()
+
+    def named(self, index: int | str) -> str:
+        """The id of one of them: the syncer is alone, islands and shards are numbered."""
+        return self.name if self.role == "syncer" else f"{self.name}-{index}"
+
+
+def filled(text: str, index: int | str) -> str:
+    return text.replace(INDEX, str(index))
+
+
+def parts_of(job: Job, places: Places) -> list[Part]:
+    """Syncer first, then shards, then islands: the order in which they are started."""
+    parts = [_syncer(job, places)]
+    parts += [_shards(job, places)] if job.shards.count else []
+    return [*parts, *(_island(job, island, places) for island in job.islands)]
+
+
+def settings_text(job: Job) -> str:
+    """The content of the syncer's settings file."""
+    return json.dumps(dict(job.settings), indent=2) + "\n"
+
+
+def token_file(name: str) -> str:
+    """Within the keys' folder."""
+    return f"tokens/{name}.token"
+
+
+def _syncer(job: Job, places: Places) -> Part:
+    argv = [job.run.python, "-m", "atoll", "syncer", "--listen", job.syncer.listen]
+    argv += ["--keys", f"{places.keys}/keys.json"] if places.keys else []
+    argv += ["--run-folder", places.run, "--config", places.settings, "--end-when-finished", "--plain"]
+    spec = job.syncer
+    keys = SERVER_KEYS if places.keys else ()
+    environment = _common(job, "syncer")
+    if job.shards.count:
+        argv += ["--shards", ",".join(places.shards)]
+        environment |= {"ATOLL_TLS_CA": f"{places.keys}/ca.pem"} if places.keys else {}
+    size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
+    return Part("syncer", "syncer", 1, tuple(argv), environment, keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
+
+
+def _shards(job: Job, places: Places) -> Part:
+    spec = job.shards
+    name = f"shard-{INDEX}"
+    argv = [job.run.python, "-m", "atoll", "shard", "--listen", f"0.0.0.0:{spec.port}"]
+    argv += ["--run-folder", f"{places.run}/{name}", *(["--keys", f"{places.keys}/keys.json"] if places.keys else [])]
+    keys = SERVER_KEYS if places.keys else ()
+    size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
+    return Part("shard", "shard", spec.count, tuple(argv), _common(job, name), keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
+
+
+def _island(job: Job, island: IslandSpec, places: Places) -> Part:
+    name = f"{island.name}-{INDEX}"
+    environment = {
+        **_common(job, name),
+        **_reach(places, name),
+        "ATOLL_LEARNER": name,
+        "ATOLL_RUN_FOLDER": places.run,
+        "OMP_NUM_THREADS": str(max(1, island.cpus * island.nodes // island.ranks)),
+        **({"ATOLL_SITE": island.site} if island.site else {}),
+        **island.environment,
+    }
+    return Part(
+        role="island",
+        name=island.name,
+        count=island.count,
+        argv=tuple(island_argv(job, island)),
+        environment=environment,
+        keys=("ca.pem", token_file(name)) if places.keys else (),
+        gpus=island.gpus,
+        hardware=island.hardware,
+        cpus=island.cpus,
+        memory_gb=island.memory_gb,
+        nodes=island.nodes,
+        ranks=island.ranks,
+        spot=island.spot,
+        site=island.site,
+        hosts=island.hosts,
+    )
+
+
+def island_argv(job: Job, island: IslandSpec) -> list[str]:
+    """The job's command; under torchrun if the island has several ranks."""
+    command = shlex.split(job.run.command)
+    if island.ranks == 1:
+        return command
+    torchrun = [job.run.python, "-m", "torch.distributed.run", f"--nproc-per-node={island.ranks // island.nodes}"]
+    if island.nodes == 1:
+        torchrun.append("--standalone")
+    else:
+        torchrun += [f"--nnodes={island.nodes}", "--rdzv-backend=c10d", f"--rdzv-id={job.name}-{island.name}-{INDEX}"]
+        torchrun.append(f"--rdzv-endpoint={HEAD}:{RENDEZVOUS_PORT}")
+    if not PurePosixPath(command[0]).name.startswith("python"):
+        return [*torchrun, "--no-python", *command]
+    return [*torchrun, *(command[2:] if command[1:2] == ["-u"] else command[1:])]
+
+
+def _common(job: Job, name: str) -> dict[str, str]:
+    """ATOLL_PART marks every process of a job on its machine, so that `stop` finds what must not stay."""
+    return {"ATOLL_PART": f"{job.name}/{name}", "PYTHONUNBUFFERED": "1", **job.run.environment}
+
+
+def _reach(places: Places, name: str) -> dict[str, str]:
+    if not places.keys:
+        return {"ATOLL_SYNCER": places.syncer}
+    own = {"ATOLL_SYNCER": places.syncer, "ATOLL_TLS_CA": f"{places.keys}/ca.pem"}
+    own["ATOLL_TOKEN_FILE"] = f"{places.keys}/{token_file(name)}"
+    return {**own, **({"ATOLL_TLS_NAME": places.tls_name} if places.tls_name else {})}

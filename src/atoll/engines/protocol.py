@@ -1,0 +1,90 @@
+"""What every engine can do, in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+from atoll.core import one_of
+from atoll.engines.job import Job
+from atoll.errors import ConfigError
+
+ENGINES = {"slurm": "SlurmEngine", "k8s": "KubernetesEngine", "ray": "RayEngine", "ssh": "SshEngine"}
+"""The class of each, in the module of its name. A new engine is a file and a line here."""
+LOG_LINES = 200
+"""How much of a log is shown: some screens."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PartState:
+    """One process of a job, as its engine sees it."""
+
+    name: str
+    """syncer, east-0, shard-1"""
+    state: str
+    """waiting, running, ended, failed, or missing: the engine knows nothing of it."""
+    where: str = ""
+    """A node or host."""
+    detail: str = ""
+    """What else the engine says, in its own words."""
+
+
+class Engine(Protocol):
+    def plan(self) -> str:
+        """What `submit` would hand over, as text; nothing is made or started, and no secret is in it."""
+
+    def submit(self) -> None:
+        """Start everything. Raises LaunchError if the job runs already."""
+
+    def status(self) -> list[PartState]: ...
+
+    def scale(self, counts: Mapping[str, int]) -> None:
+        """So many islands of each kind: more are started, those beyond leave in order. Others stay as they are."""
+
+    def stop(self) -> None:
+        """Islands leave in order, the syncer writes the model and ends, and nothing of the job stays."""
+
+    def logs(self, name: str, lines: int = LOG_LINES) -> str:
+        """The end of what a process printed, over all its restarts."""
+
+
+def engine_of(name: str, job: Job, say: Say = lambda text: None) -> Engine:
+    one_of("engine", name, tuple(ENGINES))
+    found: Any = getattr(import_module(f"atoll.engines.{name}"), ENGINES[name])
+    engine: Engine = found(job, say)
+    return engine
+
+
+def parse_counts(job: Job, words: Sequence[str]) -> dict[str, int]:
+    """ "east=3 west=0" -> {"east": 3, "west": 0}; a number alone is meant where a job has one kind of islands."""
+    counts: dict[str, int] = {}
+    for word in words:
+        name, _, number = word.rpartition("=")
+        if not name and len(job.islands) > 1:
+            kinds = " ".join(f"{island.name}=N" for island in job.islands)
+            raise ConfigError(f"job {job.name} has several kinds of islands; say which: scale JOB {kinds}")
+        if not (number.isascii() and number.isdigit()):
+            raise ConfigError(f"{word!r} is no number of islands; write it like {job.islands[0].name}=3")
+        counts[job.island(name or job.islands[0].name).name] = int(number)
+    if not counts:
+        raise ConfigError(f"scale needs a number of islands, such as {job.islands[0].name}=3")
+    job.scaled(counts)
+    return counts
+
+
+def names_of(job: Job) -> list[str]:
+    """Every process that the job should have."""
+    shards = [f"shard-{index}" for index in range(job.shards.count)]
+    islands = [f"{island.name}-{index}" for island in job.islands for index in range(island.count)]
+    return ["syncer", *shards, *islands]
+
+
+def checked_part(job: Job, name: str) -> str:
+    """A process name that this job can have, also after scaling. Raises ConfigError for any other."""
+    kind, _, number = name.rpartition("-")
+    if name in names_of(job) or (number.isdigit() and kind in {island.name for island in job.islands}):
+        return name
+    raise ConfigError(f"job {job.name} has no process {name!r}; it has {', '.join(names_of(job)[:20])}")

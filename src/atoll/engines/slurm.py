@@ -1,0 +1,279 @@
+"""Slurm: a job for the syncer, an array for each kind of islands. Nothing is kept here: squeue knows them by name.
+
+An island that gets SIGTERM (preempted, or near its time limit) leaves in order, and its script puts the job back into
+the queue; a file in the run folder says when it shall not come back. A syncer that is taken away is killed, because
+SIGTERM would end the run: it comes back from its last commit, maybe on another node, and RUN/syncer.json says where.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.engines.files import put_files
+from atoll.engines.job import Job
+from atoll.engines.keyring import keys_folder, make_keys, tls_name
+from atoll.engines.parts import INDEX, Part, Places, parts_of, settings_text
+from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, names_of
+from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, word
+from atoll.engines.tools import run_tool, wait_until
+from atoll.errors import ConfigError, LaunchError
+from atoll.launch import write_text
+from atoll.private import make_private_folder
+
+REMEDY = "run this on a login node of the cluster, and see `sinfo`"
+SQUEUE = ("squeue", "--me", "--noheader", "--array", "--states=all", "--format=%j|%i|%T|%N|%r")
+LEAVE_S_MAX = 60.0
+"""A learner hands over within 20 s; the syncer then writes the model."""
+KILL_S_MAX = 120.0
+"""Slurm itself kills KillWait (30 s) after a cancel."""
+RESTARTS_MAX = 20
+"""How often Slurm starts an island again that fails; SLURM_RESTART_COUNT counts, preemptions included."""
+SYNCER_NOTICE_S = 60
+"""Before its time limit a syncer is killed and put back into the queue; a commit takes less."""
+_ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STOPPED")
+_WORDS = {"PENDING": "waiting", "CONFIGURING": "waiting", "REQUEUED": "waiting", "RUNNING": "running"}
+_WORDS |= {"COMPLETING": "running", "COMPLETED": "ended", "CANCELLED": "ended"}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry:
+    """One line of squeue."""
+
+    job: str
+    """What scancel takes: 12, or 12_3 for one of an array."""
+    part: str
+    index: int
+    state: str
+    nodes: str
+    reason: str
+
+    @property
+    def alive(self) -> bool:
+        return self.state in _ALIVE
+
+
+class SlurmEngine:
+    def __init__(self, job: Job, say: Say) -> None:
+        self._job = job
+        self._say = say
+        if job.shards.count:
+            raise ConfigError("[shards] are started over ssh and on Kubernetes; leave them away on Slurm")
+        self._run = Path(job.run.folder or f"runs/{job.name}").expanduser().resolve()
+        beside = self._run / "files" if job.run.files else Path.cwd()
+        self._workdir = Path(job.run.workdir).expanduser().resolve() if job.run.workdir else beside
+        keys = keys_folder(job)
+        self._places = Places(
+            run=str(self._run),
+            keys=str(keys) if keys is not None else "",
+            settings=str(self._run / "settings.json"),
+            syncer=job.syncer.address or f"@{self._run}/syncer.json",
+            tls_name=tls_name(job),
+        )
+
+    # ------------------------------------------------------------ what is submitted
+
+    def plan(self) -> str:
+        scripts = [f"# sbatch < {part.name}\n{self.script(part)}" for part in self._parts() if part.count]
+        return "\n".join([f"# {self._run}/settings.json\n{settings_text(self._job)}", *scripts])
+
+    def script(self, part: Part, indices: Iterable[int] | None = None) -> str:
+        """A batch script for these numbers of a part; all of them if none are named."""
+        variables = numbered(
+            "${SLURM_ARRAY_TASK_ID:-0}", '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+        )
+        lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in self._options(part, indices)), "umask 077"]
+        lines += [self._job.run.setup] if self._job.run.setup else []
+        lines.append(exports(part.environment, variables) + RUN_CHILD)
+        lines.append(f"gone={word(str(self._run / 'leaving' / part.named(INDEX)), variables)}")
+        lines.append(f"stopping={word(str(self._run / 'stopping'), variables)}")
+        lines.append(self._syncer_body(part) if part.role == "syncer" else self._body(part))
+        return "\n".join(lines)
+
+    def _options(self, part: Part, indices: Iterable[int] | None) -> list[str]:
+        own = self._job.slurm
+        chosen = list(range(part.count)) if indices is None else list(indices)
+        array = part.role == "island"
+        log = self._run / "logs" / (part.named("%a") + ".log")
+        partition = own.partition
+        if part.role == "syncer":
+            partition = own.syncer_partition or partition
+        elif part.spot:
+            partition = own.spot_partition or partition
+        given = {
+            "job-name": self._name(part),
+            "array": ",".join(map(str, chosen)) if array else "",
+            "output": str(log),
+            "chdir": str(self._workdir),
+            "partition": partition,
+            "account": own.account,
+            "qos": own.qos,
+            "time": own.time,
+            "signal": f"B:USR1@{SYNCER_NOTICE_S}" if part.role == "syncer" else f"B:TERM@{own.leave_s}",
+            "nodes": str(part.nodes),
+            "ntasks-per-node": "1",
+            "cpus-per-task": str(part.cpus),
+            "mem": f"{round(part.memory_gb * 1024)}M" if part.memory_gb else "",
+            "gres": f"gpu:{part.hardware + ':' if part.hardware else ''}{part.gpus}" if part.gpus else "",
+            "constraint": part.site,
+            "nodelist": ",".join(part.hosts),
+        }
+        return [*(f"--{n}={v}" for n, v in given.items() if v), "--requeue", "--open-mode=append", *own.options]
+
+    def _body(self, part: Part) -> str:
+        variables = numbered("${SLURM_ARRAY_TASK_ID:-0}", "$head")
+        wait = f"@{self._run}/syncer.json" == self._places.syncer
+        told = word(str(self._run / "syncer.json"), variables)
+        head = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n' if part.nodes > 1 else ""
+        srun = f"srun --nodes={part.nodes} --ntasks={part.nodes} --cpus-per-task={part.cpus} --kill-on-bad-exit=1"
+        return (
+            # srun takes SIGTERM for an order to kill its tasks, so the step is told past it.
+            'pass_on() { told=1; scancel --quiet --signal=TERM "$SLURM_JOB_ID"; }\n'
+            + (f'until [ -s {told} ] || [ -n "$told" ]; do sleep 1; done\n' if wait else "")
+            + f"{head}run_child {srun} -- {command_line(part.argv, variables)}\n"
+            'if [ -e "$stopping" ] || [ -e "$gone" ]; then exit "$code"; fi\n'
+            # Taken away or failed: the same job again. One that ended by itself is done.
+            # At a preemption Slurm tells the step itself, and not its shell.
+            "! scontrol show job --oneliner \"$SLURM_JOB_ID\" | grep -q ' PreemptTime=[0-9]' || told=1\n"
+            f'[ "$code" -eq 0 ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || told=1\n'
+            'if [ -n "$told" ]; then\n'
+            '  echo "atoll: back into the queue (status $code)"\n'
+            '  scontrol requeue "$SLURM_JOB_ID"\n'
+            "fi\n"
+            'exit "$code"\n'
+        )
+
+    def _syncer_body(self, part: Part) -> str:
+        command = command_line(part.argv, numbered("0"))
+        return (
+            'taken() { told=1; how=KILL; [ ! -e "$stopping" ] || how=TERM; kill -$how $child; }\n'
+            "trap taken TERM USR1\n"
+            f"run_child {command}\n"
+            'if [ ! -e "$stopping" ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt '
+            f"{RESTARTS_MAX} ]; then\n"
+            '  scontrol requeue "$SLURM_JOB_ID"\n'
+            "fi\n"
+            'exit "$code"\n'
+        )
+
+    # ------------------------------------------------------------ the words
+
+    def submit(self) -> None:
+        if alive := [entry for entry in self._queue() if entry.alive]:
+            raise LaunchError(
+                f"job {self._job.name} is in the queue already ({alive[0].part}, Slurm job {alive[0].job}); see "
+                f"`atoll launch slurm status`, and stop it before it is submitted again"
+            )
+        make_keys(self._job, self._holders())
+        for folder in (self._run, self._run / "logs", self._run / "leaving"):
+            make_private_folder(folder)
+        put_files(self._job, self._run / "files")
+        for path in [self._run / "stopping", *(self._run / "leaving").iterdir()]:
+            path.unlink(missing_ok=True)
+        write_text(self._run / "settings.json", settings_text(self._job))
+        for part in self._parts():
+            if part.count:
+                self._submit(part, None)
+
+    def status(self) -> list[PartState]:
+        latest: dict[str, PartState] = {}
+        for entry in self._queue():
+            part = self._part(entry.part)
+            word = _WORDS.get(entry.state, "failed")
+            one = PartState(part.named(entry.index), word, entry.nodes, f"Slurm job {entry.job}, {entry.reason}")
+            if one.name not in latest or entry.alive:
+                latest[one.name] = one
+        missing = [PartState(name, "missing") for name in names_of(self._job) if name not in latest]
+        return sorted([*latest.values(), *missing], key=lambda one: _order(one.name))
+
+    def scale(self, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            part = next(part for part in self._parts() if part.name == name and part.role == "island")
+            here = {entry.index: entry for entry in self._queue() if entry.alive and entry.part == name}
+            self._leave([entry for index, entry in here.items() if index >= count])
+            if missing := [index for index in range(count) if index not in here]:
+                make_keys(self._job, [part.named(index) for index in missing])
+                for index in missing:
+                    (self._run / "leaving" / part.named(index)).unlink(missing_ok=True)
+                self._submit(part, missing)
+
+    def stop(self) -> None:
+        make_private_folder(self._run)
+        (self._run / "stopping").touch()
+        islands = [entry for entry in self._queue() if entry.alive and entry.part != "syncer"]
+        self._leave(islands)
+        self._wait_gone({entry.job for entry in islands}, LEAVE_S_MAX)
+        syncer = [entry for entry in self._queue() if entry.alive and entry.part == "syncer"]
+        self._tell(syncer)
+        self._wait_gone({entry.job for entry in syncer}, LEAVE_S_MAX)
+        if rest := [entry.job for entry in self._queue() if entry.alive]:
+            self._say(f"{', '.join(rest)} did not end in order and will be killed")
+            run_tool(["scancel", *rest], remedy=REMEDY)
+            if not self._wait_gone(set(rest), KILL_S_MAX):
+                raise LaunchError(f"Slurm has not ended {', '.join(rest)}; look at `squeue`, and ask its operator")
+
+    def logs(self, name: str, lines: int = LOG_LINES) -> str:
+        path = self._run / "logs" / f"{checked_part(self._job, name)}.log"
+        try:
+            return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
+        except OSError as error:
+            raise LaunchError(f"there is no log {path} ({error.strerror}); {name} may still wait for a node") from None
+
+    # ------------------------------------------------------------ inside
+
+    def _parts(self) -> list[Part]:
+        return parts_of(self._job, self._places)
+
+    def _part(self, name: str) -> Part:
+        return next(part for part in self._parts() if part.name == name)
+
+    def _holders(self) -> list[str]:
+        return [one for one in names_of(self._job) if one != "syncer"]
+
+    def _name(self, part: Part) -> str:
+        return f"atoll-{self._job.name}-{part.name}"
+
+    def _submit(self, part: Part, indices: Sequence[int] | None) -> None:
+        number = run_tool(["sbatch", "--parsable"], stdin=self.script(part, indices), remedy=REMEDY).strip()
+        which = "" if part.role == "syncer" else f" ({part.count if indices is None else len(indices)})"
+        self._say(f"{part.name}{which}: Slurm job {number}")
+
+    def _queue(self) -> list[QueueEntry]:
+        """Every array element on its own, those that have ended as long as Slurm remembers them."""
+        names = {self._name(part): part.name for part in self._parts()}
+        text = run_tool(
+            [*SQUEUE, f"--name={','.join(names)}"],
+            remedy=REMEDY,
+        )
+        entries = []
+        for line in text.splitlines():
+            name, job, state, nodes, reason = line.split("|", 4)
+            index = re.search(r"_(\d+)$", job)
+            if name in names:
+                number = int(index[1]) if index else 0
+                entries.append(QueueEntry(job, names[name], number, state, nodes, reason))
+        return entries
+
+    def _leave(self, entries: Sequence[QueueEntry]) -> None:
+        """Not to come back: those that wait are taken from the queue, those that run leave in order."""
+        for entry in entries:
+            (self._run / "leaving" / self._part(entry.part).named(entry.index)).touch()
+        if waiting := [entry.job for entry in entries if entry.state == "PENDING"]:
+            run_tool(["scancel", *waiting], remedy=REMEDY)
+        self._tell([entry for entry in entries if entry.state != "PENDING"])
+
+    def _tell(self, entries: Sequence[QueueEntry]) -> None:
+        for entry in entries:
+            with contextlib.suppress(LaunchError):  # it may have ended by itself
+                run_tool(["scancel", "--batch", "--signal=TERM", entry.job], remedy=REMEDY)
+
+    def _wait_gone(self, jobs: set[str], timeout_s: float) -> bool:
+        return wait_until(lambda: not any(entry.alive and entry.job in jobs for entry in self._queue()), timeout_s)
+
+
+def _order(name: str) -> tuple[bool, str, int]:
+    kind, _, number = name.rpartition("-")
+    return (name != "syncer", kind or name, int(number) if number.isdigit() else 0)

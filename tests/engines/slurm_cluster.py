@@ -1,0 +1,106 @@
+"""A real Slurm on loopback: slurmctld and some slurmd, all on this machine, as root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster import WAIT_S
+from ports import quiet_port
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
+CONF = """
+ClusterName=atoll
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={port}
+AuthType=auth/none
+CredType=cred/none
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/ctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/ctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout=60
+KillWait=30
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SchedulerParameters=sched_interval=1,bf_interval=1
+{nodes}
+PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+
+def missing() -> str:
+    """Why there can be no cluster here; empty if there can."""
+    absent = [name for name in PROGRAMS if shutil.which(name) is None]
+    if absent:
+        return f"{', '.join(absent)} not installed (scripts/debian)"
+    return "" if os.geteuid() == 0 else "needs root"
+
+
+class SlurmCluster:
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder = folder
+        for name in ("state", *(f"spool/n{index}" for index in range(nodes))):
+            (folder / name).mkdir(parents=True)
+        lines = [
+            f"NodeName=n{index} NodeHostName=localhost NodeAddr=127.0.0.1 Port={quiet_port()} CPUs=2 State=UNKNOWN"
+            for index in range(nodes)
+        ]
+        conf = folder / "slurm.conf"
+        conf.write_text(CONF.format(port=quiet_port(), folder=folder, nodes="\n".join(lines)))
+        self.environment = {"SLURM_CONF": str(conf)}
+        self._daemons = [self._start("slurmctld", "-D", "-c")]
+        self._daemons += [self._start("slurmd", "-D", "-N", f"n{index}") for index in range(nodes)]
+        wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T %D") == f"idle {nodes}", "idle nodes", self.logs)
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
+        environment = {**os.environ, **self.environment}
+        quiet = subprocess.DEVNULL
+        return subprocess.Popen(words, env=environment, stdin=quiet, stdout=quiet, stderr=quiet)
+
+    def ask(self, *words: str) -> str:
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+        return done.stdout.strip()
+
+    def logs(self) -> str:
+        return "\n".join(f"== {path.name}\n{path.read_text()[-1500:]}" for path in self.folder.glob("*.log"))
+
+    def close(self) -> None:
+        self.ask("scancel", "--user=root")
+        self.ask("scancel", "--full", "--signal=KILL", "--user=root")
+        deadline_s = time.monotonic() + 20  # a slurmd that ends leaves its steps running
+        while self.ask("squeue", "--noheader") and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+        for daemon in self._daemons:
+            try:
+                daemon.wait(20)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def wait_until(condition: Callable[[], bool], what: str, logs: Callable[[], str] = str) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"never happened: {what}\n{logs()}"
+        time.sleep(0.2)

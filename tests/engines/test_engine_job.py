@@ -1,0 +1,109 @@
+"""The job file: what it means, what is refused, and the processes that it becomes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import said
+
+from atoll.engines import Places, engine_of, job_from, parse_counts, parts_of, read_job
+from atoll.errors import ConfigError
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "jobs" / "two-islands.toml"
+MINIMAL: dict[str, Any] = {"run": {"name": "r", "command": "python t.py"}, "islands": [{"name": "east"}]}
+PLACES = Places("/run", "/keys", "/settings.json", "s:1")
+
+
+def changed(**tables: Any) -> dict[str, Any]:
+    return {**MINIMAL, **tables}
+
+
+def test_the_example_is_one_job_for_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLE.parents[2])
+    job = read_job(EXAMPLE)
+    assert job.learners == 2 and job.settings["sync_every"] == 8 and job.settings["learners"] == 2
+    assert all((EXAMPLE.parents[2] / file).exists() for file in job.run.files)
+    for engine in ("slurm", "ssh", "k8s", "ray"):
+        text = engine_of(engine, job).plan()
+        assert "east" in text and "train_plain.py" in text and "--end-when-finished" in text, engine
+
+
+@pytest.mark.parametrize(
+    "tables, words",
+    [
+        ({"run": {"name": "r", "comand": "x"}}, "did you mean command"),
+        ({"run": {"name": "r", "command": "x", "sync_evry": 3}}, "did you mean sync_every"),
+        ({"run": {"name": "r", "command": "x", "sync_every": -3}}, "sync_every"),
+        ({"run": {"name": "r"}}, "lacks command"),
+        ({"run": {"name": "R", "command": "x"}}, "small letters"),
+        ({"run": {"name": "r", "command": "x", "environment": {"ATOLL_TOKEN": "s"}}}, "leave it away"),
+        ({"islands": []}, "has no islands"),
+        ({"islands": [{"name": "a", "gpu": 1}]}, "did you mean gpus"),
+        ({"islands": [{"name": "a"}, {"name": "a"}]}, "names of their own"),
+        ({"islands": [{"name": "syncer"}]}, "names of their own"),
+        ({"islands": [{"name": "a", "count": "2"}]}, "must be int"),
+        ({"islands": [{"name": "a", "ranks": 3, "nodes": 2}]}, "multiple of nodes"),
+        ({"syncer": {"keys": "none"}}, "beyond this machine"),
+        ({"syncer": {"snapshot": "x"}}, "did you mean snapshots"),
+        ({"syncer": {"snapshot_options": '{"secret": "s"}'}}, "credential"),
+        ({"slrum": {}}, "did you mean slurm"),
+        ({"ssh": {"hosts": "n1"}}, "a list of texts"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_starts(tables: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        job_from(changed(**tables))
+
+
+def test_no_secret_is_in_a_command_or_in_the_environment() -> None:
+    syncer, island = parts_of(job_from(MINIMAL), PLACES)
+    assert island.environment["ATOLL_TOKEN_FILE"] == "/keys/tokens/east-@INDEX@.token"
+    assert island.environment["ATOLL_LEARNER"] == "east-@INDEX@"
+    assert "ATOLL_TOKEN" not in {*syncer.environment, *island.environment}
+    assert "ca.key" not in (*syncer.keys, *island.keys) and "key.pem" not in island.keys
+
+
+def test_an_island_of_several_ranks_runs_under_torchrun() -> None:
+    def argv(**more: Any) -> str:
+        return shlex.join(parts_of(job_from(changed(islands=[{"name": "east", **more}])), PLACES)[1].argv)
+
+    assert argv() == "python t.py"
+    assert argv(ranks=4) == "python -m torch.distributed.run --nproc-per-node=4 --standalone t.py"
+    both = argv(ranks=8, nodes=2)
+    assert "--nproc-per-node=4 --nnodes=2" in both and "@HEAD@:29400" in both and both.endswith(" t.py")
+
+
+def test_scale_takes_a_number_or_names() -> None:
+    one = job_from(MINIMAL)
+    assert parse_counts(one, ["3"]) == {"east": 3} == parse_counts(one, ["east=3"])
+    two = job_from(changed(islands=[{"name": "east"}, {"name": "west"}]))
+    assert parse_counts(two, ["west=0", "east=2"]) == {"west": 0, "east": 2}
+    for words, said_of_it in ((["3"], "several kinds"), (["wst=1"], "did you mean west"), (["east=x"], "no number")):
+        with pytest.raises(ConfigError, match=said_of_it):
+            parse_counts(two, words)
+
+
+def test_what_would_be_submitted_is_printed_and_nothing_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = said.command("launch", "slurm", monkeypatch=monkeypatch, capsys=capsys)(EXAMPLE, "--dry-run")
+    assert done.code == 0 and "#SBATCH --array=0,1" in done.stdout and "--requeue" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hostile_word_in_a_job_stays_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts are run by a shell: what a job says is data to it."""
+    monkeypatch.chdir(tmp_path)
+    bad = "$(touch broken) `touch broken` ' \" ; touch broken"
+    job = job_from(changed(run={"name": "r", "command": shlex.join(["echo", bad]), "environment": {"X": bad}}))
+    script = engine_of("slurm", job).script(parts_of(job, PLACES)[1])  # type: ignore[attr-defined]
+    lines = [line for line in script.splitlines() if line.startswith(("export", "run_child srun"))]
+    quiet = "\n".join(lines).replace("run_child srun", "srun").replace("srun --nodes=1", "echo --nodes=1")
+    done = subprocess.run(["sh", "-c", quiet + '\necho "$X"'], capture_output=True, text=True, cwd=tmp_path, timeout=30)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == bad and bad in done.stdout.splitlines()[0]
+    assert not (tmp_path / "broken").exists()
