@@ -340,6 +340,8 @@ class Reseed:
 
 
 ASKED_TO_LEAVE = "asked to leave"
+SYNCER_STOPPED = "the syncer was stopped"
+"""The reason of a Stop that came from a signal to the syncer, and not from the run itself."""
 
 
 @dataclass(frozen=True, slots=True)
