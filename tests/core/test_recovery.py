@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from world import TENSORS, FakeLearner, World, config
 
 from atoll.core import effects as fx
+from atoll.core import messages
 from atoll.core.config import SECOND_NS
 from atoll.core.events import ContributionRefused, FragmentHealed, Warned
 from atoll.core.healing import HEAL_WAIT_NS
@@ -436,3 +438,16 @@ def test_any_mixture_of_deaths_keeps_the_books(seed: int) -> None:
     assert sum(versions(world)) > before
     world.check_ledger()
     world.check_rebase()
+
+
+@pytest.mark.parametrize(
+    "push",
+    [
+        messages.SeedPart("l0", 2, fragment=3, size=5000, checksum=7, secret="s"),
+        messages.HealedVersion("l0", 2, fragment=3, version=41, size=5000, checksum=7, secret="s"),
+        messages.InnerPiece("l0", 2, slot=3, piece=0, pieces=1, whole_bytes=5000, size=5000, checksum=7, secret="s"),
+    ],
+    ids=["seed", "heal", "inner"],
+)
+def test_every_kind_of_push_is_read_as_what_was_written(push: Any) -> None:
+    assert messages.meaning_of(push.header()) == push

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file
 
 from atoll.core.config import SyncConfig
 from atoll.core.membership import MemberState
+from atoll.core.messages import SYNCER_STOPPED
 from atoll.core.syncer_machine import SyncerMachine
 from atoll.observe import NullWriter, events
 from atoll.syncer.ending import Ending
@@ -61,8 +63,11 @@ def test_the_model_is_there_as_soon_as_everybody_has_left_and_the_syncer_stays(t
     assert syncer.status()["model"]["path"] == str(model)
     TrainingThread(syncer.address, "second", steps=30, seed=1).thread.join(WAIT_S)
     wait_until(lambda: any((load_file(model)[name] != before[name]).any() for name in before), "a newer model")
-    assert syncer.process.poll() is None
+    assert syncer.process.poll() is None and not (tmp_path / "result.json").exists()
     assert syncer.stop() == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert not result["finished"] and result["reason"] == SYNCER_STOPPED
+    assert result["steps_by_learner"] == {"first": 30, "second": 30}
 
 
 def test_with_end_when_left_it_ends_after_the_last_and_not_before_the_first(tmp_path: Path) -> None:
@@ -72,6 +77,10 @@ def test_with_end_when_left_it_ends_after_the_last_and_not_before_the_first(tmp_
     TrainingThread(syncer.address, "only", steps=20).thread.join(WAIT_S)
     assert syncer.wait_dead() == 0
     assert "ends: everybody has left" in syncer.output() and (tmp_path / "model.safetensors").exists()
+    result = json.loads((tmp_path / "result.json").read_text())
+    ledger = result["ledger"]
+    assert result["finished"] and result["reason"] == "everybody has left" and result["commits"] > 0
+    assert ledger["processed"] == ledger["merged"] + ledger["pending"] + sum(ledger["discarded"].values()) > 0
 
 
 def test_lost_learners_are_waited_for_as_long_again_and_a_launcher_decides_itself() -> None:

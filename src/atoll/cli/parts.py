@@ -120,7 +120,14 @@ def syncer(
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
     if keys is not None and tls_certificate is None:
         tls_certificate, tls_key = _certificate_of(keys)
-    from atoll.launch import durability_config, durability_names, split_values, sync_values, take_preset
+    from atoll.launch import (
+        durability_config,
+        durability_names,
+        split_values,
+        sync_values,
+        take_preset,
+        write_result_by_hand,
+    )
 
     rest, beneath = take_preset(values)
     own, sync = split_values(rest, ("learners", "tokens_budget", *durability_names()), where=where)
@@ -141,7 +148,7 @@ def syncer(
             raise LaunchError(
                 f"the run folder {run_folder} cannot be written ({error.strerror}); give another --run-folder"
             ) from error
-    from atoll.syncer import SyncerOptions
+    from atoll.syncer import EXIT_FENCED, SyncerOptions
 
     shown = o.run_token(context, token, token_file)
     chosen = SyncerOptions(
@@ -171,13 +178,15 @@ def syncer(
         metrics=metrics,
         lines=plain or log_format == "json" or run_folder is None or not sys.stdout.isatty(),
     )
-    if run_folder is None or chosen.lines:
+    if run_folder is None:
         with logged_as(log_format):
             code = _run(chosen)
         raise typer.Exit(code)
-    with _live_view(run_folder):
+    with logged_as(log_format) if chosen.lines else _live_view(run_folder):
         code = _run(chosen)
-    if (run_folder / "model.safetensors").exists():
+    if code != EXIT_FENCED:  # else the run is another syncer's
+        write_result_by_hand(run_folder)
+    if not chosen.lines and (run_folder / "model.safetensors").exists():
         human(json_wanted=False).print(f"published model: {run_folder}/model.safetensors", markup=False, soft_wrap=True)
     raise typer.Exit(code)
 

@@ -13,7 +13,7 @@ from atoll.core.effects import GiveHeal
 from atoll.core.learner_host import LearnerDriverHost, LinkState, OutgoingPayload, Payload
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_waits import RETRY_NS
-from atoll.core.messages import NO_VERSION, WHOLE_CODEC, PushHeader, PushKind, PushReply, Refusal
+from atoll.core.messages import HealedVersion, PushHeader, PushReply, Refusal, SeedPart
 
 PUSH_AGAIN = (Refusal.BUSY, Refusal.CHECKSUM)
 """Refusals of something that the syncer asked for and still waits for: the bytes were damaged, or it had no room."""
@@ -38,8 +38,8 @@ class LearnerGifts:
             self._host.read_seed(fragment, partial(self._push_seed, fragment))
 
     def _push_seed(self, fragment: int, made: OutgoingPayload) -> None:
-        header = self._header(PushKind.SEED, fragment, NO_VERSION, made)
-        self._push(header, made.payload, partial(self._seeded, fragment))
+        part = SeedPart(*self._who(), fragment, made.size, made.checksum, self._machine.secret)
+        self._push(part.header(), made.payload, partial(self._seeded, fragment))
 
     def _seeded(self, fragment: int, reply: PushReply | None) -> None:
         self._seeding = False
@@ -68,8 +68,8 @@ class LearnerGifts:
         if made is None:
             self._heal(versions)  # no longer here
         else:
-            header = self._header(PushKind.HEAL, fragment, version, made)
-            self._push(header, made.payload, partial(self._healed, versions))
+            healed = HealedVersion(*self._who(), fragment, version, made.size, made.checksum, self._machine.secret)
+            self._push(healed.header(), made.payload, partial(self._healed, versions))
 
     def _healed(self, versions: list[tuple[int, int]], reply: PushReply | None) -> None:
         if reply is not None:  # else the link is gone: the next Hello says what this host holds
@@ -95,20 +95,5 @@ class LearnerGifts:
 
         attempt()
 
-    def _header(self, kind: PushKind, fragment: int, version: int, made: OutgoingPayload) -> PushHeader:
-        return PushHeader(
-            kind=kind,
-            learner=self._machine.learner,
-            generation=self._machine.generation,
-            fragment=fragment,
-            round=0,
-            attempt=0,
-            seq=0,
-            base_version=version,
-            steps=0,
-            tokens=0,
-            codec=WHOLE_CODEC,
-            size=made.size,
-            checksum=made.checksum,
-            secret=self._machine.secret,
-        )
+    def _who(self) -> tuple[str, int]:
+        return self._machine.learner, self._machine.generation

@@ -19,7 +19,7 @@ A session, seen from the learner:
            <- Fate                 a contribution of mine will not be merged (or was, while I was away)
     Leave  ->                      I am done
 
-Payloads of at most INLINE_BYTES_MAX travel inside the control messages themselves (Contribution, answered by Received;
+Payloads of at most INLINE_BYTES_MAX travel inside the control messages themselves (InlinePush, answered by InlineReply;
 the update inside Published): for small fragments a bulk call would cost more than the bytes it carries.
 """
 
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from dataclasses import field
 from enum import StrEnum
+from typing import assert_never
 
 from atoll.core.config import SyncConfig
 from atoll.core.values import dataclass
@@ -353,6 +354,8 @@ class Reseed:
 PREEMPTED = "SIGTERM"
 """Reason of a Leave whose learner got a signal: its machine is taken away, and it may come back on another."""
 ASKED_TO_LEAVE = "asked to leave"
+SYNCER_STOPPED = "the syncer was stopped"
+"""The reason of a Stop that came from a signal to the syncer, and not from the run itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,10 +414,11 @@ class DataLeases:
 class PushKind(StrEnum):
     CONTRIBUTION = "contribution"
     SEED = "seed"
+    """See SeedPart."""
     HEAL = "heal"
-    """fp32 parameters of a committed version (`base_version`) that a recovering syncer has lost."""
+    """See HealedVersion."""
     INNER = "inner"
-    """One piece of a peer's inner state: see InnerPiece."""
+    """See InnerPiece."""
 
 
 class FetchKind(StrEnum):
@@ -428,7 +432,8 @@ class FetchKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PushHeader:
-    """Everything about a push but its bytes. `size` and `checksum` (xxh3-64) are those of the whole payload."""
+    """Everything about a push but its bytes, as it is on the wire. `size` and `checksum` (xxh3-64) are those of the
+    whole payload. The fields are a contribution's; what the other kinds put into them, `meaning_of` says."""
 
     kind: PushKind
     learner: str
@@ -448,9 +453,53 @@ class PushHeader:
 
 
 @dataclass(frozen=True, slots=True)
+class SeedPart:
+    """A push of kind SEED: one fragment of the run's first parameters, whole."""
+
+    learner: str
+    generation: int
+    fragment: int
+    size: int
+    checksum: int
+    secret: str = field(default="", repr=False)
+    codec: str = WHOLE_CODEC
+
+    @classmethod
+    def of(cls, header: PushHeader) -> SeedPart:
+        who = (header.learner, header.generation, header.fragment)
+        return cls(*who, header.size, header.checksum, header.secret, header.codec)
+
+    def header(self) -> PushHeader:
+        place = (PushKind.SEED, self.learner, self.generation, self.fragment, 0, 0, 0)
+        return PushHeader(*place, NO_VERSION, 0, 0, self.codec, self.size, self.checksum, self.secret)
+
+
+@dataclass(frozen=True, slots=True)
+class HealedVersion:
+    """A push of kind HEAL: the parameters of one fragment at a committed version that a recovering syncer has lost."""
+
+    learner: str
+    generation: int
+    fragment: int
+    version: int
+    size: int
+    checksum: int
+    secret: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, header: PushHeader) -> HealedVersion:
+        who = (header.learner, header.generation, header.fragment)
+        return cls(*who, header.base_version, header.size, header.checksum, header.secret)
+
+    def header(self) -> PushHeader:
+        place = (PushKind.HEAL, self.learner, self.generation, self.fragment, 0, 0, 0)
+        return PushHeader(*place, self.version, 0, 0, WHOLE_CODEC, self.size, self.checksum, self.secret)
+
+
+@dataclass(frozen=True, slots=True)
 class InnerPiece:
-    """The header of a push of kind INNER, by what it means. On the wire its fields have the names of a contribution's,
-    which they must keep; nobody but this class reads them there."""
+    """A push of kind INNER: one piece of a peer's inner optimizer state. On the wire its fields have the names of a
+    contribution's, which they must keep."""
 
     learner: str
     generation: int
@@ -495,6 +544,21 @@ class InnerPiece:
             checksum=self.checksum,
             secret=self.secret,
         )
+
+
+def meaning_of(header: PushHeader) -> PushHeader | SeedPart | HealedVersion | InnerPiece:
+    """A push by what it is: a contribution is its header, the others have types of their own."""
+    match header.kind:
+        case PushKind.CONTRIBUTION:
+            return header
+        case PushKind.SEED:
+            return SeedPart.of(header)
+        case PushKind.HEAL:
+            return HealedVersion.of(header)
+        case PushKind.INNER:
+            return InnerPiece.of(header)
+        case _:
+            assert_never(header.kind)
 
 
 @dataclass(frozen=True, slots=True)

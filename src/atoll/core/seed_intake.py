@@ -9,7 +9,7 @@ from atoll.core.beginning import Beginning, holds_run
 from atoll.core.config import SECOND_NS
 from atoll.core.effects import Answer, CommitSeed, SyncerEffect, ToLearner
 from atoll.core.membership import Member, MemberState
-from atoll.core.messages import WHOLE_CODEC, PushHeader, PushReply, Refusal
+from atoll.core.messages import WHOLE_CODEC, PushReply, Refusal, SeedPart
 from atoll.core.syncer_state import SyncerState, warned
 
 SEED_PATIENCE_NS = 20 * SECOND_NS
@@ -42,17 +42,17 @@ class SeedIntake:
 
     # ------------------------------------------------------------ what comes
 
-    def check(self, header: PushHeader) -> PushReply | None:
-        who = f"learner {header.learner!r}, fragment {header.fragment}"
-        if self._state.committed or self.committing or header.learner != self.seeder:
+    def check(self, part: SeedPart) -> PushReply | None:
+        who = f"learner {part.learner!r}, fragment {part.fragment}"
+        if self._state.committed or self.committing or part.learner != self.seeder:
             return PushReply(False, Refusal.NOT_READY, f"{who}: not asked for the first parameters")
-        if header.codec != WHOLE_CODEC:
+        if part.codec != WHOLE_CODEC:
             return PushReply(False, Refusal.CODEC, f"{who}: the first parameters must be sent as {WHOLE_CODEC}")
         return None
 
-    def take(self, header: PushHeader, out: list[SyncerEffect]) -> None:
+    def take(self, part: SeedPart, out: list[SyncerEffect]) -> None:
         """One fragment is here. The run is on record before its seed is: a crash in between begins it again."""
-        self._seeds.add(header.fragment)
+        self._seeds.add(part.fragment)
         out.append(Answer(PushReply(accepted=True)))
         if len(self._seeds) == self._state.config.fragments:
             self.committing = True

@@ -69,6 +69,7 @@ from atoll.core.membership import Member, Membership, MemberState
 from atoll.core.messages import (
     ASKED_TO_LEAVE,
     DataReport,
+    HealedVersion,
     Hello,
     InlinePush,
     InnerPiece,
@@ -81,7 +82,9 @@ from atoll.core.messages import (
     Ready,
     Refusal,
     Refused,
+    SeedPart,
     Stop,
+    meaning_of,
 )
 from atoll.core.progress_intake import ProgressIntake
 from atoll.core.round_scheduler import RoundScheduler
@@ -388,47 +391,53 @@ class SyncerMachine:
         out.append(Answer(refusal or PushReply(accepted=True)))
 
     def _check_push(self, header: PushHeader, now_ns: int) -> PushReply | None:
-        if header.kind is PushKind.INNER:
-            return self._handoff.check(InnerPiece.of(header))
-        if self.layout is None or not 0 <= header.fragment < self.config.fragments:
-            who = f"learner {header.learner!r}, fragment {header.fragment}"
+        push = meaning_of(header)
+        if isinstance(push, InnerPiece):
+            return self._handoff.check(push)
+        if self.layout is None or not 0 <= push.fragment < self.config.fragments:
+            who = f"learner {push.learner!r}, fragment {push.fragment}"
             return PushReply(False, Refusal.UNKNOWN_FRAGMENT, f"{who}: this run has no such fragment")
-        if header.kind is PushKind.HEAL:
-            return self._recovery.check(header)
-        if header.kind is PushKind.SEED:
-            return self._seeding.check(header)
-        if self.healing is not None:
-            who = f"learner {header.learner!r}, fragment {header.fragment}"
-            return PushReply(False, Refusal.BUSY, f"{who}: the syncer is collecting what it lost; send it again")
-        return self._contributions.check(header, now_ns)
+        match push:
+            case HealedVersion():
+                return self._recovery.check(push)
+            case SeedPart():
+                return self._seeding.check(push)
+            case PushHeader() if self.healing is not None:
+                who = f"learner {push.learner!r}, fragment {push.fragment}"
+                return PushReply(False, Refusal.BUSY, f"{who}: the syncer is collecting what it lost; send it again")
+            case PushHeader():
+                return self._contributions.check(push, now_ns)
+            case _:
+                assert_never(push)
 
     def _push_completed(self, event: PushCompleted, now_ns: int, out: list[SyncerEffect]) -> None:
         header = event.header
         wrong = self.check_sender(header.learner, header.generation, header.secret)
         refusal = wrong or self._check_push(header, now_ns) or self._contributions.check_values(event)
-        if refusal is None and header.kind is PushKind.HEAL:
-            refusal = self._recovery.check_values(header, event.norm)
+        push = meaning_of(header)
+        if refusal is None and isinstance(push, HealedVersion):
+            refusal = self._recovery.check_values(push, event.norm)
         if refusal is not None:
             self._contributions.refuse(event, refusal, out)
             if wrong is None:
                 self._not_given(header, refusal, now_ns, out)
             return
-        match header.kind:
-            case PushKind.CONTRIBUTION:
+        match push:
+            case PushHeader():
                 self._contributions.accept(event, now_ns, out)
-            case PushKind.SEED:
-                self._seeding.take(header, out)
-            case PushKind.HEAL:
-                self._recovery.take(header, out)
-            case PushKind.INNER:
-                self._handoff.take(InnerPiece.of(header), now_ns, out)
+            case SeedPart():
+                self._seeding.take(push, out)
+            case HealedVersion():
+                self._recovery.take(push, out)
+            case InnerPiece():
+                self._handoff.take(push, now_ns, out)
             case _:
-                assert_never(header.kind)
+                assert_never(push)
 
     def _not_given(self, header: PushHeader, refusal: PushReply, now_ns: int, out: list[SyncerEffect]) -> None:
         """Whoever waits for this push need not wait for it any more."""
         if header.kind is PushKind.HEAL:
-            self._recovery.reject(header)
+            self._recovery.reject(HealedVersion.of(header))
         self._contributions.answer_for(header, refusal, now_ns, out)
 
     def check_sender(self, learner: str, generation: int, secret: str) -> PushReply | None:

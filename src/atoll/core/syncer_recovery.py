@@ -20,9 +20,9 @@ from atoll.core.messages import (
     Discard,
     Fate,
     Heal,
+    HealedVersion,
     Hello,
     Outstanding,
-    PushHeader,
     PushReply,
     Ready,
     Refusal,
@@ -156,47 +156,47 @@ class SyncerRecovery:
         if self.healing is not None:
             self.healing.hear(hello.learner, hello.bases if claimed else (), hello.checksums, now_ns)
 
-    def check(self, header: PushHeader) -> PushReply | None:
+    def check(self, healed: HealedVersion) -> PushReply | None:
         """Only what was asked for, and proven by its checksum, may replace what the disk has."""
-        claim = self.healing.asked(header.fragment, header.learner) if self.healing is not None else None
-        if claim is None or claim.version != header.base_version or claim.checksum != header.checksum:
+        claim = self.healing.asked(healed.fragment, healed.learner) if self.healing is not None else None
+        if claim is None or claim.version != healed.version or claim.checksum != healed.checksum:
             detail = (
-                f"learner {header.learner!r}: version {header.base_version} of fragment {header.fragment} was not "
+                f"learner {healed.learner!r}: version {healed.version} of fragment {healed.fragment} was not "
                 "asked for; wait for Start"
             )
             return PushReply(False, Refusal.NOT_READY, detail)
         return None
 
-    def check_values(self, header: PushHeader, distance: float) -> PushReply | None:
+    def check_values(self, healed: HealedVersion, distance: float) -> PushReply | None:
         """What one learner alone vouches for must be near what the disk has; `distance` is the norm of the
         difference."""
-        track, claim = self._state.book.tracks[header.fragment], VersionClaim(header.base_version, header.checksum)
-        if self.healing is None or track.version < 0 or not self.healing.is_lone(header.fragment, claim):
+        track, claim = self._state.book.tracks[healed.fragment], VersionClaim(healed.version, healed.checksum)
+        if self.healing is None or track.version < 0 or not self.healing.is_lone(healed.fragment, claim):
             return None
-        limit = heal_limit(self._state.config, track.norms, header.base_version - track.version)
+        limit = heal_limit(self._state.config, track.norms, healed.version - track.version)
         assert self._state.layout is not None
-        parameters = self._state.layout.fragments[header.fragment].parameters
+        parameters = self._state.layout.fragments[healed.fragment].parameters
         limit = min(limit, norm_limit_absolute(self._state.config, parameters))
         if distance <= limit:
             return None
         detail = (
-            f"learner {header.learner!r}: version {header.base_version} of fragment {header.fragment}, which nobody "
+            f"learner {healed.learner!r}: version {healed.version} of fragment {healed.fragment}, which nobody "
             f"else holds, is {distance:.3g} from the disk's version {track.version}, more than {limit:.3g}"
         )
         return PushReply(False, Refusal.NORM_OUTLIER, detail)
 
-    def reject(self, header: PushHeader) -> None:
+    def reject(self, healed: HealedVersion) -> None:
         """What this learner gave cannot be used, so another one is asked."""
         if self.healing is not None:
-            self.healing.reject(header.fragment, header.learner)
+            self.healing.reject(healed.fragment, healed.learner)
 
-    def take(self, header: PushHeader, out: list[SyncerEffect]) -> None:
+    def take(self, healed: HealedVersion, out: list[SyncerEffect]) -> None:
         """The parameters of a lost version are here, and they are what was asked for."""
         assert self.healing is not None
-        self.healing.take(header.fragment, header.learner)
-        self._state.book.drop_handed(header.fragment, header.base_version, out)
+        self.healing.take(healed.fragment, healed.learner)
+        self._state.book.drop_handed(healed.fragment, healed.version, out)
         out.append(Answer(PushReply(accepted=True)))
-        out.append(CommitHealed(header.fragment, header.base_version, header.checksum))
+        out.append(CommitHealed(healed.fragment, healed.version, healed.checksum))
 
     def put_in_place(self, event: HealCommitted, out: list[SyncerEffect]) -> None:
         """A lost version is back. Commits between the record and it were made by the earlier syncer, and count."""

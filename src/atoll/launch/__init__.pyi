@@ -14,7 +14,7 @@ from .options import read_config_file, split_values, sync_values, take_preset, t
 from .plan import FinishedRun, LaunchPlan, RestartPolicy, RunOutcome, View
 from .process import Command, child_environment, die_with
 from .reach import reach, run_folder_of
-from .result import report_numbers
+from .result import report_numbers, write_result_by_hand
 from .resume import can_resume, resume_run
 from .run import run_command
 from .running import ask_to_leave, launcher_pid
@@ -88,5 +88,6 @@ __all__ = [
     "train_config",
     "without_nan",
     "write_json",
+    "write_result_by_hand",
     "write_text",
 ]

@@ -11,9 +11,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.core import SYNCER_STOPPED
 from atoll.errors import LaunchError
 from atoll.launch.config import RunConfig, TrainConfig
-from atoll.launch.folder import RunFolder
+from atoll.launch.folder import RunFolder, write_json
 from atoll.launch.plan import FINISHED, TIME_UP, RunOutcome
 from atoll.launch.process import tail_of
 from atoll.launch.stored import Attempt
@@ -25,7 +26,9 @@ from atoll.observe import (
     ProcessStarted,
     RunFinished,
     RunStarted,
+    SyncerStarted,
     SyncerStats,
+    SyncerStopped,
     data_parallel_bytes,
     measure_goodput,
     natural_key,
@@ -101,6 +104,9 @@ def measure(run_folder: Path) -> Measured:
     steps: Counter[str] = Counter()
     for event in told:
         steps[event.learner] += event.steps
+    if not told:  # a syncer by hand: its learners are elsewhere
+        for last_words in [event for _, _, event in events if isinstance(event, SyncerStopped)]:
+            steps.update(last_words.steps)
     last = last_word(events)
     return Measured(
         tokens=sum(event.tokens for event in told) if last is None else last.tokens_processed,
@@ -192,7 +198,7 @@ def report_numbers(run_folder: Path) -> dict[str, Any]:
     measured = measure(run_folder)
     started = [event for event in events if isinstance(event, RunStarted)]
     layouts = [event.parameters for event in events if isinstance(event, LayoutFixed)]
-    ended = [event.reason for event in events if isinstance(event, RunFinished)]
+    ended = [event.reason for event in events if isinstance(event, RunFinished)] or _by_hand(events)
     learners = started[-1].learners if started else len(measured.steps)
     parameters = layouts[-1] if layouts else started[-1].parameters if started else 0
     numbers = {
@@ -203,7 +209,7 @@ def report_numbers(run_folder: Path) -> dict[str, Any]:
         "eval_loss": measured.eval_loss,
         "dp_bytes_equivalent": data_parallel_bytes(parameters, measured.learner_steps, learners),
         **_counts(measured.stats),
-        "finished": bool(ended) and ended[-1] in (FINISHED, TIME_UP),
+        "finished": bool(ended) and (ended[-1] in (FINISHED, TIME_UP) or _ended_by_itself(events)),
         "reason": ended[-1] if ended else "",
     }
     try:
@@ -211,6 +217,32 @@ def report_numbers(run_folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         stored = {}
     return {**numbers, **stored} if isinstance(stored, dict) else numbers
+
+
+def write_result_by_hand(run_folder: Path) -> None:
+    """RUN/result.json of a run whose syncer was started by hand and has ended. Where a launcher is at work, the result
+    is the launcher's to write."""
+    folder = RunFolder(run_folder)
+    if folder.processes_file.exists():
+        return
+    try:
+        write_json(folder.result_file, {**report_numbers(run_folder), "run_folder": str(run_folder)})
+    except OSError as error:
+        raise LaunchError(
+            f"{folder.result_file} cannot be written ({error.strerror}); `atoll report --json {run_folder}` says it"
+        ) from error
+
+
+def _by_hand(events: Sequence[Event]) -> list[str]:
+    """Without a launcher the syncer has the last word."""
+    last = [event for event in events if isinstance(event, SyncerStarted | SyncerStopped)][-1:]
+    return [event.reason for event in last if isinstance(event, SyncerStopped)]
+
+
+def _ended_by_itself(events: Sequence[Event]) -> bool:
+    """Whether nobody had to stop the syncer: its budget was spent, or everybody had left."""
+    launched = any(isinstance(event, RunFinished) for event in events)
+    return not launched and any(reason and reason != SYNCER_STOPPED for reason in _by_hand(events))
 
 
 def _ending(attempt: Attempt, outcome: RunOutcome) -> dict[str, Any]:

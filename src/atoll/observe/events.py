@@ -348,6 +348,8 @@ class SyncerStats:
 class SyncerStopped:
     reason: str
     commits: int
+    steps: dict[str, int] = field(default_factory=dict)
+    """Of each learner's newest process, as it told this syncer: learners elsewhere write their events elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll import kernels
-from atoll.core import SETTINGS_KEY, Recovery
+from atoll.core import SETTINGS_KEY, SYNCER_STOPPED, Recovery
 from atoll.core import effects as fx
 from atoll.errors import AtollError, ConfigError, FencedSyncerError, LaunchError
 from atoll.keys import KeyFile
@@ -126,7 +126,7 @@ async def _serve(options: SyncerOptions) -> int:
     if code != EXIT_FENCED:
         why = ending.reason(time.monotonic_ns()) if not stop.is_set() else ""
         say(f"ends: {why}" if why else "ends, once learners have handed over what they have")
-        shell.apply(fx.StopRequested(why or "the syncer was stopped"))
+        shell.apply(fx.StopRequested(why or SYNCER_STOPPED))
         await _wait(shell.finished, STOP_WAIT_S if any(m.connected for m in shell.machine.members.values()) else 0.0)
     if watching is not None:
         watching.cancel()
@@ -139,7 +139,9 @@ async def _serve(options: SyncerOptions) -> int:
     code = code or _overtaken(shell) or model.write()
     writer.emit(_stats(shell, server))
     _tell_data(shell, writer)
-    writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, shell.machine.stats()["commits"]))
+    steps = {member.learner: member.steps for member in shell.machine.members.values() if member.steps}
+    commits = shell.machine.stats()["commits"]
+    writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, commits, steps))
     await server.stop()
     writer.close()
     return code
@@ -321,3 +323,4 @@ def _announce(folder: Path | None, server: RunningServer, run_id: str) -> None:
     temporary = folder / f"syncer-{os.getpid()}.json.tmp"
     temporary.write_text(json.dumps(told) + "\n")
     temporary.replace(folder / "syncer.json")
+    (folder / "result.json").unlink(missing_ok=True)  # of an earlier syncer by hand: the run goes on

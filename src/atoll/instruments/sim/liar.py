@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from atoll.core import (
     NO_VERSION,
     PROTOCOL_VERSION,
-    WHOLE_CODEC,
     ContributionId,
     DataLeases,
     DataReport,
@@ -35,6 +34,7 @@ from atoll.core import (
     Refused,
     Start,
     Welcome,
+    messages,
 )
 from atoll.instruments.chaos import LIES, NUMBERS_APART, VALUES, falsified, renumbered
 from atoll.instruments.sim.calls import Call
@@ -141,9 +141,9 @@ class LyingLearner(LearnerHost):
     def _give_forged(self, fragment: int) -> None:
         """What was asked for, as claimed: bytes that fit their checksum, of a version that was never made."""
         claimed, forged = self.hello().bases[fragment], self._forged(fragment)
-        place = (PushKind.HEAL, self.name, self.machine.generation, fragment, 0, 0, 0)
-        header = PushHeader(*place, claimed, 0, 0, WHOLE_CODEC, forged.size, forged.checksum, self.machine.secret)
-        Call(self, forged.size).push(header, forged.payload, lambda reply: None)
+        who = (self.name, self.machine.generation)
+        healed = messages.HealedVersion(*who, fragment, claimed, forged.size, forged.checksum, self.machine.secret)
+        Call(self, forged.size).push(healed.header(), forged.payload, lambda reply: None)
 
     # ------------------------------------------------------------ what nobody asked for
 
