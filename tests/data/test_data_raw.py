@@ -99,12 +99,16 @@ def test_the_exported_names() -> None:
         "Chunk",
         "Chunks",
         "DataSource",
+        "FollowingLoader",
+        "Island",
         "LearnerLike",
         "Loader",
+        "Shards",
         "chunks",
         "iterable",
         "loader",
         "place",
+        "shards",
         "stream",
     }
     assert set(atoll.data.__all__) == names

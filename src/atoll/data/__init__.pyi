@@ -1,6 +1,23 @@
-from .loaders import Loader, iterable, loader, stream
+from .island import Island
+from .loaders import FollowingLoader, Loader, iterable, loader, stream
+from .mds import Shards, shards
 from .order import place
 from .raw import Chunk, Chunks, chunks
 from .seam import DataSource, LearnerLike
 
-__all__ = ["Chunk", "Chunks", "DataSource", "LearnerLike", "Loader", "chunks", "iterable", "loader", "place", "stream"]
+__all__ = [
+    "Chunk",
+    "Chunks",
+    "DataSource",
+    "FollowingLoader",
+    "Island",
+    "LearnerLike",
+    "Loader",
+    "Shards",
+    "chunks",
+    "iterable",
+    "loader",
+    "place",
+    "shards",
+    "stream",
+]

@@ -18,6 +18,7 @@ import torch.utils.data as torch_data
 from torch.utils.data._utils import worker as torch_worker
 
 from atoll.data.cutting import END, End, OpenChunk, Part, Piece, Ticket, cut
+from atoll.data.island import Board, Followed, Island, Shared
 from atoll.data.lease_client import LeaseClient
 from atoll.data.mail import Mailbox
 
@@ -45,6 +46,10 @@ class Feed(Protocol):
     def end(self) -> None:
         """No more chunks: what is half done is given out, then the pieces end."""
 
+    @property
+    def shared(self) -> Shared | None:
+        """Where the other ranks of an island hear of batches."""
+
 
 class MapFeed:
     """A data set with __len__ and __getitem__. `chunk_indices` gives the indices of a chunk, in order."""
@@ -60,9 +65,14 @@ class MapFeed:
         collate: Collate,
         workers: int,
         options: Mapping[str, Any],
+        island: Island | None = None,
     ) -> None:
         self.depth = depth(workers, options)
-        self._batches = _Batches(client, (chunk_indices, batch_size, drop_last))
+        island = island or Island()
+        self.shared = None if island.alone else Shared(island, Board(island, client.stream))
+        """Where other ranks read what is in a batch."""
+        cutting = (chunk_indices, batch_size * island.size, drop_last)
+        self._batches = _Batches(client, cutting, self.shared, island.size)
         self._loader: torch_data.DataLoader[Any] = torch_data.DataLoader(
             _Fetch(dataset),
             batch_sampler=self._batches,
@@ -91,19 +101,29 @@ class _Batches(torch_data.Sampler[list[int]]):
     """The batch sampler: lists of indices, empty ones where there is nothing to read just now. The DataLoader holds it,
     so it must not lead back there: workers that are left to the cycle collector take long to end."""
 
-    def __init__(self, client: LeaseClient, cutting: tuple[OpenChunk, int, bool]) -> None:
+    def __init__(
+        self, client: LeaseClient, cutting: tuple[OpenChunk, int, bool], shared: Shared | None, ranks: int
+    ) -> None:
         self.dealt = 0
         self.ended = False
         self.under_way: deque[Piece] = deque()
         self._client = client
         self._cutting = cutting
+        self._shared = shared
+        self._ranks = ranks
 
     def __iter__(self) -> Iterator[list[int]]:
         self.under_way.clear()
         self.ended = False
+        if self._shared is not None:
+            self._shared.begin()
         for piece in cut(self, *self._cutting):
+            if piece.size < self._ranks:  # of the last samples not every rank would get one: they are given up
+                piece = piece._replace(size=0, data=[])
             self.under_way.append(piece)
-            yield piece.data
+            yield piece.data if self._shared is None else self._shared.plan(piece.data)
+        if self._shared is not None:
+            self._shared.no_more()
 
     def next(self) -> Ticket | End | None:
         ticket = self._client.take()
@@ -114,6 +134,45 @@ class _Batches(torch_data.Sampler[list[int]]):
 
     def dropped(self, key: int) -> bool:
         return self._client.unwanted(key)
+
+
+class FollowFeed:
+    """What a rank that does not lead reads: its share of the batches on the board."""
+
+    def __init__(
+        self,
+        followed: Followed,
+        dataset: Any,
+        *,
+        collate: Collate,
+        workers: int,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._batches = _Shares(followed)
+        self._loader: torch_data.DataLoader[Any] = torch_data.DataLoader(
+            _Fetch(dataset),
+            batch_sampler=self._batches,
+            collate_fn=_CollateSome(collate),
+            num_workers=workers,
+            **options,
+        )
+
+    def open(self) -> Iterator[tuple[int, Any]]:
+        """Samples and data of each batch, empty ones included."""
+        for data in self._loader:
+            yield self._batches.under_way.popleft(), data
+
+
+class _Shares(torch_data.Sampler[list[int]]):
+    def __init__(self, followed: Followed) -> None:
+        self.under_way: deque[int] = deque()
+        self._followed = followed
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.under_way.clear()
+        for share in self._followed.plans():
+            self.under_way.append(len(share))
+            yield share
 
 
 class _Fetch(torch_data.Dataset[Any]):
@@ -153,6 +212,7 @@ class StreamFeed:
         options: Mapping[str, Any],
     ) -> None:
         self.depth = depth(workers, options)
+        self.shared = None
         self.dealt = 0
         self._client = client
         self._cutting = (open_chunk, batch_size, drop_last)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
 
 from atoll.data.cutting import OpenChunk
 from atoll.data.dry_wait import FIRST_LEASE_S, WHEN_DRY, DryWait
-from atoll.data.feeds import CHUNKS_PER_WORKER, Collate, Feed, MapFeed, StreamFeed
+from atoll.data.feeds import CHUNKS_PER_WORKER, Collate, Feed, FollowFeed, MapFeed, StreamFeed
+from atoll.data.island import END, GO, SKIP, Board, Followed, Island, find_island
 from atoll.data.lease_client import AHEAD_S, HOLD_MIN, LeaseClient, SampleCounts
 from atoll.data.order import place, shuffled
 from atoll.data.seam import LearnerLike
-from atoll.data.skim import Skim
+from atoll.data.skim import Skim, SkimItems
 from atoll.errors import ConfigError, LocalProtocolError
 
 CHUNKS_PER_EPOCH = 1024
@@ -66,11 +68,14 @@ class Loader:
         empty, dealt, ended = 0, feed.dealt, False
         for piece in pieces:
             if client.over:
+                self._tell(END)
                 return
             if piece.size:
                 self._dry_wait.fed()
                 empty = 0
-                if client.hand(piece.parts):
+                handed = client.hand(piece.parts)
+                self._tell(GO if handed else SKIP)
+                if handed:
                     feed.deal()
                     yield piece.data
                     continue
@@ -83,6 +88,13 @@ class Loader:
                 ended = True
                 feed.end()
         client.finish()
+
+    def _tell(self, verdict: str) -> None:
+        """The other ranks of an island give their loops a batch when this one does."""
+        if self._feed.shared is not None:
+            self._feed.shared.decide(verdict)
+            if verdict == END:
+                self._feed.shared.no_more()
 
     # ------------------------------------------------------------ what the loop may ask
 
@@ -130,6 +142,37 @@ class Loader:
         self._client.counts = counts
 
 
+class FollowingLoader:
+    """The loader of a rank that does not lead its island: the same batches as rank 0's, another share of each."""
+
+    def __init__(self, learner: LearnerLike, feed: FollowFeed, followed: Followed, chunks: int, size: int) -> None:
+        self._learner, self._feed, self._followed = learner, feed, followed
+        self.chunks, self.chunk_size = chunks, size
+        self._samples = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for size, data in self._feed.open():
+            if not size:
+                continue
+            verdict = self._followed.verdict()
+            if verdict == END:
+                return
+            if verdict == GO:
+                self._samples += size
+                yield data
+
+    def stats(self) -> dict[str, int]:
+        """Samples of this rank; chunks and repeats are rank 0's to count."""
+        return {"chunks": 0, "samples": self._samples, "repeated": 0}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: rank 0 has the leases, and the syncer the position."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing to do."""
+
+
 # ---------------------------------------------------------------- the three ways to make one
 
 
@@ -143,12 +186,17 @@ def loader(
     seed: int = 0,
     shuffle: bool = True,
     **settings: Any,
-) -> Loader:
+) -> Loader | FollowingLoader:
     """Batches of a map-style data set (`len(dataset)` and `dataset[index]`), each sample once per epoch over all
     learners together.
 
     Every learner gives the same data set, chunk_size, epochs, seed and shuffle. `epochs` 0: no end. `chunk_size` (by
-    default a 1024th of the data, from 16 to 4096) is what one lease holds. `settings`: see `stream`."""
+    default a 1024th of the data, from 16 to 4096) is what one lease holds. `settings`: see `stream`.
+
+    A DataLoader (torch's, or torchdata's StatefulDataLoader) may be given in place of the data set: its data, batch
+    size, collate_fn and workers are taken over, and the leases take the place of its sampler."""
+    if isinstance(dataset, DataLoader):
+        return _like(learner, dataset, {"chunk_size": chunk_size, "epochs": epochs, "seed": seed, **settings})
     samples = len(dataset)
     if samples < 1:
         raise ConfigError("atoll.data.loader got an empty data set; give it one with samples")
@@ -164,11 +212,9 @@ def loader(
         order = shuffled(count, (seed, epoch, index)) if shuffle else range(count)
         return [first + position for position in order]
 
-    def make(client: LeaseClient, **common: Any) -> Feed:
-        return MapFeed(client, dataset, chunk_indices, **common)
-
     cut = {"chunk_size": size, "samples": samples, "seed": seed, "shuffle": shuffle}
     chunks = per_epoch * epochs
+    make = MapMaker(dataset, chunk_indices)
     return _build(learner, make, batch_size=batch_size, chunks=chunks, cut=cut, whole_chunks=False, **settings)
 
 
@@ -179,7 +225,7 @@ def stream(
     batch_size: int | None = 1,
     chunks: int = 0,
     **settings: Any,
-) -> Loader:
+) -> Loader | FollowingLoader:
     """Batches of anything that can be opened by number: `open_chunk(number)` gives the samples of one chunk (a file, a
     shard, a range), the same ones in the same order every time it is called.
 
@@ -196,8 +242,15 @@ def stream(
       ahead_s          training time that the leases in hand should last for
       when_dry         "repeat": out of leases, go over the last chunks again; "wait": wait for leases
       lookahead        batches that the loop takes before it has processed the one before (Hugging Face accelerate: 1)
-      first_lease_s    how long the first lease may take"""
+      first_lease_s    how long the first lease may take
+      island           (rank, size, store) of a learner of several ranks, where torch.distributed does not say it; a
+                       batch of each rank has batch_size samples, and no two ranks have the same"""
     _at_least("chunks", chunks, 0)
+    if not find_island(learner, settings.get("island")).alone:
+        raise ConfigError(
+            "the ranks of an island cannot share chunks of unknown length; use atoll.data.loader for data that is read "
+            "by index, or atoll.data.iterable with samples=..."
+        )
 
     def make(client: LeaseClient, **common: Any) -> Feed:
         return StreamFeed(client, open_chunk, **common)
@@ -214,7 +267,7 @@ def iterable(
     epochs: int = 1,
     samples: int | None = None,
     **settings: Any,
-) -> Loader:
+) -> Loader | FollowingLoader:
     """Batches of a data set that can only be iterated over from its beginning.
 
     Every learner, and every worker of each, reads through all of it and keeps the samples of its own chunks: reading
@@ -230,11 +283,17 @@ def iterable(
     if epochs != 1 and not samples:
         raise ConfigError("more than one epoch of an iterable data set needs its length; give samples=...")
     chunks = -(-samples // chunk_size) * epochs
+    skim = Skim(dataset, chunk_size, samples)
+    cut = {"chunk_size": chunk_size, "samples": samples}
+    if not find_island(learner, settings.get("island")).alone:
+        if not samples:
+            raise ConfigError("the ranks of an island must know how long their data is; give samples=...")
+        places = MapMaker(SkimItems(skim), _places(samples, chunk_size))
+        return _build(learner, places, batch_size=batch_size, chunks=chunks, cut=cut, whole_chunks=False, **settings)
 
     def make(client: LeaseClient, **common: Any) -> Feed:
-        return StreamFeed(client, Skim(dataset, chunk_size, samples), **common)
+        return StreamFeed(client, skim, **common)
 
-    cut = {"chunk_size": chunk_size, "samples": samples}
     return _build(
         learner,
         make,
@@ -245,6 +304,50 @@ def iterable(
         open_ended=not samples,
         **settings,
     )
+
+
+def _places(samples: int, chunk_size: int) -> Callable[[int], list[tuple[int, int]]]:
+    """(chunk, position) of every sample of a chunk."""
+    per_epoch = -(-samples // chunk_size)
+
+    def of(number: int) -> list[tuple[int, int]]:
+        count = min(chunk_size, samples - number % per_epoch * chunk_size)
+        return [(number, position) for position in range(count)]
+
+    return of
+
+
+def _like(learner: LearnerLike, given: DataLoader[Any], settings: dict[str, Any]) -> Loader | FollowingLoader:
+    """A loader with the data and settings of a DataLoader."""
+    taken = {
+        "batch_size": given.batch_size,
+        "collate_fn": given.collate_fn,
+        "num_workers": given.num_workers,
+        "drop_last": given.drop_last,
+        "pin_memory": given.pin_memory,
+        "timeout": given.timeout,
+        "worker_init_fn": given.worker_init_fn,
+    }
+    if given.num_workers:
+        taken |= {"prefetch_factor": given.prefetch_factor, "persistent_workers": given.persistent_workers}
+    if given.batch_sampler is not None and given.batch_size is None:
+        raise ConfigError("a DataLoader with a batch_sampler of its own cuts batches as leases cannot; give batch_size")
+    if isinstance(given.dataset, IterableDataset):
+        settings = {name: value for name, value in settings.items() if value is not None and name != "seed"}
+        return iterable(learner, given.dataset, **{**taken, **settings})
+    shuffle = not isinstance(given.sampler, SequentialSampler)
+    return loader(learner, given.dataset, **{"shuffle": shuffle, **taken, **settings})
+
+
+@dataclass(frozen=True, slots=True)
+class MapMaker:
+    """Data that is read by index, for a rank that leads or is alone and for one that follows."""
+
+    dataset: Any
+    chunk_indices: OpenChunk
+
+    def __call__(self, client: LeaseClient, **common: Any) -> Feed:
+        return MapFeed(client, self.dataset, self.chunk_indices, **common)
 
 
 def _build(
@@ -264,8 +367,9 @@ def _build(
     when_dry: str = "repeat",
     lookahead: int = 0,
     first_lease_s: float = FIRST_LEASE_S,
+    island: Island | tuple[Any, ...] | None = None,
     **options: Any,
-) -> Loader:
+) -> Loader | FollowingLoader:
     """`whole_chunks`: workers read a chunk each, so that more of them are needed in hand."""
     if batch_size is not None:
         _at_least("batch_size", batch_size, 1)
@@ -277,6 +381,12 @@ def _build(
     if unknown:
         raise ConfigError(f"atoll.data has no setting {unknown[0]!r}; beside its own it takes {', '.join(OPTIONS)}")
     collate = collate_fn if collate_fn is not None else (default_collate if batch_size is not None else _only_one)
+    place_here = find_island(learner, island)
+    if not place_here.leads:
+        assert isinstance(make, MapMaker)
+        followed = Followed(place_here, Board(place_here, stream, lambda: bool(learner.done)))
+        feed = FollowFeed(followed, make.dataset, collate=collate, workers=num_workers, options=options)
+        return FollowingLoader(learner, feed, followed, chunks, int(cut.get("chunk_size", 0)))
     hold_min = max(HOLD_MIN, CHUNKS_PER_WORKER * num_workers if whole_chunks else 0)
     client = LeaseClient(
         learner,
@@ -287,15 +397,17 @@ def _build(
         lookahead=lookahead,
         open_ended=open_ended,
     )
-    feed = make(
+    common = {"island": place_here} if isinstance(make, MapMaker) else {}
+    reading = make(
         client,
         batch_size=batch_size or 1,
         drop_last=drop_last,
         collate=collate,
         workers=num_workers,
         options=options,
+        **common,
     )
-    return Loader(client, feed, DryWait(learner, client, when_dry, first_lease_s), cut)
+    return Loader(client, reading, DryWait(learner, client, when_dry, first_lease_s), cut)
 
 
 def _default_size(samples: int) -> int:

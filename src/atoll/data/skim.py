@@ -9,6 +9,34 @@ from atoll.data.cutting import END, from_sample
 from atoll.errors import ConfigError
 
 
+class SkimItems:
+    """The samples of a Skim by (chunk, position), for ranks that take every n-th of them: a data set for a map-style
+    feed. Positions that go up are read on; others start their chunk over."""
+
+    def __init__(self, skim: Skim) -> None:
+        self._skim = skim
+        self._chunk, self._position = -1, 0
+        self._reader: Iterator[Any] = iter(())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_chunk": -1, "_reader": iter(())}
+
+    def __getitem__(self, place: tuple[int, int]) -> Any:
+        chunk, position = place
+        if chunk != self._chunk or position < self._position:
+            self._chunk, self._position, self._reader = chunk, 0, self._skim(chunk)
+        while True:
+            sample = next(self._reader, END)
+            if sample is END:
+                raise ConfigError(
+                    f"chunk {chunk} has no sample {position}: the data set is shorter than samples= says; give its "
+                    "true length"
+                )
+            self._position += 1
+            if self._position > position:
+                return sample
+
+
 class Skim:
     """`skim(number)` gives the samples of one chunk: it reads on from where it is, past everything in between. Going
     back, or on to another epoch, starts over, with the data's own `skip` where it has one. One reader at a time."""
