@@ -28,7 +28,7 @@ with atoll.Learner(model, optimizer) as learner:
         loss.backward()
         optimizer.step()
         learner.step(tokens=8, loss=loss)
-        time.sleep(0.02)
+        time.sleep(0.005)
         commits = (folder / "events").glob("syncer-*.jsonl")
         if not (folder / "killed").exists() and any('"committed"' in one.read_text() for one in commits):
             shard = next(e for e in json.loads((folder / "processes.json").read_text()) if e["id"] == "shard-0")
@@ -40,7 +40,7 @@ with atoll.Learner(model, optimizer) as learner:
 def test_a_run_with_shards_outlives_one_and_leaves_a_model(tmp_path: Path) -> None:
     script, folder = tmp_path / "train.py", tmp_path / "run"
     script.write_text(SCRIPT)
-    options = ["--learners", "1", "--shards", "2", "--fragments", "2", "--sync-every", "4", "--tokens-budget", "6000"]
+    options = ["--learners", "1", "--shards", "2", "--fragments", "2", "--sync-every", "4", "--tokens-budget", "3000"]
     argv = [sys.executable, "-m", "atoll", "run", *options, "--out", str(folder), "--", sys.executable, str(script)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(argv, capture_output=True, text=True, timeout=240, env=environment)
@@ -52,7 +52,7 @@ def test_a_run_with_shards_outlives_one_and_leaves_a_model(tmp_path: Path) -> No
     for entry in listed:
         assert entry["pid"] == os.getpid() or not Path(f"/proc/{entry['pid']}").exists()
     result = json.loads((folder / "result.json").read_text())
-    assert result["finished"] and result["tokens_processed"] >= 6000
+    assert result["finished"] and result["tokens"] >= 3000
     exported = tmp_path / "exported.safetensors"
     export = [sys.executable, "-m", "atoll", "export", str(folder), "--to", str(exported)]
     assert subprocess.run(export, timeout=120).returncode == 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -18,10 +17,8 @@ from atoll.core import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
 
-if TYPE_CHECKING:
-    from atoll.syncer import SyncerOptions
-
 OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key", "shards", "tls_ca")
+OF_THE_PLACE = ("standby", "standby_after")
 OF_THE_PROCESS = (
     "take_over",
     "new_run",
@@ -73,6 +70,15 @@ def syncer(
         str,
         typer.Option(envvar="ATOLL_TLS_CA", help="Certificate file (PEM) that a shard's is checked against."),
     ] = "",
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Wait beside the syncer of this run folder or these snapshots; serve when it is gone."
+        ),
+    ] = False,
+    standby_after: Annotated[
+        str, typer.Option(help="How long a syncer that may be frozen must be silent before a standby takes over.")
+    ] = "15s",
     take_over: Annotated[
         bool,
         typer.Option("--take-over", help="Take the run over from a syncer that still holds its state or snapshots."),
@@ -113,7 +119,7 @@ def syncer(
     With a run folder its state survives: the same command again goes on from the last commit, with the run's own
     synchronisation settings where the command names none.
     """
-    values, where = o.given(locals(), *OF_THE_PORT, *OF_THE_PROCESS)
+    values, where = o.given(locals(), *OF_THE_PORT, *OF_THE_PLACE, *OF_THE_PROCESS)
     if new_run and must_continue:
         raise ConfigError("--new-run begins a run and --must-continue forbids it; give one of them")
     if (tls_certificate is None) != (tls_key is None):
@@ -123,6 +129,7 @@ def syncer(
     from atoll.launch import (
         durability_config,
         durability_names,
+        parse_duration,
         split_values,
         sync_values,
         take_preset,
@@ -148,7 +155,7 @@ def syncer(
             raise LaunchError(
                 f"the run folder {run_folder} cannot be written ({error.strerror}); give another --run-folder"
             ) from error
-    from atoll.syncer import EXIT_FENCED, SyncerOptions
+    from atoll.syncer import EXIT_FENCED, SyncerOptions, run_syncer
 
     shown = o.run_token(context, token, token_file)
     chosen = SyncerOptions(
@@ -159,6 +166,8 @@ def syncer(
         keys=keys,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
+        standby=standby,
+        standby_after_s=parse_duration("standby_after", standby_after),
         shards=o.shard_addresses(shards),
         shard_token=shown,
         shard_tls_ca=tls_ca,
@@ -180,26 +189,15 @@ def syncer(
     )
     if run_folder is None:
         with logged_as(log_format):
-            code = _run(chosen)
+            code = run_syncer(chosen)
         raise typer.Exit(code)
     with logged_as(log_format) if chosen.lines else _live_view(run_folder):
-        code = _run(chosen)
+        code = run_syncer(chosen)
     if code != EXIT_FENCED:  # else the run is another syncer's
         write_result_by_hand(run_folder)
     if not chosen.lines and (run_folder / "model.safetensors").exists():
         human(json_wanted=False).print(f"published model: {run_folder}/model.safetensors", markup=False, soft_wrap=True)
     raise typer.Exit(code)
-
-
-def _run(chosen: SyncerOptions) -> int:
-    """A coordinator that begins anew is this same command again, in this same process: whoever watches it need not."""
-    from atoll.syncer import EXIT_AGAIN, run_syncer
-
-    code = run_syncer(chosen)
-    if code == EXIT_AGAIN:
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "atoll", *sys.argv[1:]])
-    return code
 
 
 def shard(

@@ -1,6 +1,6 @@
 from . import failpoints, files
 from .claim import CLAIM_BEAT_S, Claim, Hold
-from .epoch import TAPE_FOLDER
+from .epoch import TAPE_FOLDER, is_held
 from .export import export_model
 from .handover import Handover
 from .loaded import Loaded, LoadedFragment, LoadedSnapshot
@@ -54,6 +54,7 @@ __all__ = [
     "failpoints",
     "files",
     "head_checksum",
+    "is_held",
     "load_snapshot",
     "open_store",
     "read_history",

@@ -92,7 +92,7 @@ class Hold:
 
     def check(self) -> None:
         """Raise FencedSyncerError if another syncer has claimed this location since. OSError: it cannot be seen."""
-        newest = _newest(self.place)
+        newest = newest_claim(self.place)
         if newest is not None and newest.number >= self.claim.number and newest.instance != self.claim.instance:
             raise FencedSyncerError(
                 f"a newer syncer ({newest.holder}) has taken over the snapshots at {self.place.url}; this one (epoch "
@@ -130,7 +130,7 @@ def take_claim(
 ) -> Hold:
     """Claim a location for a syncer whose epoch is at least `epoch`. Raises StoreError while another one uses it
     (unless `take_over`), and OSError if it cannot be reached."""
-    found = _newest(place)
+    found = newest_claim(place)
     if found is not None and not found.dead and not take_over:
         found = _watch(place, found, say, watch_s)
     number = max(epoch, 1 + max(found.number, found.epoch) if found is not None else 0)
@@ -159,7 +159,7 @@ def _watch(place: RemoteFolder, found: Claim, say: Callable[[str], None], watch_
     deadline_s = time.monotonic() + watch_s
     while time.monotonic() < deadline_s:
         time.sleep(min(CLAIM_LOOK_S, watch_s))
-        now = _newest(place)
+        now = newest_claim(place)
         if now is None:
             continue
         if now.dead:
@@ -172,7 +172,8 @@ def _watch(place: RemoteFolder, found: Claim, say: Callable[[str], None], watch_
     return found
 
 
-def _newest(place: RemoteFolder) -> Claim | None:
+def newest_claim(place: RemoteFolder) -> Claim | None:
+    """The claim with the highest number, if there is one. OSError: the location cannot be seen."""
     for name, number in _newest_first(place):
         data = place.read_small(name, SMALL_FILE_BYTES_MAX)
         if data is not None:  # else it was deleted since, by a newer one

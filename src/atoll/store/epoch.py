@@ -183,6 +183,15 @@ def alone(state: Path) -> Iterator[None]:
         yield
 
 
+def is_held(state: Path) -> bool:
+    """Whether a living process holds this state. Where the file system has no locks, nobody is seen to."""
+    try:
+        with files.opened(state / LOCK_FILE, os.O_RDWR) as descriptor:
+            return not _flock(descriptor, state / LOCK_FILE)
+    except (OSError, StoreError):
+        return False
+
+
 def _take_lock(state: Path, take_over: bool) -> int:
     """The lock of this process's life, as a descriptor. Runs inside `alone`, so nobody else replaces the file."""
     path = state / LOCK_FILE

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from atoll.errors import ConfigError, LocalProtocolError, PayloadError, StoreError
 from atoll.store import failpoints
-from atoll.store.claim import CLAIM_WATCH_S, Hold, later_claim, take_claim
+from atoll.store.claim import CLAIM_WATCH_S, Claim, Hold, later_claim, newest_claim, take_claim
 from atoll.store.documents import json_object, whole
 from atoll.store.files import Buffer
 from atoll.store.loaded import LoadedFragment, LoadedSnapshot
@@ -86,6 +86,10 @@ class SnapshotTarget:
         written = max(self._labels(), default=0) // LABELS_PER_EPOCH
         least = max(epoch, written + 1 if written else 0)
         return take_claim(self._place, epoch=least, take_over=take_over, say=say, watch_s=watch_s)
+
+    def claimed(self) -> Claim | None:
+        """Who has claimed this place last."""
+        return newest_claim(self._place)
 
     def claim_later(self, epoch: int) -> Hold:
         """The same for a place that cannot be reached now."""

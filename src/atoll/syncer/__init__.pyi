@@ -1,10 +1,9 @@
-from .options import EXIT_AGAIN, EXIT_FENCED, ShardOptions, SyncerOptions, run_shard, run_syncer
+from .options import EXIT_FENCED, ShardOptions, SyncerOptions, run_shard, run_syncer
 from .recording import DERIVED, HERE, RECORDED, ZERO
 from .state import FragmentArrays, InspectedPayload, ModelState
 
 __all__ = [
     "DERIVED",
-    "EXIT_AGAIN",
     "EXIT_FENCED",
     "HERE",
     "RECORDED",

@@ -34,7 +34,9 @@ def claim_location(options: SyncerOptions, target: SnapshotTarget | None, store:
     if target is None:
         return None
     try:
-        return target.claim(epoch=store.epoch if store is not None else 1, take_over=options.take_over, say=tell)
+        return target.claim(
+            epoch=store.epoch if store is not None else 1, take_over=options.take_over or options.standby, say=tell
+        )
     except OSError as error:
         tell(f"{target.url} cannot be claimed ({first_line(error)}); until it can be, another syncer may write there")
         return target.claim_later(0)

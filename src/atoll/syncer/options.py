@@ -9,8 +9,6 @@ from typing import Any
 
 from atoll.core import SyncConfig
 
-EXIT_AGAIN = 75
-"""Of a coordinator that begins anew: whoever runs it starts it again at once. (The command does that itself.)"""
 EXIT_FENCED = 3
 """Exit status of a syncer that a newer one has fenced out."""
 
@@ -62,6 +60,10 @@ class SyncerOptions:
     """Begin a new run where no state is left, although learners or traces tell of an earlier one."""
     must_continue: bool = False
     """Refuse to start where there is nothing to continue."""
+    standby: bool = False
+    """Wait until the syncer that holds the run folder or the snapshot location is gone, and take its place."""
+    standby_after_s: float = 15.0
+    """How long a primary must be silent that may only be frozen or out of reach."""
     shards: tuple[str, ...] = ()
     """host:port of each `atoll shard` that has fragments of this run; none: they are all here."""
     shard_token: str = field(default="", repr=False)

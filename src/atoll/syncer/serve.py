@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -23,21 +24,24 @@ from atoll.metrics import metered
 from atoll.observe import EventWriter, NullWriter, Writer, events
 from atoll.private import private_umask
 from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
-from atoll.syncer.begin import claim_location, epoch_of, find, how_to_begin
+from atoll.syncer.begin import claim_location, epoch_of, find, how_to_begin, tell
 from atoll.syncer.claim import ClaimKeeper
 from atoll.syncer.ending import Ending, ModelFile
 from atoll.syncer.key_watch import watch_keys
 from atoll.syncer.news import News
-from atoll.syncer.options import EXIT_AGAIN, EXIT_FENCED, SyncerOptions
+from atoll.syncer.options import EXIT_FENCED, SyncerOptions
 from atoll.syncer.recover import agree_on_settings
 from atoll.syncer.shard_recover import find_rows, lead_shards, with_shards
 from atoll.syncer.sharded import ShardedShell
 from atoll.syncer.shell import SyncerShell
 from atoll.syncer.snapshotter import Snapshotter
+from atoll.syncer.standby import check_standby, wait_for_turn
 from atoll.syncer.state_writer import StateWriter
 from atoll.syncer.teller import Teller, names
 from atoll.wire import RunningServer, ServerOptions, serve
 
+BEGINS_ANEW = -1
+"""Of a coordinator that goes on from what is on disk, at once and in this process: a shard that was away is back."""
 STATS_EVERY_S = 1.0
 EARLIER_PORT_TRIES = 20
 EARLIER_PORT_PAUSE_S = 0.25
@@ -47,10 +51,16 @@ STOP_WAIT_S = 20.0
 
 
 def run(options: SyncerOptions) -> int:
+    if options.standby:
+        check_standby(options)
     kernels.warm_up()  # before anybody can join: compiling would starve the loop, and learners find the cache filled
+    if options.standby and not wait_for_turn(options, _target(options), tell):
+        return 0
     try:
         with private_umask():
-            return asyncio.run(_serve(options))
+            while (code := asyncio.run(_serve(options))) == BEGINS_ANEW:
+                options = replace(options, take_over=False, standby=False)
+            return code
     except FencedSyncerError as error:  # while it was starting
         print(f"atoll syncer: {error}", file=sys.stderr, flush=True)
         return EXIT_FENCED
@@ -120,7 +130,8 @@ async def _serve(options: SyncerOptions) -> int:
         if target is not None:
             snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer, claim)
         code = await _live(shell, server, stop, ending, model) or _overtaken(shell)
-    if code == EXIT_AGAIN:  # as after a crash: nothing is closed in order, and nobody is told to stop
+    if code == BEGINS_ANEW:
+        await _let_go(shell, server, claim, snapshotter)
         writer.close()
         return code
     if code != EXIT_FENCED:
@@ -144,6 +155,9 @@ async def _serve(options: SyncerOptions) -> int:
     writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, commits, steps))
     await server.stop()
     writer.close()
+    if code == 0:
+        with contextlib.suppress(OSError):
+            _announce(options.run_folder, server, run_id, ended=True)
     return code
 
 
@@ -151,7 +165,8 @@ def _open_store(options: SyncerOptions) -> RunStore | None:
     if options.run_folder is None or options.durability == "none":
         return None
     kept = TAPE_FILES_ALL if options.record else TAPE_FILES_KEPT
-    return open_store(options.run_folder / "state", take_over=options.take_over, tape_files_kept=kept)
+    take_over = options.take_over or options.standby
+    return open_store(options.run_folder / "state", take_over=take_over, tape_files_kept=kept)
 
 
 def _target(options: SyncerOptions) -> SnapshotTarget | None:
@@ -224,13 +239,28 @@ async def _live(
             return _overtaken(shell)
         if isinstance(shell, ShardedShell) and shell.shards.again:
             print(f"atoll syncer: {shell.shards.again}; goes on from what is on disk", flush=True)
-            return EXIT_AGAIN
+            return BEGINS_ANEW
         if shell.failure is not None:
             print(f"atoll syncer: stopped by an error: {shell.failure!r}", file=sys.stderr, flush=True)
             return 1
         if ending.nobody_trains:
             await model.refresh()
     return 0
+
+
+async def _let_go(
+    shell: SyncerShell, server: RunningServer, claim: ClaimKeeper | None, snapshotter: Snapshotter | None
+) -> None:
+    """End as in a crash: nobody is told to stop, sessions break, and nothing is written but what was said before. Only
+    what the next one needs is freed: the port, the claim, the disk."""
+    await server.cut()
+    if snapshotter is not None:
+        snapshotter.cancel()
+    if claim is not None:
+        await claim.close()
+    assert isinstance(shell, ShardedShell)
+    await shell.fleet.close()
+    await asyncio.to_thread(shell.keeper.close)
 
 
 def _say(text: str) -> None:
@@ -312,11 +342,12 @@ def _take_the_word(shell: SyncerShell, options: SyncerOptions, server: RunningSe
     return 0
 
 
-def _announce(folder: Path | None, server: RunningServer, run_id: str) -> None:
-    """Write syncer.json in one piece: launchers poll for it, and `atoll status` finds the syncer by it."""
+def _announce(folder: Path | None, server: RunningServer, run_id: str, *, ended: bool = False) -> None:
+    """Write syncer.json in one piece: launchers poll for it, and `atoll status` finds the syncer by it. A standby need
+    not take the place of one that has `ended` in order."""
     if folder is None:
         return
-    told: dict[str, object] = {"address": server.address, "pid": os.getpid(), "run": run_id}
+    told: dict[str, object] = {"address": server.address, "pid": os.getpid(), "run": run_id, "ended": ended}
     told["host"] = socket.gethostname()
     if server.certificate is not None:
         told |= {"certificate": str(Path(server.certificate.path).resolve()), "names": server.certificate.names}

@@ -38,6 +38,10 @@ class Snapshotter:
         await self._write_if_ours()
         self._thread.shutdown(wait=True)
 
+    def cancel(self) -> None:
+        """End at once, without a last snapshot."""
+        self._task.cancel()
+
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)

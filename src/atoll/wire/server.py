@@ -152,6 +152,12 @@ class RunningServer:
         await self._server.stop(grace_s)
         self._transfers.fail_all("the syncer stops; it may come back")
 
+    async def cut(self) -> None:
+        """Break every call at once, as the end of the process would."""
+        if self._watch is not None:
+            self._watch.cancel()
+        await self._server.stop(None)
+
     # ------------------------------------------------------------ binding
 
     async def _start(self, host: str, port: int, credentials: Any) -> None:
