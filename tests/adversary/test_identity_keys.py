@@ -145,12 +145,12 @@ def test_who_may_ask_whom_to_leave(run: Run) -> None:
     assert all(learner.wait(m.Stop).reason.startswith(m.ASKED_TO_LEAVE) for learner in learners)
 
 
-@pytest.mark.parametrize("token", ["", "a", "atoll.a.", "atoll.a.AAAA", "atoll.nobody.AAAA", "atoll..", "x" * 200])
-def test_a_token_that_is_nobodys_opens_nothing(run: Run, token: str) -> None:
-    options = ClientOptions(run.syncer.address, token=token)
-    assert refusal_of(lambda: asyncio.run(fetch_status(options))) == m.Refusal.TOKEN
-    learner = RawLearner(run.syncer.address, "a", token=token)
-    assert refusal_of(lambda: patiently(learner.hello)) == m.Refusal.TOKEN
+def test_a_token_that_is_nobodys_opens_nothing(run: Run) -> None:
+    for token in ("", "a", "atoll.a.", "atoll.a.AAAA", "atoll.nobody.AAAA", "atoll..", "x" * 200):
+        options = ClientOptions(run.syncer.address, token=token)
+        asked = refusal_of(lambda options=options: asyncio.run(fetch_status(options)))
+        learner = RawLearner(run.syncer.address, "a", token=token)
+        assert asked == refusal_of(lambda learner=learner: patiently(learner.hello)) == m.Refusal.TOKEN, token
 
 
 def test_a_learner_of_an_older_protocol_needs_a_run_without_keys(run: Run) -> None:

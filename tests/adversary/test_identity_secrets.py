@@ -52,14 +52,14 @@ def fetched(learner: RawLearner, secret: str) -> str:
     return asyncio.run(once())
 
 
-@pytest.mark.parametrize("secret", ["", "0" * 32, "f" * 64])
-def test_a_forged_secret_pushes_and_fetches_nothing(syncer: SyncerProcess, secret: str) -> None:
+def test_a_forged_secret_pushes_and_fetches_nothing(syncer: SyncerProcess) -> None:
     victim, liar = join(syncer, "victim"), join(syncer, "liar")
-    for kind in (m.PushKind.CONTRIBUTION, m.PushKind.SEED, m.PushKind.HEAL):
-        reply = liar.push(kind, 0, b"x" * 16, learner="victim", base_version=0, steps=1, tokens=1, secret=secret)
-        assert reply.code == m.Refusal.SECRET, kind
-    assert liar.contribute(0, secret=secret).code == m.Refusal.SECRET, "not in its own name either"
-    assert fetched(victim, secret) == m.Refusal.SECRET
+    for secret in ("", "0" * 32, "f" * 64):
+        for kind in (m.PushKind.CONTRIBUTION, m.PushKind.SEED, m.PushKind.HEAL):
+            reply = liar.push(kind, 0, b"x" * 16, learner="victim", base_version=0, steps=1, tokens=1, secret=secret)
+            assert reply.code == m.Refusal.SECRET, (kind, secret)
+        assert liar.contribute(0, secret=secret).code == m.Refusal.SECRET, "not in its own name either"
+        assert fetched(victim, secret) == m.Refusal.SECRET
     assert victim.contribute(0).accepted and fetched(victim, victim.welcome.secret) == ""  # type: ignore[union-attr]
 
 
