@@ -26,6 +26,7 @@ PRODUCT = (
     "data",
     "zoo",
     "launch",
+    "engines",
     "dash",
     "cli",
 )
