@@ -29,8 +29,8 @@ run_child() {
   child=
 }
 """
-"""SIGTERM reaches the child, and its end is waited for. A trap ends `wait` early, so that it is called again, also after
-the child is gone: the shell may know its status by then, or else say 127."""
+"""SIGTERM reaches the child, and its end is waited for. A trap ends `wait` early, so that it is called again, also
+after the child is gone: the shell may know its status by then, or else say 127."""
 
 
 def quoted(text: str, variables: Variables) -> str:

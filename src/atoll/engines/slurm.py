@@ -82,9 +82,7 @@ class SlurmEngine:
 
     def script(self, part: JobPart, indices: Iterable[int] | None = None) -> str:
         """A batch script for these numbers of a part; all of them if none are named."""
-        variables = numbered(
-            "${SLURM_ARRAY_TASK_ID:-0}", '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-        )
+        variables = numbered("${SLURM_ARRAY_TASK_ID:-0}")
         lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in self._options(part, indices)), "umask 077"]
         lines += [self._job.run.setup] if self._job.run.setup else []
         lines.append(exports(part.environment, variables) + RUN_CHILD)
@@ -121,6 +119,9 @@ class SlurmEngine:
             "constraint": part.site,
             "nodelist": ",".join(part.hosts),
         }
+        for name, value in given.items():
+            if any(sign.isspace() for sign in value):
+                raise ConfigError(f"--{name}={value!r} has a space in it, which sbatch would not take; choose another")
         return [*(f"--{n}={v}" for n, v in given.items() if v), "--requeue", "--open-mode=append", *own.options]
 
     def _body(self, part: JobPart) -> str:
@@ -135,8 +136,8 @@ class SlurmEngine:
             + (f'until [ -s {told} ] || [ -n "$told" ]; do sleep 1; done\n' if wait else "")
             + f"{head}run_child {srun} -- {command_line(part.argv, variables)}\n"
             'if [ -e "$stopping" ] || [ -e "$gone" ]; then exit "$code"; fi\n'
-            # Taken away or failed: the same job again. One that ended by itself is done.
-            # At a preemption Slurm tells the step itself, and not its shell.
+            # Taken away or failed: the same job again. One that ended by itself is done. At a preemption Slurm tells
+            # the step itself, and not its shell.
             "! scontrol show job --oneliner \"$SLURM_JOB_ID\" | grep -q ' PreemptTime=[0-9]' || told=1\n"
             f'[ "$code" -eq 0 ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || told=1\n'
             'if [ -n "$told" ]; then\n'
@@ -152,10 +153,8 @@ class SlurmEngine:
             'taken() { told=1; how=KILL; [ ! -e "$stopping" ] || how=TERM; kill -$how $child; }\n'
             "trap taken TERM USR1\n"
             f"run_child {command}\n"
-            'if [ ! -e "$stopping" ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt '
-            f"{RESTARTS_MAX} ]; then\n"
-            '  scontrol requeue "$SLURM_JOB_ID"\n'
-            "fi\n"
+            f'[ "$code" -eq 0 ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || told=1\n'
+            'if [ -n "$told" ] && [ ! -e "$stopping" ]; then scontrol requeue "$SLURM_JOB_ID"; fi\n'
             'exit "$code"\n'
         )
 
