@@ -28,6 +28,7 @@ JOBSET_RESTARTS = 20
 SPOT_TAINTS = ("cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority", "karpenter.sh/capacity-type")
 """Taints that clouds put on machines that they may take back."""
 INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+POD_INDEX_FIELD = "metadata.labels['apps.kubernetes.io/pod-index']"
 LEAVE = ["sh", "-c", f"kill -TERM 1; while [ -e {BUSY} ]; do sleep 0.5; done"]
 """preStop: leaving begins at once, and the time that it takes is inside terminationGracePeriodSeconds."""
 CONNECT = 'import socket, sys; socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5)'
@@ -100,7 +101,9 @@ def _service(job: LaunchJob, part: JobPart) -> Object:
     if job.k8s.monitor and part.role == "syncer":
         ports.append({"name": "metrics", "port": job.k8s.metrics_port, "targetPort": "metrics"})
     # Learners wait for a syncer that is not ready yet anyhow, and a name that always leads somewhere is quicker.
-    spec = {"selector": labels(job, part.name), "ports": ports, "publishNotReadyAddresses": True}
+    spec: Object = {"selector": labels(job, part.name), "ports": ports, "publishNotReadyAddresses": True}
+    if part.role == "shard":
+        spec["clusterIP"] = "None"  # each has a name of its own
     return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(job, part.name), "spec": spec}
 
 
@@ -222,13 +225,13 @@ def _container(job: LaunchJob, part: JobPart, script: str, index: str = "") -> O
 
 def _environment(job: LaunchJob, part: JobPart, index: str) -> list[Object]:
     """Kubernetes puts $(ATOLL_INDEX) in, which it must have heard of before."""
-    first = [{"name": "ATOLL_INDEX", "valueFrom": {"fieldRef": {"fieldPath": INDEX_FIELD}}}]
-    number: list[Object] = [{"name": "ATOLL_INDEX", "value": index}] if index else first
+    field = POD_INDEX_FIELD if part.role == "shard" else INDEX_FIELD
+    number: Object = {"value": index} if index else {"valueFrom": {"fieldRef": {"fieldPath": field}}}
     values = {**part.environment, **({"ATOLL_TOKEN_FILE": TOKEN} if "ATOLL_TOKEN_FILE" in part.environment else {})}
     if job.k8s.monitor and part.role == "syncer":
         values["ATOLL_METRICS"] = f"0.0.0.0:{job.k8s.metrics_port}"
     rest = [{"name": name, "value": filled(value, index or "$(ATOLL_INDEX)")} for name, value in values.items()]
-    return [*(number if part.role == "island" else []), *rest]
+    return [*([{"name": "ATOLL_INDEX", **number}] if part.role != "syncer" else []), *rest]
 
 
 def _volumes(job: LaunchJob, part: JobPart) -> list[Object]:
@@ -265,7 +268,7 @@ def _island_shell(job: LaunchJob, part: JobPart, index: str, head: str = "") -> 
 
 
 def _plain_shell(job: LaunchJob, part: JobPart) -> str:
-    command = command_line(part.argv, {INDEX: "${HOSTNAME##*-}"})
+    command = command_line(part.argv, {INDEX: "$ATOLL_INDEX"})
     return f'{job.run.setup}\n{RUN_CHILD}touch {BUSY}\nrun_child {command}\nrm -f {BUSY}\nexit "$code"\n'.lstrip()
 
 
