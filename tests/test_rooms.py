@@ -28,6 +28,7 @@ PRODUCT = (
     "launch",
     "metrics",
     "page",
+    "engines",
     "dash",
     "cli",
 )

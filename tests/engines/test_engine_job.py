@@ -107,3 +107,35 @@ def test_a_hostile_word_in_a_job_stays_a_word(tmp_path: Path, monkeypatch: pytes
     done = subprocess.run(["sh", "-c", quiet + '\necho "$X"'], capture_output=True, text=True, cwd=tmp_path, timeout=30)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == bad and bad in done.stdout.splitlines()[0]
     assert not (tmp_path / "broken").exists()
+
+
+def test_slurm_is_told_what_an_island_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    island = {"name": "east", "gpus": 8, "hardware": "h100", "ranks": 16, "nodes": 2, "memory_gb": 1.5, "spot": True}
+    own = {"partition": "gpu", "spot_partition": "cheap", "syncer_partition": "cpu", "time": "1:00:00", "leave_s": 90}
+    text = engine_of("slurm", job_from(changed(islands=[island], slurm=own))).plan()
+    syncer, east = text.split("# sbatch < east")
+    assert "--partition=cpu" in syncer and "--signal=B:USR1@60" in syncer
+    for option in ("partition=cheap", "gres=gpu:h100:8", "mem=1536M", "nodes=2", "signal=B:TERM@90", "time=1:00:00"):
+        assert f"#SBATCH --{option}\n" in east, option
+    assert "srun --nodes=2 --ntasks=2" in east and '--rdzv-endpoint="$head":29400' in east.replace("=''", "=")
+    with pytest.raises(ConfigError, match="space in it"):
+        engine_of("slurm", job_from(changed(slurm={"account": "my lab"}))).plan()
+
+
+def test_what_an_engine_cannot_start_is_refused() -> None:
+    two = changed(islands=[{"name": "east", "nodes": 2, "ranks": 2}], ssh={"hosts": ["a"]})
+    for engine in ("ssh", "ray"):
+        with pytest.raises(ConfigError, match="several nodes"):
+            engine_of(engine, job_from(two))
+    for engine in ("slurm", "ray"):
+        with pytest.raises(ConfigError, match="shards"):
+            engine_of(engine, job_from(changed(shards={"count": 1})))
+    with pytest.raises(ConfigError, match="names 0 hosts"):
+        engine_of("ssh", job_from(MINIMAL))
+
+
+def test_shards_get_their_places_from_the_engine() -> None:
+    job = job_from(changed(shards={"count": 2, "hosts": ["s1", "s2"]}, ssh={"hosts": ["a"]}))
+    text = engine_of("ssh", job).plan()
+    assert "--shards s1:7177,s2:7177" in text and "# shard-1 on s2" in text

@@ -63,6 +63,11 @@ def test_every_manifest_is_what_kubernetes_publishes(tmp_path: Path, monkeypatch
     check(text, tmp_path)
     sharded = {**JOB, "shards": {"count": 2}}
     check(engine_of("k8s", job_from(sharded)).plan(), tmp_path)
+    found = objects(sharded)
+    command = found["StatefulSet", "big-syncer"]["spec"]["template"]["spec"]["containers"][0]["command"][2]
+    assert "--shards big-shard-0.big-shard:7177,big-shard-1.big-shard:7177" in command
+    assert found["Service", "big-shard"]["spec"]["clusterIP"] == "None"
+    assert found["StatefulSet", "big-shard"]["spec"]["replicas"] == 2
     kinds = {kind for kind, _ in objects()}
     assert kinds == {
         *("ConfigMap", "Secret", "Service", "StatefulSet", "Job", "JobSet", "PodDisruptionBudget", "ServiceMonitor")

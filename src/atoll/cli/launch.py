@@ -12,7 +12,7 @@ from atoll.cli import options as o
 from atoll.cli.terminal import human, print_json
 
 if TYPE_CHECKING:
-    from atoll.engines import Engine, Job
+    from atoll.engines import Engine, LaunchJob
 
 VERBS = ("submit", "status", "scale", "stop", "logs")
 EXIT_NOT_RUNNING = 1
@@ -100,7 +100,7 @@ def _add(engine: str, help: str) -> None:
         print(_engine(engine, job)[0].logs(island, lines))
 
 
-def _engine(name: str, path: Path, *, json_wanted: bool = False) -> tuple[Engine, Job]:
+def _engine(name: str, path: Path, *, json_wanted: bool = False) -> tuple[Engine, LaunchJob]:
     from atoll.engines import engine_of, read_job
 
     job = read_job(path)

@@ -1,13 +1,13 @@
-from .job import IslandSpec, Job, job_from, read_job
-from .parts import Part, Places, parts_of
+from .job import IslandSpec, LaunchJob, job_from, read_job
+from .parts import JobPart, Places, parts_of
 from .protocol import ENGINES, Engine, PartState, engine_of, parse_counts
 
 __all__ = [
     "ENGINES",
     "Engine",
     "IslandSpec",
-    "Job",
-    "Part",
+    "JobPart",
+    "LaunchJob",
     "PartState",
     "Places",
     "engine_of",

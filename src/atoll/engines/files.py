@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from atoll.engines.job import Job
+from atoll.engines.job import LaunchJob
 from atoll.errors import ConfigError
 from atoll.private import make_private_folder
 
@@ -12,7 +12,7 @@ FILES_BYTES_MAX = 16 << 20
 """Scripts, not data: an image or a shared file system is the place for more. (A ConfigMap takes 1 MiB.)"""
 
 
-def job_files(job: Job) -> dict[str, bytes]:
+def job_files(job: LaunchJob) -> dict[str, bytes]:
     """By name. Raises ConfigError for what cannot be read, is too much, or has the name of another."""
     found: dict[str, bytes] = {}
     for text in job.run.files:
@@ -28,7 +28,7 @@ def job_files(job: Job) -> dict[str, bytes]:
     return found
 
 
-def put_files(job: Job, folder: Path) -> None:
+def put_files(job: LaunchJob, folder: Path) -> None:
     """On this machine, or on a file system that all machines share."""
     found = job_files(job)
     if found:

@@ -151,7 +151,7 @@ class ShardsSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class LaunchJob:
     run: RunSpec
     islands: tuple[IslandSpec, ...]
     syncer: SyncerSpec = field(default_factory=SyncerSpec)
@@ -178,14 +178,14 @@ class Job:
         known = [island.name for island in self.islands]
         raise ConfigError(f"job {self.name} has no island {name!r}; {meant(name, known)}it has {', '.join(known)}")
 
-    def scaled(self, counts: Mapping[str, int]) -> Job:
+    def scaled(self, counts: Mapping[str, int]) -> LaunchJob:
         """The same job with other numbers of islands."""
         for name in counts:
             self.island(name)
         return replace(self, islands=tuple(replace(i, count=counts.get(i.name, i.count)) for i in self.islands))
 
 
-def read_job(path: Path) -> Job:
+def read_job(path: Path) -> LaunchJob:
     """Raises ConfigError for a file that cannot be read or means no job."""
     try:
         if path.stat().st_size > JOB_BYTES_MAX:
@@ -198,9 +198,9 @@ def read_job(path: Path) -> Job:
     return job_from(values, where=str(path))
 
 
-def job_from(values: Mapping[str, Any], *, where: str = "the job") -> Job:
+def job_from(values: Mapping[str, Any], *, where: str = "the job") -> LaunchJob:
     """From loose values; every name and type is checked."""
-    _known(values, [f.name for f in fields(Job) if f.name != "settings"], where)
+    _known(values, [f.name for f in fields(LaunchJob) if f.name != "settings"], where)
     islands = values.get("islands", [])
     if not isinstance(islands, list) or not islands:
         raise ConfigError(f"{where} has no islands; add [[islands]] with a name")
@@ -217,7 +217,7 @@ def job_from(values: Mapping[str, Any], *, where: str = "the job") -> Job:
         }.items()
     }
     specs = tuple(_table(IslandSpec, one, f"[[islands]] of {where}") for one in islands)
-    job = Job(run, specs, syncer, settings={}, **tables)
+    job = LaunchJob(run, specs, syncer, settings={}, **tables)
     _check_names(job)
     settings = {**sync, **kept, "learners": max(1, job.learners), "tokens_budget": run.tokens_budget}
     return replace(job, settings=settings)
@@ -246,7 +246,7 @@ def _syncer(values: Mapping[str, Any], where: str) -> tuple[SyncerSpec, dict[str
     return syncer, kept
 
 
-def _check_names(job: Job) -> None:
+def _check_names(job: LaunchJob) -> None:
     names = [job.name, *(island.name for island in job.islands)]
     for name in names:
         if not _NAME.fullmatch(name):

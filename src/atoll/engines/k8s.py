@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.engines.files import job_files
-from atoll.engines.job import Job
+from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.manifests import STOPPING, labels, manifests, places_of, uses_jobset
 from atoll.engines.parts import filled, parts_of
@@ -25,7 +25,7 @@ HIDDEN = "(made when the job is submitted)"
 
 
 class KubernetesEngine:
-    def __init__(self, job: Job, say: Say) -> None:
+    def __init__(self, job: LaunchJob, say: Say) -> None:
         self._job = job
         self._say = say
 
@@ -170,5 +170,5 @@ def _component(one: Mapping[str, Any]) -> str:
     return str(one["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
-def _anywhere(job: Job) -> Any:
+def _anywhere(job: LaunchJob) -> Any:
     return places_of(job, "")

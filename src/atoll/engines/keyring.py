@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from atoll.core import Role
-from atoll.engines.job import Job
+from atoll.engines.job import LaunchJob
 from atoll.engines.parts import TLS_NAME, token_file
 from atoll.keys import CERTIFICATE_FILE, KEY_FILE, KEYS_FILE, issue, make_authority, read_keys, write_private
 from atoll.private import make_private_folder
@@ -17,12 +17,12 @@ OPERATOR = "operator"
 """Whose token `atoll status` and `atoll leave` of the person who launched it use."""
 
 
-def keys_folder(job: Job) -> Path | None:
+def keys_folder(job: LaunchJob) -> Path | None:
     """Where the launcher keeps them; None for a job without keys."""
     return Path(job.syncer.keys).expanduser().resolve() if job.syncer.has_keys else None
 
 
-def make_keys(job: Job, learners: Iterable[str], hosts: Iterable[str] = ()) -> None:
+def make_keys(job: LaunchJob, learners: Iterable[str], hosts: Iterable[str] = ()) -> None:
     """An authority and a certificate if there are none, and a token for whoever has none yet."""
     folder = keys_folder(job)
     if folder is None:
@@ -40,7 +40,7 @@ def make_keys(job: Job, learners: Iterable[str], hosts: Iterable[str] = ()) -> N
         write_private(path, f"{issue(folder, name, role, again=True)}\n".encode())
 
 
-def tls_name(job: Job) -> str:
+def tls_name(job: LaunchJob) -> str:
     """What learners check the certificate for: the launcher's own name, if it made it; else the host's."""
     folder = keys_folder(job)
     if folder is None or not (folder / CERTIFICATE_FILE).exists():

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.engines.job import Job
-from atoll.engines.parts import HEAD, INDEX, Part, Places, filled, parts_of, settings_text
+from atoll.engines.job import LaunchJob
+from atoll.engines.parts import HEAD, INDEX, JobPart, Places, filled, parts_of, settings_text
 from atoll.engines.shell import RUN_CHILD, command_line
 
 RUN = "/run/atoll"
@@ -28,6 +28,7 @@ JOBSET_RESTARTS = 20
 SPOT_TAINTS = ("cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority", "karpenter.sh/capacity-type")
 """Taints that clouds put on machines that they may take back."""
 INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+POD_INDEX_FIELD = "metadata.labels['apps.kubernetes.io/pod-index']"
 LEAVE = ["sh", "-c", f"kill -TERM 1; while [ -e {BUSY} ]; do sleep 0.5; done"]
 """preStop: leaving begins at once, and the time that it takes is inside terminationGracePeriodSeconds."""
 CONNECT = 'import socket, sys; socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5)'
@@ -35,7 +36,7 @@ CONNECT = 'import socket, sys; socket.create_connection(("127.0.0.1", int(sys.ar
 Object = dict[str, Any]
 
 
-def places_of(job: Job, tls_name: str) -> Places:
+def places_of(job: LaunchJob, tls_name: str) -> Places:
     return Places(
         run=RUN,
         keys=KEYS if job.syncer.has_keys else "",
@@ -46,7 +47,7 @@ def places_of(job: Job, tls_name: str) -> Places:
     )
 
 
-def manifests(job: Job, files: Mapping[str, str], keys: Mapping[str, str], *, tls_name: str) -> list[Object]:
+def manifests(job: LaunchJob, files: Mapping[str, str], keys: Mapping[str, str], *, tls_name: str) -> list[Object]:
     """`files` by name; `keys` the content of key files by their path in the keys' folder."""
     parts = parts_of(job, places_of(job, tls_name))
     found = [_config(job, files), *(_secret(job, part, keys) for part in parts if part.keys)]
@@ -62,32 +63,32 @@ def manifests(job: Job, files: Mapping[str, str], keys: Mapping[str, str], *, tl
     return found + ([_monitor(job)] if job.k8s.monitor else [])
 
 
-def uses_jobset(job: Job, part: Part) -> bool:
+def uses_jobset(job: LaunchJob, part: JobPart) -> bool:
     return job.k8s.jobset or part.nodes > 1
 
 
 # ---------------------------------------------------------------- small objects
 
 
-def _meta(job: Job, part: str, component: str = "") -> Object:
+def _meta(job: LaunchJob, part: str, component: str = "") -> Object:
     return {"name": f"{job.name}-{part}", "namespace": job.k8s.namespace, "labels": labels(job, component or part)}
 
 
-def labels(job: Job, component: str = "") -> dict[str, str]:
+def labels(job: LaunchJob, component: str = "") -> dict[str, str]:
     own = {"app.kubernetes.io/name": "atoll", "app.kubernetes.io/instance": job.name}
     return {**own, **({"app.kubernetes.io/component": component} if component else {})}
 
 
-def _config(job: Job, files: Mapping[str, str]) -> Object:
+def _config(job: LaunchJob, files: Mapping[str, str]) -> Object:
     data = {"settings.json": settings_text(job), **files}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": _meta(job, "files"), "data": data}
 
 
-def secret_name(job: Job, part: Part) -> str:
+def secret_name(job: LaunchJob, part: JobPart) -> str:
     return f"{job.name}-{part.name}-keys"
 
 
-def _secret(job: Job, part: Part, keys: Mapping[str, str]) -> Object:
+def _secret(job: LaunchJob, part: JobPart, keys: Mapping[str, str]) -> Object:
     """Only what this part may know. An island's container sees its own token alone (`_mounts`)."""
     names = [filled(name, index) for name in part.keys for index in range(max(1, part.count))]
     data = {name.rpartition("/")[2]: keys.get(name, "") for name in dict.fromkeys(names)}
@@ -95,27 +96,29 @@ def _secret(job: Job, part: Part, keys: Mapping[str, str]) -> Object:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "Opaque", "stringData": data}
 
 
-def _service(job: Job, part: Part) -> Object:
+def _service(job: LaunchJob, part: JobPart) -> Object:
     ports: list[Object] = [{"name": "grpc", "port": _port(job, part), "targetPort": "grpc"}]
     if job.k8s.monitor and part.role == "syncer":
         ports.append({"name": "metrics", "port": job.k8s.metrics_port, "targetPort": "metrics"})
     # Learners wait for a syncer that is not ready yet anyhow, and a name that always leads somewhere is quicker.
-    spec = {"selector": labels(job, part.name), "ports": ports, "publishNotReadyAddresses": True}
+    spec: Object = {"selector": labels(job, part.name), "ports": ports, "publishNotReadyAddresses": True}
+    if part.role == "shard":
+        spec["clusterIP"] = "None"  # each has a name of its own
     return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(job, part.name), "spec": spec}
 
 
-def _port(job: Job, part: Part) -> int:
+def _port(job: LaunchJob, part: JobPart) -> int:
     return {"syncer": job.syncer.port, "shard": job.shards.port}[part.role]
 
 
-def _budget(job: Job, part: Part) -> Object:
+def _budget(job: LaunchJob, part: JobPart) -> Object:
     """Drains and upgrades of nodes take at most half of the islands at a time. (For Jobs it must be a number.)"""
     spec = {"minAvailable": (part.count + 1) // 2, "selector": {"matchLabels": labels(job, part.name)}}
     meta = _meta(job, part.name)
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
 
 
-def _monitor(job: Job) -> Object:
+def _monitor(job: LaunchJob) -> Object:
     spec = {
         "selector": {"matchLabels": labels(job, "syncer")},
         "endpoints": [{"port": "metrics", "interval": "15s"}],
@@ -127,7 +130,7 @@ def _monitor(job: Job) -> Object:
 # ---------------------------------------------------------------- what runs
 
 
-def _stateful_set(job: Job, part: Part) -> Object:
+def _stateful_set(job: LaunchJob, part: JobPart) -> Object:
     claim: Object = {"accessModes": ["ReadWriteOnce"]}
     claim["resources"] = {"requests": {"storage": f"{job.syncer.disk_gb}Gi"}}
     claim |= {"storageClassName": job.k8s.storage_class} if job.k8s.storage_class else {}
@@ -151,7 +154,7 @@ def _stateful_set(job: Job, part: Part) -> Object:
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _meta(job, part.name), "spec": spec}
 
 
-def _indexed_job(job: Job, part: Part) -> Object:
+def _indexed_job(job: LaunchJob, part: JobPart) -> Object:
     template = _pod(job, part, _container(job, part, _island_shell(job, part, "$ATOLL_INDEX")), restart="Never")
     spec = {
         "completionMode": "Indexed",
@@ -166,7 +169,7 @@ def _indexed_job(job: Job, part: Part) -> Object:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _meta(job, part.name), "spec": spec}
 
 
-def _jobset(job: Job, part: Part, index: int) -> Object:
+def _jobset(job: LaunchJob, part: JobPart, index: int) -> Object:
     """One island as a whole: if one of its pods fails, all begin again."""
     name = f"{part.name}-{index}"
     head = f"{job.name}-{name}-island-0-0.{job.name}-{name}"
@@ -187,7 +190,7 @@ def _jobset(job: Job, part: Part, index: int) -> Object:
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": meta, "spec": spec}
 
 
-def _pod(job: Job, part: Part, container: Object, *, restart: str) -> Object:
+def _pod(job: LaunchJob, part: JobPart, container: Object, *, restart: str) -> Object:
     own = job.k8s
     spec: Object = {
         "restartPolicy": restart,
@@ -206,7 +209,7 @@ def _pod(job: Job, part: Part, container: Object, *, restart: str) -> Object:
     return {"metadata": {"labels": labels(job, part.name)}, "spec": spec}
 
 
-def _container(job: Job, part: Part, script: str, index: str = "") -> Object:
+def _container(job: LaunchJob, part: JobPart, script: str, index: str = "") -> Object:
     size: Object = {"cpu": str(part.cpus), **({"memory": f"{part.memory_gb:g}Gi"} if part.memory_gb else {})}
     return {
         "name": part.role,
@@ -220,18 +223,18 @@ def _container(job: Job, part: Part, script: str, index: str = "") -> Object:
     }
 
 
-def _environment(job: Job, part: Part, index: str) -> list[Object]:
+def _environment(job: LaunchJob, part: JobPart, index: str) -> list[Object]:
     """Kubernetes puts $(ATOLL_INDEX) in, which it must have heard of before."""
-    first = [{"name": "ATOLL_INDEX", "valueFrom": {"fieldRef": {"fieldPath": INDEX_FIELD}}}]
-    number: list[Object] = [{"name": "ATOLL_INDEX", "value": index}] if index else first
+    field = POD_INDEX_FIELD if part.role == "shard" else INDEX_FIELD
+    number: Object = {"value": index} if index else {"valueFrom": {"fieldRef": {"fieldPath": field}}}
     values = {**part.environment, **({"ATOLL_TOKEN_FILE": TOKEN} if "ATOLL_TOKEN_FILE" in part.environment else {})}
     if job.k8s.monitor and part.role == "syncer":
         values["ATOLL_METRICS"] = f"0.0.0.0:{job.k8s.metrics_port}"
     rest = [{"name": name, "value": filled(value, index or "$(ATOLL_INDEX)")} for name, value in values.items()]
-    return [*(number if part.role == "island" else []), *rest]
+    return [*([{"name": "ATOLL_INDEX", **number}] if part.role != "syncer" else []), *rest]
 
 
-def _volumes(job: Job, part: Part) -> list[Object]:
+def _volumes(job: LaunchJob, part: JobPart) -> list[Object]:
     volumes: list[Object] = [{"name": "files", "configMap": {"name": f"{job.name}-files"}}]
     volumes.append({"name": "tmp", "emptyDir": {}})
     if part.role == "island":
@@ -241,7 +244,7 @@ def _volumes(job: Job, part: Part) -> list[Object]:
     return volumes
 
 
-def _mounts(part: Part, index: str) -> list[Object]:
+def _mounts(part: JobPart, index: str) -> list[Object]:
     mounts: list[Object] = [{"name": "files", "mountPath": FILES}, {"name": "files", "mountPath": SETTINGS}]
     mounts += [{"name": "run", "mountPath": RUN}, {"name": "tmp", "mountPath": "/tmp"}]
     if part.keys and part.role != "island":
@@ -256,7 +259,7 @@ def _mounts(part: Part, index: str) -> list[Object]:
 # ---------------------------------------------------------------- shells inside the containers
 
 
-def _island_shell(job: Job, part: Part, index: str, head: str = "") -> str:
+def _island_shell(job: LaunchJob, part: JobPart, index: str, head: str = "") -> str:
     command = command_line(part.argv, {INDEX: index, HEAD: head})
     return (
         f"{job.run.setup}\n{RUN_CHILD}touch {BUSY}\nrun_child {command}\nrm -f {BUSY}\n"
@@ -264,12 +267,12 @@ def _island_shell(job: Job, part: Part, index: str, head: str = "") -> str:
     ).lstrip()
 
 
-def _plain_shell(job: Job, part: Part) -> str:
-    command = command_line(part.argv, {INDEX: "${HOSTNAME##*-}"})
+def _plain_shell(job: LaunchJob, part: JobPart) -> str:
+    command = command_line(part.argv, {INDEX: "$ATOLL_INDEX"})
     return f'{job.run.setup}\n{RUN_CHILD}touch {BUSY}\nrun_child {command}\nrm -f {BUSY}\nexit "$code"\n'.lstrip()
 
 
-def _syncer_shell(job: Job, part: Part) -> str:
+def _syncer_shell(job: LaunchJob, part: JobPart) -> str:
     return (
         f"{job.run.setup}\n{RUN_CHILD}"
         f'pass_on() {{ told=1; how=KILL; [ ! -e {STOPPING} ] || how=TERM; [ -z "$child" ] || kill -$how "$child"; }}\n'

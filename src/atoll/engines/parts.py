@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
-from atoll.engines.job import IslandSpec, Job
+from atoll.engines.job import IslandSpec, LaunchJob
 
 INDEX = "@INDEX@"
 """Stands for an island's number: engines that start many of one kind (arrays, Indexed Jobs) put their variable here."""
@@ -47,7 +47,7 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobPart:
     """`count` processes of one kind. Texts may hold INDEX."""
 
     role: Role
@@ -76,14 +76,14 @@ def filled(text: str, index: int | str) -> str:
     return text.replace(INDEX, str(index))
 
 
-def parts_of(job: Job, places: Places) -> list[Part]:
+def parts_of(job: LaunchJob, places: Places) -> list[JobPart]:
     """Syncer first, then shards, then islands: the order in which they are started."""
     parts = [_syncer(job, places)]
     parts += [_shards(job, places)] if job.shards.count else []
     return [*parts, *(_island(job, island, places) for island in job.islands)]
 
 
-def settings_text(job: Job) -> str:
+def settings_text(job: LaunchJob) -> str:
     """The content of the syncer's settings file."""
     return json.dumps(dict(job.settings), indent=2) + "\n"
 
@@ -93,7 +93,7 @@ def token_file(name: str) -> str:
     return f"tokens/{name}.token"
 
 
-def _syncer(job: Job, places: Places) -> Part:
+def _syncer(job: LaunchJob, places: Places) -> JobPart:
     argv = [job.run.python, "-m", "atoll", "syncer", "--listen", job.syncer.listen]
     argv += ["--keys", f"{places.keys}/keys.json"] if places.keys else []
     argv += ["--run-folder", places.run, "--config", places.settings, "--end-when-finished", "--plain"]
@@ -104,20 +104,20 @@ def _syncer(job: Job, places: Places) -> Part:
         argv += ["--shards", ",".join(places.shards)]
         environment |= {"ATOLL_TLS_CA": f"{places.keys}/ca.pem"} if places.keys else {}
     size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
-    return Part("syncer", "syncer", 1, tuple(argv), environment, keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
+    return JobPart("syncer", "syncer", 1, tuple(argv), environment, keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
 
 
-def _shards(job: Job, places: Places) -> Part:
+def _shards(job: LaunchJob, places: Places) -> JobPart:
     spec = job.shards
     name = f"shard-{INDEX}"
     argv = [job.run.python, "-m", "atoll", "shard", "--listen", f"0.0.0.0:{spec.port}"]
     argv += ["--run-folder", f"{places.run}/{name}", *(["--keys", f"{places.keys}/keys.json"] if places.keys else [])]
     keys = SERVER_KEYS if places.keys else ()
     size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
-    return Part("shard", "shard", spec.count, tuple(argv), _common(job, name), keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
+    return JobPart("shard", "shard", spec.count, tuple(argv), _common(job, name), keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
 
 
-def _island(job: Job, island: IslandSpec, places: Places) -> Part:
+def _island(job: LaunchJob, island: IslandSpec, places: Places) -> JobPart:
     name = f"{island.name}-{INDEX}"
     environment = {
         **_common(job, name),
@@ -128,7 +128,7 @@ def _island(job: Job, island: IslandSpec, places: Places) -> Part:
         **({"ATOLL_SITE": island.site} if island.site else {}),
         **island.environment,
     }
-    return Part(
+    return JobPart(
         role="island",
         name=island.name,
         count=island.count,
@@ -147,7 +147,7 @@ def _island(job: Job, island: IslandSpec, places: Places) -> Part:
     )
 
 
-def island_argv(job: Job, island: IslandSpec) -> list[str]:
+def island_argv(job: LaunchJob, island: IslandSpec) -> list[str]:
     """The job's command; under torchrun if the island has several ranks."""
     command = shlex.split(job.run.command)
     if island.ranks == 1:
@@ -163,7 +163,7 @@ def island_argv(job: Job, island: IslandSpec) -> list[str]:
     return [*torchrun, *(command[2:] if command[1:2] == ["-u"] else command[1:])]
 
 
-def _common(job: Job, name: str) -> dict[str, str]:
+def _common(job: LaunchJob, name: str) -> dict[str, str]:
     """ATOLL_PART marks every process of a job on its machine, so that `stop` finds what must not stay."""
     return {"ATOLL_PART": f"{job.name}/{name}", "PYTHONUNBUFFERED": "1", **job.run.environment}
 

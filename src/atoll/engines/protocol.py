@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from atoll.core import one_of
-from atoll.engines.job import Job
+from atoll.engines.job import LaunchJob
 from atoll.errors import ConfigError
 
 ENGINES = {"slurm": "SlurmEngine", "k8s": "KubernetesEngine", "ray": "RayEngine", "ssh": "SshEngine"}
@@ -51,14 +51,14 @@ class Engine(Protocol):
         """The end of what a process printed, over all its restarts."""
 
 
-def engine_of(name: str, job: Job, say: Say = lambda text: None) -> Engine:
+def engine_of(name: str, job: LaunchJob, say: Say = lambda text: None) -> Engine:
     one_of("engine", name, tuple(ENGINES))
     found: Any = getattr(import_module(f"atoll.engines.{name}"), ENGINES[name])
     engine: Engine = found(job, say)
     return engine
 
 
-def parse_counts(job: Job, words: Sequence[str]) -> dict[str, int]:
+def parse_counts(job: LaunchJob, words: Sequence[str]) -> dict[str, int]:
     """ "east=3 west=0" -> {"east": 3, "west": 0}; a number alone is meant where a job has one kind of islands."""
     counts: dict[str, int] = {}
     for word in words:
@@ -75,14 +75,14 @@ def parse_counts(job: Job, words: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-def names_of(job: Job) -> list[str]:
+def names_of(job: LaunchJob) -> list[str]:
     """Every process that the job should have."""
     shards = [f"shard-{index}" for index in range(job.shards.count)]
     islands = [f"{island.name}-{index}" for island in job.islands for index in range(island.count)]
     return ["syncer", *shards, *islands]
 
 
-def checked_part(job: Job, name: str) -> str:
+def checked_part(job: LaunchJob, name: str) -> str:
     """A process name that this job can have, also after scaling. Raises ConfigError for any other."""
     kind, _, number = name.rpartition("-")
     if name in names_of(job) or (number.isdigit() and kind in {island.name for island in job.islands}):

@@ -14,9 +14,9 @@ from typing import Any
 
 from atoll.engines.actor import TOLD, ActorSpec, KeptProcess
 from atoll.engines.files import job_files
-from atoll.engines.job import Job
+from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
-from atoll.engines.parts import Part, Places, filled, parts_of, settings_text
+from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
 from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, names_of
 from atoll.engines.tools import wait_until
 from atoll.errors import ConfigError, LaunchError
@@ -27,7 +27,7 @@ LEAVE_S_MAX = 60.0
 
 
 class RayEngine:
-    def __init__(self, job: Job, say: Say) -> None:
+    def __init__(self, job: LaunchJob, say: Say) -> None:
         self._job = job
         self._say = say
         if job.shards.count:
@@ -48,13 +48,13 @@ class RayEngine:
             )
         return "\n".join(lines)
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[JobPart]:
         keys = f"{self._folder}/keys" if self._job.syncer.has_keys else ""
         told = self._job.syncer.address or f"@{self._folder}/{TOLD}"
         places = Places(str(self._folder), keys, f"{self._folder}/settings.json", told, tls_name(self._job))
         return parts_of(self._job, places)
 
-    def _specs(self, *, secrets: bool, job: Job | None = None) -> dict[str, ActorSpec]:
+    def _specs(self, *, secrets: bool, job: LaunchJob | None = None) -> dict[str, ActorSpec]:
         engine = RayEngine(job, self._say) if job is not None else self
         found = {}
         for part in engine._parts():
@@ -62,7 +62,7 @@ class RayEngine:
                 found[part.named(index)] = engine._spec(part, index, secrets=secrets)
         return found
 
-    def _spec(self, part: Part, index: int, *, secrets: bool) -> ActorSpec:
+    def _spec(self, part: JobPart, index: int, *, secrets: bool) -> ActorSpec:
         keys = keys_folder(self._job)
         files = {"settings.json": settings_text(self._job).encode()} if part.role == "syncer" else {}
         files |= {f"files/{name}": data for name, data in job_files(self._job).items()}

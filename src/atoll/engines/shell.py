@@ -24,10 +24,13 @@ run_child() {
     wait "$child"; code=$?
     kill -0 "$child" 2>/dev/null || break
   done
+  wait "$child" 2>/dev/null; last=$?
+  [ "$last" -eq 127 ] || code=$last
   child=
 }
 """
-"""SIGTERM reaches the child, and its end is waited for; a trap ends `wait` early, so that it is called again."""
+"""SIGTERM reaches the child, and its end is waited for. A trap ends `wait` early, so that it is called again, also
+after the child is gone: the shell may know its status by then, or else say 127."""
 
 
 def quoted(text: str, variables: Variables) -> str:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.engines.files import put_files
-from atoll.engines.job import Job
+from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
-from atoll.engines.parts import INDEX, Part, Places, parts_of, settings_text
+from atoll.engines.parts import INDEX, JobPart, Places, parts_of, settings_text
 from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, names_of
 from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, word
 from atoll.engines.tools import run_tool, wait_until
@@ -57,7 +57,7 @@ class QueueEntry:
 
 
 class SlurmEngine:
-    def __init__(self, job: Job, say: Say) -> None:
+    def __init__(self, job: LaunchJob, say: Say) -> None:
         self._job = job
         self._say = say
         if job.shards.count:
@@ -80,11 +80,9 @@ class SlurmEngine:
         scripts = [f"# sbatch < {part.name}\n{self.script(part)}" for part in self._parts() if part.count]
         return "\n".join([f"# {self._run}/settings.json\n{settings_text(self._job)}", *scripts])
 
-    def script(self, part: Part, indices: Iterable[int] | None = None) -> str:
+    def script(self, part: JobPart, indices: Iterable[int] | None = None) -> str:
         """A batch script for these numbers of a part; all of them if none are named."""
-        variables = numbered(
-            "${SLURM_ARRAY_TASK_ID:-0}", '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
-        )
+        variables = numbered("${SLURM_ARRAY_TASK_ID:-0}")
         lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in self._options(part, indices)), "umask 077"]
         lines += [self._job.run.setup] if self._job.run.setup else []
         lines.append(exports(part.environment, variables) + RUN_CHILD)
@@ -93,7 +91,7 @@ class SlurmEngine:
         lines.append(self._syncer_body(part) if part.role == "syncer" else self._body(part))
         return "\n".join(lines)
 
-    def _options(self, part: Part, indices: Iterable[int] | None) -> list[str]:
+    def _options(self, part: JobPart, indices: Iterable[int] | None) -> list[str]:
         own = self._job.slurm
         chosen = list(range(part.count)) if indices is None else list(indices)
         array = part.role == "island"
@@ -121,9 +119,12 @@ class SlurmEngine:
             "constraint": part.site,
             "nodelist": ",".join(part.hosts),
         }
+        for name, value in given.items():
+            if any(sign.isspace() for sign in value):
+                raise ConfigError(f"--{name}={value!r} has a space in it, which sbatch would not take; choose another")
         return [*(f"--{n}={v}" for n, v in given.items() if v), "--requeue", "--open-mode=append", *own.options]
 
-    def _body(self, part: Part) -> str:
+    def _body(self, part: JobPart) -> str:
         variables = numbered("${SLURM_ARRAY_TASK_ID:-0}", "$head")
         wait = f"@{self._run}/syncer.json" == self._places.syncer
         told = word(str(self._run / "syncer.json"), variables)
@@ -135,8 +136,8 @@ class SlurmEngine:
             + (f'until [ -s {told} ] || [ -n "$told" ]; do sleep 1; done\n' if wait else "")
             + f"{head}run_child {srun} -- {command_line(part.argv, variables)}\n"
             'if [ -e "$stopping" ] || [ -e "$gone" ]; then exit "$code"; fi\n'
-            # Taken away or failed: the same job again. One that ended by itself is done.
-            # At a preemption Slurm tells the step itself, and not its shell.
+            # Taken away or failed: the same job again. One that ended by itself is done. At a preemption Slurm tells
+            # the step itself, and not its shell.
             "! scontrol show job --oneliner \"$SLURM_JOB_ID\" | grep -q ' PreemptTime=[0-9]' || told=1\n"
             f'[ "$code" -eq 0 ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || told=1\n'
             'if [ -n "$told" ]; then\n'
@@ -146,16 +147,14 @@ class SlurmEngine:
             'exit "$code"\n'
         )
 
-    def _syncer_body(self, part: Part) -> str:
+    def _syncer_body(self, part: JobPart) -> str:
         command = command_line(part.argv, numbered("0"))
         return (
             'taken() { told=1; how=KILL; [ ! -e "$stopping" ] || how=TERM; kill -$how $child; }\n'
             "trap taken TERM USR1\n"
             f"run_child {command}\n"
-            'if [ ! -e "$stopping" ] && [ "$code" -ne 0 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt '
-            f"{RESTARTS_MAX} ]; then\n"
-            '  scontrol requeue "$SLURM_JOB_ID"\n'
-            "fi\n"
+            f'[ "$code" -eq 0 ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || told=1\n'
+            'if [ -n "$told" ] && [ ! -e "$stopping" ]; then scontrol requeue "$SLURM_JOB_ID"; fi\n'
             'exit "$code"\n'
         )
 
@@ -224,19 +223,19 @@ class SlurmEngine:
 
     # ------------------------------------------------------------ inside
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[JobPart]:
         return parts_of(self._job, self._places)
 
-    def _part(self, name: str) -> Part:
+    def _part(self, name: str) -> JobPart:
         return next(part for part in self._parts() if part.name == name)
 
     def _holders(self) -> list[str]:
         return [one for one in names_of(self._job) if one != "syncer"]
 
-    def _name(self, part: Part) -> str:
+    def _name(self, part: JobPart) -> str:
         return f"atoll-{self._job.name}-{part.name}"
 
-    def _submit(self, part: Part, indices: Sequence[int] | None) -> None:
+    def _submit(self, part: JobPart, indices: Sequence[int] | None) -> None:
         number = run_tool(["sbatch", "--parsable"], stdin=self.script(part, indices), remedy=REMEDY).strip()
         which = "" if part.role == "syncer" else f" ({part.count if indices is None else len(indices)})"
         self._say(f"{part.name}{which}: Slurm job {number}")

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from atoll.engines.files import job_files
-from atoll.engines.job import Job
+from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
-from atoll.engines.parts import Part, Places, filled, parts_of, settings_text
+from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
 from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part
 from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered
 from atoll.engines.tools import run_tool
@@ -61,7 +61,7 @@ keeper() {  # the shell that keeps it
 
 
 class SshEngine:
-    def __init__(self, job: Job, say: Say) -> None:
+    def __init__(self, job: LaunchJob, say: Say) -> None:
         self._job = job
         self._say = say
         self._hosts = _hosts(job)
@@ -77,7 +77,7 @@ class SshEngine:
         texts = [f"# {name} on {host}\n{self._keep_script(part, name)}" for name, (part, host) in self._seats().items()]
         return "\n".join([f"# settings.json\n{settings_text(self._job)}", *texts])
 
-    def _parts(self) -> list[Part]:
+    def _parts(self) -> list[JobPart]:
         places = Places(
             run="run",
             keys="keys" if self._keys is not None else "",
@@ -91,9 +91,9 @@ class SshEngine:
     def _host_of_syncer(self) -> str:
         return self._job.syncer.hosts[0] if self._job.syncer.hosts else self._hosts[0]
 
-    def _seats(self) -> dict[str, tuple[Part, str]]:
+    def _seats(self) -> dict[str, tuple[JobPart, str]]:
         """Each process with its host. An island stays where its number puts it, however many there are."""
-        seats: dict[str, tuple[Part, str]] = {}
+        seats: dict[str, tuple[JobPart, str]] = {}
         turn = 0
         for part in self._parts():
             hosts = part.hosts or (self._hosts if part.role != "syncer" else (self._host_of_syncer(),))
@@ -106,7 +106,7 @@ class SshEngine:
         """Paths on the host are relative to its home, or from the root."""
         return f"cd && umask 077\nfolder={shlex.quote(self._folder)}\njob={shlex.quote(self._job.name)}\n{MARKED}"
 
-    def _keep_script(self, part: Part, name: str) -> str:
+    def _keep_script(self, part: JobPart, name: str) -> str:
         index = name.rpartition("-")[2] if part.role in ("island", "shard") else "0"
         environment = {key: filled(value, index) for key, value in part.environment.items()}
         command = command_line([filled(word, index) for word in part.argv], numbered(index))
@@ -178,14 +178,14 @@ class SshEngine:
 
     # ------------------------------------------------------------ inside
 
-    def _start(self, seats: Mapping[str, tuple[Part, str]]) -> None:
+    def _start(self, seats: Mapping[str, tuple[JobPart, str]]) -> None:
         """Files first, everywhere; then one process after the other, the syncer before its islands."""
         self._put_keys()
         for name, (part, host) in seats.items():
             self._on(host, self._files(part, name) + START.replace("%NAME%", name))
             self._say(f"{name} on {host}")
 
-    def _files(self, part: Part, name: str) -> str:
+    def _files(self, part: JobPart, name: str) -> str:
         index = name.rpartition("-")[2]
         files = {f"parts/{name}.sh": self._keep_script(part, name).encode()}
         if part.role == "syncer":
@@ -279,7 +279,7 @@ def _from_here(lines: str) -> str:
     return lines
 
 
-def _hosts(job: Job) -> tuple[str, ...]:
+def _hosts(job: LaunchJob) -> tuple[str, ...]:
     hosts = list(job.ssh.hosts)
     if job.ssh.hosts_file:
         path = Path(job.ssh.hosts_file).expanduser()
