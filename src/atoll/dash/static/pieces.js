@@ -72,7 +72,8 @@ const Atoll = (() => {
   function chart(node, curves, options = {}) {
     const shown = curves.filter((one) => one.data[0].length);
     node.atollMarks = options.marks;
-    const data = shown.length ? uPlot.join(shown.map((one) => one.data)) : [[0, 1], [null, null]];
+    // A hole in one curve (null) stays a hole where the others have points (mode 2).
+    const data = shown.length ? uPlot.join(shown.map((one) => one.data), shown.map((one) => one.data.map(() => 2))) : [[0, 1], [null, null]];
     const shape = JSON.stringify([shown.map((one) => [one.label, one.color, one.width, one.dots]), options.x, css("--ink")]);
     node.atollRange = options.range;
     if (node.atollChart && node.atollShape === shape) return node.atollChart.setData(data);
