@@ -24,6 +24,7 @@ from .limits import (
     LEARNER_CHARS_MAX,
     MIB,
 )
+from .probe import LinkSpeed, probe_link
 from .server import RunningServer, serve
 from .service import KeyBook, SendToLearner, ServerOptions, SyncerService
 from .token import KEY_PREFIX, read_token, split_key
@@ -46,6 +47,7 @@ __all__ = [
     "ClientOptions",
     "ControlClient",
     "KeyBook",
+    "LinkSpeed",
     "RunningServer",
     "SendToLearner",
     "SendToSyncer",
@@ -56,6 +58,7 @@ __all__ = [
     "fetch_status",
     "find_cause",
     "join_address",
+    "probe_link",
     "read_token",
     "run_sessions",
     "serve",
