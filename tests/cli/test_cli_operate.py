@@ -21,7 +21,7 @@ from atoll.errors import AtollError, ConfigError
 from atoll.launch.checkup import check_syncer, disk_speed
 from atoll.observe import EventWriter
 from atoll.observe import events as ev
-from atoll.wire import ClientOptions
+from atoll.wire import ClientOptions, LinkSpeed
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "observe"))
 from synthetic_run import SyntheticRun
@@ -115,7 +115,8 @@ def test_a_real_syncer_is_asked_and_its_run_told() -> None:
     syncer = SyncerThread(SyncConfig(learners_expected=3), token="right")
     try:
         found = {one.check: one for one in check_syncer(ClientOptions(syncer.address, token="right"))}
-        assert found["port"].level == found["round trip"].level == found["clocks"].level == "good"
+        assert found["port"].level == found["clocks"].level == "good"
+        assert "Mbit/s up" in found["link"].text and "Mbit/s down" in found["link"].text
         assert found["learners"].level == "warn" and "0 of 3 learners" in found["learners"].text
         wrong = list(check_syncer(ClientOptions(syncer.address, token="wrong")))
         assert wrong[-1].level == "bad" and wrong[-1].check == "status"
@@ -133,7 +134,11 @@ def test_what_a_run_suffers_from_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         "time_s": time.time() + 3600, "expected": 2, "degraded": "No space left on device", "commits": 5,
         "members": [member(thin=["up: needs 9 bytes/s, gets 1"]), member(learner="b", protocol=4, up_bytes_s=5e4)],
     }  # fmt: skip
-    found = {one.check: one for one in check_syncer(ClientOptions("x:1"), lambda options: answer)}
+    found = {
+        one.check: one
+        for one in check_syncer(ClientOptions("x:1"), lambda _: answer, lambda _: LinkSpeed(0.1, 1e5, 0.0))
+    }
+    assert found["link"].level == "warn" and "0.8 Mbit/s up, down not told" in found["link"].text
     assert found["clocks"].level == "warn" and "ahead" in found["clocks"].text
     assert found["durability"].level == "bad" and found["versions"].level == "warn"
     assert found["link of a"].level == "warn" and "50 kB/s up" in found["link of b"].text

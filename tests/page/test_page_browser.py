@@ -116,6 +116,20 @@ def test_the_report_opens_in_a_browser_without_anything_from_outside(finished: P
     assert page.locator("[data-piece=lanes] canvas").count() == 4
 
 
+def test_an_operator_acts_after_a_second_thought(finished: Path, serve: Callable[..., Any], open_page: Any) -> None:
+    page = open_page(serve(finished, control=True).address_with_token)
+    row = page.locator(".row[data-learner='learner-1']")
+    row.hover()
+    row.locator("button:text-is('kill')").click()
+    page.click("#sure button:text-is('no')")
+    row.hover()
+    row.locator("button:text-is('kill')").click()
+    assert "learner-1 is killed with SIGKILL, for a drill" in page.inner_text("#sure-text")
+    page.click("#sure button:text-is('yes')")
+    until(page, "document.querySelector('#log').textContent.includes('learner-1 does not run on this machine')")
+    assert page.locator("#log li:has-text('does not run on this machine')").count() == 1
+
+
 # ---------------------------------------------------------------- form
 
 

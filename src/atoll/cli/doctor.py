@@ -31,11 +31,11 @@ def doctor(
     json: o.Json = False,
     context: typer.Context,
 ) -> None:
-    """Look at this machine (files, disk, GPUs, NUMA, clock), the way to a syncer (name, port, TLS, token, round trip,
+    """Look at this machine (files, disk, GPUs, NUMA, clock), the way to a syncer (name, port, TLS, token, speed,
     clocks) and its run (learners, links, durability), and say what to do.
 
-    It changes nothing: 32 MiB are written and deleted, and the syncer is asked five times. Exit status 1 if something
-    is broken.
+    It changes nothing: 32 MiB are written and deleted, and 512 KiB are sent each way. Exit status 1 if something is
+    broken.
     """
     found = list(_findings(target, o.run_token(context, token, token_file), tls_ca, tls_name))
     console = human(json_wanted=json)

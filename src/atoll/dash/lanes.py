@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -16,6 +16,8 @@ SPEED_REACH_S = 2.0
 """Speed is taken over this long on both sides: a single slow step does not make a learner slow."""
 MARKS_MAX = 260
 """Contributions on one lane: more dots than this run into each other."""
+REPORT_OVERDUE_NS = 15 * SECOND_NS
+"""Reports come four times a second, or at the end of each step."""
 OF_MEMBERS = {"joining": "recovery", "active": "compute", "away": "down", "lost": "down"}
 """What a learner that writes no events here was doing, as far as the syncer knows."""
 
@@ -30,7 +32,9 @@ def lane(state: RunState, learner: str, until_ns: int) -> dict[str, Any]:
     """Everything on one learner's lane."""
     account = state.account(learner)
     told = account is not None and account.track.start_ns is not None
-    stretches = _stretches(state, account, until_ns) if account is not None and told else _by_members(state, learner)
+    stretches: Iterable[Stretch] = _by_members(state, learner)
+    if account is not None and told:
+        stretches = _stretches(state, account, _told_until(state, learner, account, until_ns))
     return {
         "stretches": [(round(a, 2), round(b, 2), name, share) for a, b, name, share in stretches],
         "marks": _marks(state, learner),
@@ -56,6 +60,14 @@ def syncer_lane(state: RunState, until_ns: int) -> dict[str, Any]:
             for one in state.durability.lapses
         ],
     }
+
+
+def _told_until(state: RunState, learner: str, account: TimeAccount, until_ns: int) -> int:
+    """Until the next report of a learner that trains is overdue, nothing is said of the time since its last one."""
+    end_ns, report_ns = account.track.end_ns or until_ns, state.learners[learner].report_ns
+    due_ns = max(REPORT_OVERDUE_NS, 3 * report_ns)
+    trains = account.mood == "idle" and account.stepping and account.finished_ns is None
+    return min(until_ns, end_ns) if trains and until_ns - end_ns < due_ns else until_ns
 
 
 def _marks(state: RunState, learner: str) -> list[tuple[float, int]]:

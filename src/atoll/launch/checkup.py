@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.wire import ClientOptions, fetch_status, find_cause
+from atoll.wire import ClientOptions, LinkSpeed, fetch_status, find_cause, probe_link
 
 FILES_MIN = 4096
 """A syncer has two connections for each learner; Debian's default of 1024 is enough for 400."""
@@ -33,7 +32,8 @@ DISK_SLOW_BYTES_S = 50e6
 DISK_FREE_BYTES_MIN = 2 << 30
 CLOCK_S_MAX = 5.0
 """Times are only labels, and certificates have dates: seconds do not matter, minutes do."""
-ROUND_TRIPS = 5
+LINK_THIN_BYTES_S = 125e3
+"""1 Mbit/s: int4 contributions of a 10M-parameter model every minute or so."""
 TOOL_S_MAX = 10.0
 GOOD, WARN, BAD = "good", "warn", "bad"
 
@@ -135,7 +135,9 @@ def _said(*argv: str) -> str:
 
 
 def check_syncer(
-    options: ClientOptions, ask: Callable[[ClientOptions], dict[str, Any]] | None = None
+    options: ClientOptions,
+    ask: Callable[[ClientOptions], dict[str, Any]] = lambda options: asyncio.run(fetch_status(options)),
+    probe: Callable[[ClientOptions], LinkSpeed] = lambda options: asyncio.run(probe_link(options)),
 ) -> Iterator[Finding]:
     """The way to a syncer, and how its run is."""
     cause = find_cause(options)
@@ -145,26 +147,31 @@ def check_syncer(
         return
     tls = "with TLS" if options.tls_ca else "without TLS"
     yield Finding("port", GOOD, f"{options.address} takes connections, {tls}")
-    asking = ask or (lambda place: asyncio.run(fetch_status(place)))
-    times_s, answer, offset_s = [], {}, None
+    offset_s = None
     try:
-        for _ in range(ROUND_TRIPS):
-            began_s, wall_s = time.monotonic(), time.time()
-            answer = asking(options)
-            times_s.append(time.monotonic() - began_s)
-            if "time_s" in answer:
-                offset_s = float(answer["time_s"]) - wall_s - times_s[-1] / 2
+        began_s, wall_s = time.monotonic(), time.time()
+        answer = ask(options)
+        if "time_s" in answer:
+            offset_s = float(answer["time_s"]) - wall_s - (time.monotonic() - began_s) / 2
+        link = probe(options)
     except AtollError as error:
         text, _, remedy = str(error).rpartition("; ")
         yield Finding("status", BAD, text or str(error), remedy if text else "give the run's token (--token-file)")
         return
-    yield Finding("round trip", GOOD, f"{1000 * median(times_s):.1f} ms for one question with a connection of its own")
+    down = f"{_bits(link.down_bytes_s)} down" if link.down_bytes_s else "down not told: the syncer is older"
+    text = f"round trip {1000 * link.round_trip_s:.1f} ms, at least {_bits(link.up_bytes_s)} up, {down}"
+    slow = 0 < min(link.up_bytes_s, link.down_bytes_s or link.up_bytes_s) < LINK_THIN_BYTES_S
+    yield Finding("link", WARN if slow else GOOD, text, "`atoll plan` says what a run needs of it" if slow else "")
     if offset_s is not None:
         off = abs(offset_s) > CLOCK_S_MAX
         text = f"the syncer's clock is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this one"
         remedy = "set both clocks by a time server: certificates have dates" if off else ""
         yield Finding("clocks", WARN if off else GOOD, text, remedy)
     yield from _run(answer)
+
+
+def _bits(bytes_s: float) -> str:
+    return f"{8 * bytes_s / 1e6:.3g} Mbit/s"
 
 
 def _run(answer: dict[str, Any]) -> Iterator[Finding]:

@@ -145,8 +145,14 @@ class FoldedRounds:
         return True
 
     def event(self, raw_bytes: int) -> events.RoundsFolded:
+        sums = self._sums
         return events.RoundsFolded(
-            *(self._sums[name] for name in _SUMMED),
+            commits=sums["commits"],
+            merged=sums["merged"],
+            late=sums["late"],
+            stored=sums["stored"],
+            store_ns=sums["store_ns"],
+            store_bytes=sums["store_bytes"],
             closed=dict(self._closed),
             up=dict(self._up),
             down=dict(self._down),

@@ -27,6 +27,7 @@ from .limits import (
     MIB,
     SHARD_ATTACH_S,
 )
+from .probe import LinkSpeed, probe_link
 from .routes import RoutedBulk
 from .server import RunningServer, serve
 from .service import Bytes, KeyBook, SendToLearner, ServerOptions, SyncerService
@@ -53,6 +54,7 @@ __all__ = [
     "ClientOptions",
     "ControlClient",
     "KeyBook",
+    "LinkSpeed",
     "RoutedBulk",
     "RunningServer",
     "SendToLearner",
@@ -67,6 +69,7 @@ __all__ = [
     "fetch_status",
     "find_cause",
     "join_address",
+    "probe_link",
     "raw",
     "read_certificate",
     "read_token",

@@ -81,6 +81,8 @@ SESSION_SILENCE_S = 30.0
 is fine and a stream that is dumb: a damaged length makes all that follows look like part of one long message."""
 STATUS_S = 10.0
 """A status call, or the request that a learner leave: small, local to the syncer's memory."""
+LINK_PROBE_BYTES = 512 << 10
+"""What `atoll doctor` sends each way to see how fast a link is: 5 s of 1 Mbit/s, and half of what a status may have."""
 PROBE_S = 3.0
 """Looking for the cause of a failed connection: several round trips of a 300 ms link for each of its few steps. With
 the second that a learner waits before it looks, the first cause is told within 5 s."""

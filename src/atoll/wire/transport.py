@@ -31,6 +31,8 @@ PUSH_METHOD = "/atoll.v1.Bulk/Push"
 FETCH_METHOD = "/atoll.v1.Bulk/Fetch"
 ATTACH_METHOD = "/atoll.v1.Shard/Attach"
 TOKEN_KEY = "atoll-token"
+REPLY_BYTES_KEY = "atoll-reply-bytes"
+"""Asks for a status of at least so many bytes: see `probe`."""
 PIECES_KEY = "atoll-hello-pieces"
 """In the headers of a session: in how many messages its Hello comes, if not in one."""
 

@@ -108,7 +108,7 @@
     const rows = run.rounds.map((one) => {
       const more = one.merged_count - one.merged.length;
       const who = one.merged.join(", ") + (more > 0 ? ` and ${more} more` : "");
-      return [clock(one.at), String(one.fragment), String(one.version), `${one.merged_count} of ${one.asked}${one.carried ? ` +${one.carried}` : ""}`, who, one.late.join(", "), one.closed_ms ? `${one.closed_ms} ms` : "-"];
+      return [clock(one.at), String(one.fragment), String(one.version), `${one.merged_count}${one.asked ? ` of ${one.asked}` : ""}${one.carried ? `, ${one.carried} carried` : ""}`, who, one.late.join(", "), one.closed_ms ? `${one.closed_ms} ms` : "-"];
     });
     $("rounds").replaceChildren(rows.length ? Atoll.table(["at", "fragment", "version", "merged", "who", "not in time", "closed in"], rows, [1, 2, 6]) : el("p", { class: "empty" }, "no round has closed yet"));
   }

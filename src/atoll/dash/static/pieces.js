@@ -72,8 +72,9 @@ const Atoll = (() => {
   function chart(node, curves, options = {}) {
     const shown = curves.filter((one) => one.data[0].length);
     node.atollMarks = options.marks;
-    const data = shown.length ? uPlot.join(shown.map((one) => one.data)) : [[0, 1], [null, null]];
-    const shape = JSON.stringify([shown.map((one) => [one.label, one.color, one.width]), options.x, css("--ink")]);
+    // A hole in one curve (null) stays a hole where the others have points (mode 2).
+    const data = shown.length ? uPlot.join(shown.map((one) => one.data), shown.map((one) => one.data.map(() => 2))) : [[0, 1], [null, null]];
+    const shape = JSON.stringify([shown.map((one) => [one.label, one.color, one.width, one.dots]), options.x, css("--ink")]);
     node.atollRange = options.range;
     if (node.atollChart && node.atollShape === shape) return node.atollChart.setData(data);
     if (node.atollChart) node.atollChart.destroy();
@@ -81,7 +82,7 @@ const Atoll = (() => {
     const range = (u, low, high) => node.atollRange || (low === null ? [0, 1] : uPlot.rangeNum(low, high, 0.1, true));
     const series = shown.map((one) => ({
       label: one.label, stroke: one.color, width: one.width ?? 1.5, spanGaps: false, fill: one.fill, paths: one.points ? () => null : undefined,
-      points: { show: one.points || false, size: 5, width: one.hollow ? 1.3 : 0, fill: one.hollow ? css("--card") : one.color, stroke: one.color },
+      points: { show: one.points || one.dots || false, size: 5, width: one.hollow ? 1.3 : 0, fill: one.hollow ? css("--card") : one.color, stroke: one.color },
       value: (u, value) => (value === null || value === undefined ? "-" : (options.y || ((v) => Number(v.toPrecision(4))))(value)),
     }));
     node.replaceChildren();
@@ -106,7 +107,7 @@ const Atoll = (() => {
   function lossChart(node, run, x) {
     const many = run.loss.trains.length > HUES;
     const trains = run.loss.trains.map((one, i) => ({ label: one.learner, color: hue(i) + (many ? "55" : "88"), width: 1, data: one[x] }));
-    const published = { label: "published model", color: css("--eval"), width: 2.4, data: run.loss[x], points: false };
+    const published = { label: "published model", color: css("--eval"), width: 2.4, data: run.loss[x], dots: run.loss[x][0].length < 60 };
     const marks = x === "time" ? { faults: run.faults, pauses: run.pauses } : {};
     chart(node, [...trains, published], { x, range: run.loss.range, marks, legend: false });
   }
