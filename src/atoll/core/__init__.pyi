@@ -1,4 +1,5 @@
 from . import effects, messages
+from .adaptive import AdaptiveController, RunMeasured
 from .arrayless import ArraylessHost, checksum_of
 from .beginning import EPOCHS_SKIPPED, Begin
 from .config import (
@@ -171,6 +172,7 @@ __all__ = [
     "WEIGHTS",
     "WHOLE_CODEC",
     "Adapted",
+    "AdaptiveController",
     "Adopt",
     "ArraylessHost",
     "Arrival",
@@ -239,6 +241,7 @@ __all__ = [
     "RoundAborted",
     "RoundClosed",
     "RoundLaunched",
+    "RunMeasured",
     "Start",
     "Stop",
     "StoreOutcome",
