@@ -1,4 +1,5 @@
 from . import effects, messages, values
+from .adaptive import AdaptiveController, RunMeasured
 from .arrayless import ArraylessHost, checksum_of
 from .assignment import assign, reassign
 from .beginning import EPOCHS_SKIPPED, Begin
@@ -187,6 +188,7 @@ __all__ = [
     "WEIGHTS",
     "WHOLE_CODEC",
     "Adapted",
+    "AdaptiveController",
     "Adopt",
     "ArraylessHost",
     "Arrival",
@@ -256,6 +258,7 @@ __all__ = [
     "RoundAborted",
     "RoundClosed",
     "RoundLaunched",
+    "RunMeasured",
     "Start",
     "Stop",
     "StoreOutcome",

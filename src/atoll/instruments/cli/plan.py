@@ -19,6 +19,7 @@ _JOB = "The job"
 _PLACES = "Links and machines"
 SETTINGS = (
     *("sync_every", "fragments", "overlap", "quorum", "grace_cap", "codec_up", "codec_down"),
+    *("adaptive", "period_min", "period_max"),
     *("durability", "durability_interval"),
 )
 """Settings of a run that a plan can be told instead of choosing them."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from atoll.core import parse_quorum, quorum_count
+from atoll.instruments.plan.adaptive import Settled, settle
 from atoll.instruments.plan.job import NEVER_ZERO, Job
 from atoll.instruments.plan.limits import (
     ABSENT,
@@ -81,6 +82,8 @@ class Plan:
     disk_bytes_s: float
     methods: tuple[Method, ...]
     remedies: tuple[str, ...]
+    settled: Settled | None = None
+    """With `adaptive`: where the run would settle."""
 
     @property
     def binding(self) -> Limit | None:
@@ -153,6 +156,7 @@ class Plan:
                 "memory_bytes": {**asdict(self.memory), "total": self.memory.total},
                 "disk_bytes": {**asdict(self.disk), "per_s": self.disk_bytes_s, "per_interval": self.interval_bytes},
             },
+            "adaptive": None if self.settled is None else asdict(self.settled),
             "methods": [{**asdict(method), **self._unknown("goodput")} for method in self.methods],
         }
 
@@ -188,6 +192,7 @@ def make_plan(job: Job, given: Mapping[str, Any] | None = None) -> Plan:
         disk_bytes_s=disk_rate(job, settings, times.period_s),
         methods=compare_methods(job, settings, times, shares),
         remedies=() if worst is None else _remedies(job, settings, chosen, limits, shares["decoupled"]),
+        settled=settle(job, settings),
     )
 
 

@@ -86,7 +86,7 @@ def round_times(job: Job, settings: Settings) -> RoundTimes:
     quorum = quorum_count(sync, job.learners, job.learners)
     encode_s = at_once * fragment.parameters / (1e9 * job.encode_gparam_s)
     arrivals = [
-        (_arrival_s(job, place, at_once * fragment.up_bytes) + encode_s, n * place.learners) for place, n in job.groups
+        (arrival_s(job, place, at_once * fragment.up_bytes) + encode_s, n * place.learners) for place, n in job.groups
     ]
     quorum_s, all_s = ranked(arrivals, quorum), ranked(arrivals, job.learners)
     merge_s = at_once * _merge_bytes(job, fragment) / (1e9 * job.merge_gbyte_s)
@@ -122,7 +122,7 @@ def burst(sync: SyncConfig) -> int:
     return math.ceil(sync.fragments / sync.sync_every)
 
 
-def _arrival_s(job: Job, place: Region, payload_bytes: int) -> float:
+def arrival_s(job: Job, place: Region, payload_bytes: int) -> float:
     """Request, upload and its way: a round trip and the bytes, where the link or the syncer's is the narrower."""
     share = max(place.learners / place.up_gbit, job.learners / job.syncer_gbit if job.syncer_gbit else 0.0)
     return place.rtt_ms / 1e3 + payload_bytes * 8 / 1e9 * share

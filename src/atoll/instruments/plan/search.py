@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from atoll.core import SyncConfig
 from atoll.instruments.plan.job import Job
 from atoll.instruments.plan.limits import fits, limits_of
 from atoll.instruments.plan.recommend import (
@@ -88,7 +89,10 @@ def _has_slack(job: Job, settings: Settings) -> bool:
 
 def _candidates(job: Job, fixed: Values) -> Iterator[tuple[Values, Reasons]]:
     """Settings in the order in which they are preferred, with the reasons of those that were chosen here."""
-    periods = (fixed["sync_every"],) if "sync_every" in fixed else SYNC_EVERY_CHOICES
+    periods: tuple[int, ...] = (fixed["sync_every"],) if "sync_every" in fixed else SYNC_EVERY_CHOICES
+    if fixed.get("adaptive", "off") != "off" and "sync_every" not in fixed:
+        low, high = fixed.get("period_min", SyncConfig().period_min), fixed.get("period_max", SyncConfig().period_max)
+        periods = tuple(period for period in periods if low <= period <= high) or (high,)
     levels = (fixed["durability"],) if "durability" in fixed else ("commit", "interval")
     yield from _with(job, fixed, [period for period in periods if period <= SYNC_EVERY_COMMIT], levels[:1])
     yield from _with(job, fixed, periods, levels)

@@ -17,6 +17,7 @@ from atoll.instruments.plan.methods import UTILISATION_WANTED
 from atoll.instruments.plan.planner import Plan
 from atoll.instruments.plan.traffic import first_bytes
 from atoll.instruments.plan.units import bytes_text, count_text, percent_text, rate_text, seconds_text
+from atoll.observe import adapted_text
 
 LIMITS_SHOWN = 14
 """Rows of the table of limits; of many regions the fullest links are shown."""
@@ -37,6 +38,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_round(plan))
     console.print(_syncer(plan))
     console.print(_methods(plan))
+    for line in settled(plan):
+        console.print(line, markup=False, soft_wrap=True)
     for warning in warnings(plan):
         console.print(warning, style="yellow", markup=False, soft_wrap=True)
     for note in notes(plan):
@@ -60,6 +63,18 @@ def _steps(job: Job) -> str:
     """The time of a step, or the range if places differ."""
     fastest, slowest = seconds_text(job.step_s_fastest), seconds_text(job.step_s_slowest)
     return fastest if fastest == slowest else f"{fastest} to {slowest}"
+
+
+def settled(plan: Plan) -> list[str]:
+    """With `adaptive`: what the run's controller would decide on these links, and where that ends."""
+    if plan.settled is None:
+        return []
+    by_codec: dict[str, list[str]] = {}
+    for place, codec in plan.settled.codecs:
+        by_codec.setdefault(codec, []).append(place)
+    sends = "; ".join(f"{codec} from {', '.join(places)}" for codec, places in by_codec.items())
+    end = f"adaptive: H {plan.settled.period}, tau {plan.settled.overlap}, {sends}"
+    return [end, *(f"  {adapted_text(decision)}" for decision in plan.settled.decisions)]
 
 
 def warnings(plan: Plan) -> list[str]:
