@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import folder, keys, parts, run_script, status, takes, train
+from atoll.cli import fabric, folder, keys, parts, run_script, status, takes, train
 from atoll.errors import AtollError
 from atoll.instruments.cli import STORM, chaos, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
@@ -40,7 +40,8 @@ app.command("join")(folder.join)
 app.command("leave")(folder.leave)
 app.command("export")(folder.export)
 app.command("syncer")(parts.syncer)
-app.command("shard")(parts.shard)
+app.command("shard")(fabric.shard)
+app.command("relay")(fabric.relay)
 app.command("status")(status.status)
 app.add_typer(keys.keys, name="keys")
 app.command("report")(parts.report)

@@ -1,4 +1,4 @@
-from . import folder, keys, options, parts, run_script, status, train
+from . import fabric, folder, keys, options, parts, run_script, status, train
 from .options import panel, takes
 from .terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_error, print_json, save_text, sigterm_as_interrupt
 from .train import exit_interrupted, train_with
@@ -7,6 +7,7 @@ __all__ = [
     "EXIT_BAD_INPUT",
     "EXIT_INTERRUPTED",
     "exit_interrupted",
+    "fabric",
     "folder",
     "human",
     "keys",

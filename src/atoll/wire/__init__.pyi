@@ -25,6 +25,7 @@ from .limits import (
     MIB,
     SHARD_ATTACH_S,
 )
+from .resources import memory_bytes
 from .routes import RoutedBulk
 from .server import RunningServer, serve
 from .service import Bytes, KeyBook, SendToLearner, ServerOptions, SyncerService
@@ -65,6 +66,7 @@ __all__ = [
     "fetch_status",
     "find_cause",
     "join_address",
+    "memory_bytes",
     "read_token",
     "run_sessions",
     "serve",
