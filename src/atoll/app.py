@@ -15,7 +15,22 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli import dash, doctor, folder, keys, launch, logs, parts, run_script, status, takes, track, train, version
+from atoll.cli import (
+    dash,
+    doctor,
+    fabric,
+    folder,
+    keys,
+    launch,
+    logs,
+    parts,
+    run_script,
+    status,
+    takes,
+    track,
+    train,
+    version,
+)
 from atoll.errors import AtollError
 from atoll.instruments.cli import STORM, chaos, conform, demo, lab, plan, replay, sim
 from atoll.plugins import load_entry_points
@@ -40,7 +55,8 @@ app.command("join")(folder.join)
 app.command("leave")(folder.leave)
 app.command("export")(folder.export)
 app.command("syncer")(parts.syncer)
-app.command("shard")(parts.shard)
+app.command("shard")(fabric.shard)
+app.command("relay")(fabric.relay)
 app.command("status")(status.status)
 app.command("dash")(dash.dash)
 app.command("track")(track.track)

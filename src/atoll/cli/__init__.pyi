@@ -1,4 +1,19 @@
-from . import dash, doctor, folder, keys, launch, logs, options, parts, run_script, status, track, train, version
+from . import (
+    dash,
+    doctor,
+    fabric,
+    folder,
+    keys,
+    launch,
+    logs,
+    options,
+    parts,
+    run_script,
+    status,
+    track,
+    train,
+    version,
+)
 from .options import panel, takes
 from .terminal import EXIT_BAD_INPUT, EXIT_INTERRUPTED, human, print_error, print_json, save_text, sigterm_as_interrupt
 from .train import exit_interrupted, train_with
@@ -9,6 +24,7 @@ __all__ = [
     "dash",
     "doctor",
     "exit_interrupted",
+    "fabric",
     "folder",
     "human",
     "keys",

@@ -125,7 +125,7 @@ def syncer(
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
     if keys is not None and tls_certificate is None:
-        tls_certificate, tls_key = _certificate_of(keys)
+        tls_certificate, tls_key = certificate_of(keys)
     from atoll.launch import (
         durability_config,
         durability_names,
@@ -200,48 +200,7 @@ def syncer(
     raise typer.Exit(code)
 
 
-def shard(
-    *,
-    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7078",
-    run_folder: Annotated[
-        Path | None, typer.Option(help="Where its fragments and its address are written (default nowhere).")
-    ] = None,
-    token: o.Token = "",
-    token_file: o.TokenFile = "",
-    keys: Annotated[
-        Path | None, typer.Option(help="Folder or registry of `atoll keys`, a copy of the syncer's.")
-    ] = None,
-    tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
-    tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take the folder over from a shard that still holds it; that one ends.")
-    ] = False,
-    context: typer.Context,
-) -> None:
-    """Run a shard: it has some of a run's fragments, for `atoll syncer --shards HOST:PORT,...`.
-
-    It has their parameters, merges and commits, and learners push and fetch there. Start it before or after the syncer,
-    on any machine that both can reach. SIGTERM ends it; the same command again goes on from its last commit.
-    """
-    if (tls_certificate is None) != (tls_key is None):
-        raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
-    if keys is not None and tls_certificate is None:
-        tls_certificate, tls_key = _certificate_of(keys)
-    if run_folder is not None:
-        try:
-            make_private_folder(run_folder)
-        except OSError as error:
-            raise LaunchError(
-                f"{run_folder} cannot be written ({error.strerror}); give another --run-folder"
-            ) from error
-    from atoll.syncer import ShardOptions, run_shard
-
-    shown = o.run_token(context, token, token_file) if keys is None else ""
-    served = ShardOptions(listen, run_folder, shown, keys, tls_certificate, tls_key, take_over)
-    raise typer.Exit(run_shard(served))
-
-
-def _certificate_of(keys: Path) -> tuple[str | None, str | None]:
+def certificate_of(keys: Path) -> tuple[str | None, str | None]:
     """The certificate that lies beside the registry, where there is one."""
     from atoll.keys import CERTIFICATE_FILE, KEY_FILE, registry_path
 

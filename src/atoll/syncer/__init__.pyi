@@ -1,4 +1,4 @@
-from .options import EXIT_FENCED, ShardOptions, SyncerOptions, run_shard, run_syncer
+from .options import EXIT_FENCED, RelayOptions, ShardOptions, SyncerOptions, run_relay, run_shard, run_syncer
 from .recording import DERIVED, HERE, RECORDED, ZERO
 from .state import FragmentArrays, InspectedPayload, ModelState
 
@@ -11,8 +11,10 @@ __all__ = [
     "FragmentArrays",
     "InspectedPayload",
     "ModelState",
+    "RelayOptions",
     "ShardOptions",
     "SyncerOptions",
+    "run_relay",
     "run_shard",
     "run_syncer",
 ]

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atoll.core import SyncConfig
+
+if TYPE_CHECKING:
+    from atoll.wire import ClientOptions
 
 EXIT_FENCED = 3
 """Exit status of a syncer that a newer one has fenced out."""
@@ -91,6 +94,25 @@ class ShardOptions:
 def run_shard(options: ShardOptions) -> int:
     """Run a shard until SIGTERM or SIGINT; returns the exit status."""
     from atoll.syncer.shard_serve import run
+
+    return run(options)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayOptions:
+    """How to run one relay."""
+
+    upstream: ClientOptions
+    """The syncer, or another relay."""
+    listen: str
+    token: str = field(default="", repr=False)
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+
+def run_relay(options: RelayOptions) -> int:
+    """Run a relay until SIGTERM or SIGINT; returns the exit status."""
+    from atoll.syncer.relay_serve import run
 
     return run(options)
 

@@ -88,6 +88,7 @@ async def _serve(options: SyncerOptions) -> int:
         fleet = await lead_shards(options, found[0] if found is not None else None, epoch)
         found = found and with_shards(found[0], fleet, options.durability)
         shell = ShardedShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin, fleet=fleet)
+        shell.writes_model = options.run_folder is not None
     teller = Teller(say, lambda learner: _peer(shell, learner))
     writer.tell = teller.hear
     if found is not None:
@@ -95,7 +96,7 @@ async def _serve(options: SyncerOptions) -> int:
         handed = [*found[0].handed, *handed]
         found = (replace(found[0], handed=handed, problems=[*found[0].problems, *problems]), found[1])
         shell.restore(found[0], found[1], payloads, load_ns)
-        if found[0].unwritten:
+        if found[0].unwritten or found[0].epoch:
             rows = {**found[0].rows, SETTINGS_KEY: shell.machine.config.to_dict()} if found[0].epoch else {}
             shell.take_in(rows, found[0].unwritten)
         _tell_recovery(shell, found[0], said, load_ns)

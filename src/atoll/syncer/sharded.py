@@ -268,6 +268,8 @@ class ShardedShell(SyncerShell):
         fleet: ShardFleet,
     ) -> None:
         self.fleet = fleet
+        self.writes_model = True
+        """Whether the whole model is wanted here at the end."""
         self._whole: ModelState | None = None
         super().__init__(config, run, writer, epoch=epoch, keeper=keeper, begin=begin)
         self.shards.came = self._came
@@ -296,7 +298,7 @@ class ShardedShell(SyncerShell):
 
     async def close(self) -> None:
         await super().close()
-        if not self.fenced and self.failure is None:
+        if self.writes_model and not self.fenced and self.failure is None:
             await self.gather()
         await self.fleet.close()
 
@@ -329,7 +331,7 @@ class ShardedShell(SyncerShell):
         state = self.platform.state = ModelState(machine.layout, machine.config, owned=())
         state.restore(stored)
         self.shards.settle(machine.layout)
-        self.platform.start(self.fleet.lay_out(machine.run, machine.layout, machine.config, restore=True))
+        self.shards.start_on_shards(self.fleet.lay_out(machine.run, machine.layout, machine.config, restore=True))
         for item in recovery.handed:
             identity = item.contribution.id
             if machine.holds(identity):

@@ -28,6 +28,7 @@ from .limits import (
     SHARD_ATTACH_S,
 )
 from .probe import LinkSpeed, probe_link
+from .resources import memory_bytes
 from .routes import RoutedBulk
 from .server import RunningServer, serve
 from .service import Bytes, KeyBook, SendToLearner, ServerOptions, SyncerService
@@ -69,6 +70,7 @@ __all__ = [
     "fetch_status",
     "find_cause",
     "join_address",
+    "memory_bytes",
     "probe_link",
     "raw",
     "read_certificate",

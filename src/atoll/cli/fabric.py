@@ -1,0 +1,80 @@
+"""Parts that share a syncer's work: `atoll shard` and `atoll relay`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from atoll.cli import options as o
+from atoll.cli.parts import certificate_of
+from atoll.errors import ConfigError, LaunchError
+from atoll.private import make_private_folder
+
+
+def shard(
+    *,
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7078",
+    run_folder: Annotated[
+        Path | None, typer.Option(help="Where its fragments and its address are written (default nowhere).")
+    ] = None,
+    token: o.Token = "",
+    token_file: o.TokenFile = "",
+    keys: Annotated[
+        Path | None, typer.Option(help="Folder or registry of `atoll keys`, a copy of the syncer's.")
+    ] = None,
+    tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the folder over from a shard that still holds it; that one ends.")
+    ] = False,
+    context: typer.Context,
+) -> None:
+    """Run a shard: it has some of a run's fragments, for `atoll syncer --shards HOST:PORT,...`.
+
+    It has their parameters, merges and commits, and learners push and fetch there. Start it before or after the syncer,
+    on any machine that both can reach. SIGTERM ends it; the same command again goes on from its last commit.
+    """
+    if (tls_certificate is None) != (tls_key is None):
+        raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
+    if keys is not None and tls_certificate is None:
+        tls_certificate, tls_key = certificate_of(keys)
+    if run_folder is not None:
+        try:
+            make_private_folder(run_folder)
+        except OSError as error:
+            raise LaunchError(
+                f"{run_folder} cannot be written ({error.strerror}); give another --run-folder"
+            ) from error
+    from atoll.syncer import ShardOptions, run_shard
+
+    shown = o.run_token(context, token, token_file) if keys is None else ""
+    served = ShardOptions(listen, run_folder, shown, keys, tls_certificate, tls_key, take_over)
+    raise typer.Exit(run_shard(served))
+
+
+def relay(
+    *,
+    upstream: Annotated[str, typer.Option(help="HOST:PORT,... of the syncer, or of another relay.")],
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7079",
+    token: o.Token = "",
+    token_file: o.TokenFile = "",
+    tls_ca: o.TlsCa = "",
+    tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
+    tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
+    context: typer.Context,
+) -> None:
+    """Run a relay for the learners of a site: ATOLL_SYNCER=RELAY,SYNCER where they run.
+
+    Every update crosses the link to the syncer once for all of them. What they send is passed on as it is, and the
+    syncer sees learners as without a relay. Learners and relay use the run's one token (not `atoll keys`).
+    """
+    if (tls_certificate is None) != (tls_key is None):
+        raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
+    from atoll.syncer import RelayOptions, run_relay
+    from atoll.wire import ClientOptions
+
+    shown = o.run_token(context, token, token_file)
+    place = ClientOptions(address=upstream, token=shown, tls_ca=tls_ca)
+    raise typer.Exit(run_relay(RelayOptions(place, listen, shown, tls_certificate, tls_key)))

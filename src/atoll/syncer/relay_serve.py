@@ -1,0 +1,39 @@
+"""Run one relay process: listen, pass on, stop cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from atoll.syncer.options import RelayOptions
+from atoll.syncer.relay import Relay
+from atoll.wire import ServerOptions, fetch_status, memory_bytes, serve
+
+CACHE_SHARE = 0.25
+"""Of the machine's memory, at most, for what was fetched. Learners of a site want the same few versions, so that less
+does; what is beyond is fetched again."""
+
+
+def run(options: RelayOptions) -> int:
+    return asyncio.run(_serve(options))
+
+
+async def _serve(options: RelayOptions) -> int:
+    await fetch_status(options.upstream)  # a wrong address or token is said now, not to every learner
+    relay = Relay(options.upstream, int(memory_bytes() * CACHE_SHARE))
+    wanted = ServerOptions(
+        listen=options.listen,
+        token=options.token,
+        tls_certificate=options.tls_certificate or "",
+        tls_key=options.tls_key or "",
+    )
+    server = await serve(relay, wanted)
+    relay.end_session = server.close_session
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    print(f"atoll relay listens on {server.address} for {options.upstream.address}", flush=True)
+    await stop.wait()
+    await server.cut()  # its learners go on to the next address; an end in order would let leaving ones go
+    await relay.close()
+    return 0
