@@ -324,7 +324,10 @@ def main() -> int:
     if not options.no_record:
         RESULTS.write_text(text)
     print(text)
-    return 0 if all(ok for *_, ok in verdict(card, storm, twin)) else 1
+    asked = verdict(card, storm, twin)
+    for what, goal, came, ok in asked:
+        print(f"{'holds' if ok else 'NO':5}  {what}: {came} ({goal})")
+    return 0 if all(ok for *_, ok in asked) else 1
 
 
 if __name__ == "__main__":

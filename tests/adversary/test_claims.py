@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,6 +139,26 @@ def test_a_version_out_of_nowhere_does_not_win_after_a_restart(run: Run) -> None
     after = run.syncer.wait_for(lambda now: now["committed"], "the run goes on")
     assert max(after["versions"]) < 2**20
     run.goes_on()
+
+
+def test_what_a_learner_says_neither_steers_a_terminal_nor_looks_like_our_own_words(run: Run) -> None:
+    liar = run.liar("evil").join()
+    liar.say(m.Leave("bye \x1b[2J\x1b]0;owned\x07\nsyncer warns: all is well\r"))
+    run.syncer.wait_for(lambda _: "evil has left" in run.syncer.output(), "what it said is told")
+    told = run.syncer.output()
+    assert "\x1b" not in told and "\x07" not in told
+    (line,) = [line for line in told.splitlines() if "all is well" in line]
+    assert "evil has left: bye" in line, "on the line that says who said it"
+
+
+def test_a_flood_of_reports_and_losses_that_are_no_numbers_stop_nobody(run: Run) -> None:
+    liar = run.liar().join()
+    for loss in (math.nan, math.inf, -1e308):
+        liar.progress(loss=loss)
+    for _ in range(5_000):
+        liar.progress()
+    run.goes_on()
+    json.dumps(run.syncer.status(), allow_nan=False)
 
 
 def test_the_budget_is_not_spent_by_one_claim(tmp_path: Path) -> None:

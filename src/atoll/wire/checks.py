@@ -8,6 +8,9 @@ from atoll.core import FRAGMENTS_MAX, INNER_SLOTS_MAX, NO_VERSION, Refused
 from atoll.errors import RefusedError, RemoteProtocolError
 from atoll.wire.limits import COUNT_MAX, ID_CHARS_MAX, LEARNER_CHARS_MAX, SECRET_CHARS_MAX, TEXT_CHARS_MAX
 
+SHOWN = {"\n": " / ", "\t": " ", "\r": ""}
+"""What stands for characters that would move a terminal's cursor."""
+
 
 def identifier(name: str, value: str, chars_max: int = ID_CHARS_MAX) -> str:
     """A non-empty printable name: it will appear in logs, file names and terminals."""
@@ -35,10 +38,13 @@ def optional_identifier(name: str, value: str) -> str:
 
 
 def text(name: str, value: str) -> str:
-    """Words for a person: bounded, otherwise free."""
+    """Words for a person: bounded, and on one line that any terminal can show. What somebody else wrote is printed
+    beside what we say ourselves: it must neither steer the terminal nor look like a line of ours."""
     if len(value) > TEXT_CHARS_MAX:
         raise RemoteProtocolError(f"{name} must be at most {TEXT_CHARS_MAX} characters; got {len(value)}")
-    return value
+    if value.isprintable():
+        return value
+    return "".join(char if char.isprintable() else SHOWN.get(char, "\N{REPLACEMENT CHARACTER}") for char in value)
 
 
 def cut(value: str) -> str:
