@@ -1,4 +1,4 @@
-"""A learner of several processes does at each boundary what was fixed at the one before: nothing else may come of it."""
+"""A learner of several processes does at each boundary what was fixed at the one before, and nothing else."""
 
 from __future__ import annotations
 

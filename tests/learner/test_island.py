@@ -135,6 +135,6 @@ def test_what_does_not_fit_together_is_said_on_every_rank(syncers: list[SyncerTh
     ranks = Ranks(2, tmp_path, island_work.failing, syncers[0].address)
     for said in ranks.results():
         assert "differ in their model" in said["model"] and "same script" in said["model"]
-        assert "no trainable parameters" in said["optimizer"]
+        assert "no trainable parameters" in said["frozen"]
         assert "FSDP1" in said["fsdp1"]
         assert "IslandError" in said["uneven"] and "do different things" in said["uneven"]
