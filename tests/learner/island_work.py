@@ -10,10 +10,14 @@ import torch._dynamo
 import torch.distributed.tensor
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from atoll.errors import AtollError
 from atoll.learner import Learner
+from atoll.learner.local_part import local_part
+from atoll.learner.names import named_parameters
 
 WIDTH = 300
 """No multiple of 256, and not of the number of ranks times 256: blocks lie across the ranks' rows."""
@@ -46,29 +50,81 @@ def build(kind: str, size: int) -> tuple[nn.Module, bool]:
     return model, True
 
 
+def inner_step(net: nn.Module, step: int) -> None:
+    """The same change of every element, however the model is cut: what ranks contribute is then the same to the bit."""
+    generator = torch.Generator().manual_seed(step)
+    with torch.no_grad():
+        for _, parameter in named_parameters(net):
+            change = 1e-3 * torch.randn(parameter.shape, generator=generator)
+            if isinstance(parameter, DTensor):
+                change = distribute_tensor(change, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.add_(change)
+
+
+def gradient_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, part: slice) -> float:
+    loss = (net(x[part]) - x[part]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
 def train(rank: int, size: int, kind: str, address: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
-    """Train with whole batches that every kind of island sees alike: the mean gradient is the same."""
+    """`gradients`: whole batches that every kind of island sees alike, so that the mean gradient is the same."""
     net, same = build(kind, size)
+    gradients, pause_s = options.get("gradients", True), options.get("pause_s", 0.0)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
     generator = torch.Generator().manual_seed(1)
-    pause_s = options.pop("pause_s", 0.0)
-    seen: dict[str, Any] = {}
-    with Learner(net, optimizer, address=address, learner_id="l", island_timeout_s=60.0, **options) as learner:
-        for _ in range(steps):
+    part = slice(0, 8) if same else slice(rank * 8 // size, (rank + 1) * 8 // size)
+    given = {"island_timeout_s": 60.0, "learner_id": "l", "address": address, **options.get("learner", {})}
+    with Learner(net, optimizer, **given) as learner:
+        for step in range(steps):
             x = torch.randn(8, 32, generator=generator)
-            part = x if same else x[rank * 8 // size : (rank + 1) * 8 // size]
-            loss = (net(part) - part).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            learner.step(tokens=8 if size == 1 else 8 // size, loss=float(loss.detach()))
+            if gradients:
+                gradient_step(net, optimizer, x, part)
+            else:
+                inner_step(net, step)
+            learner.step(tokens=8 // size, loss=0.5)
             if learner.done:
                 break
             time.sleep(pause_s)
-        seen |= {"rank": learner.island_rank, "size": learner.island_size, "step": learner.step_count}
-        with learner.global_params():
-            seen["published_loss"] = float((net(x) - x).square().mean().detach())
-        seen["bases"] = learner.versions()
-        seen["generation"], seen["number"] = learner.generation, learner.rank
+        with learner.global_params(), torch.no_grad():
+            loss = float((net(x) - x).square().mean())
+        seen = {"rank": learner.island_rank, "size": learner.island_size, "step": learner.step_count, "loss": loss}
+        seen |= {"bases": learner.versions(), "generation": learner.generation, "number": learner.rank}
+        here = {name: local_part(value) for name, value in learner.published_state_dict().items()}
+        seen["published"] = {name: list(value.shape) for name, value in here.items()}
     seen["handed_over"] = learner.handed_over
     return seen
+
+
+def several(rank: int, size: int, runs: list[tuple[str, str, int, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One learner after the other, of the same ranks."""
+    return [train(rank, size, *run) for run in runs]
+
+
+def failing(rank: int, size: int, address: str) -> dict[str, str]:
+    """What goes wrong, and what each rank hears of it."""
+    said: dict[str, str] = {}
+
+    def attempt(what: str, work: Any) -> None:
+        try:
+            work()
+            said[what] = "nothing"
+        except AtollError as error:
+            said[what] = f"{type(error).__name__}: {error}"
+
+    def learner(model: nn.Module, **given: Any) -> Learner:
+        return Learner(model, address=address, learner_id="bad", island_timeout_s=20.0, **given)
+
+    attempt("model", lambda: learner(nn.Linear(4, 4 + rank)))
+    attempt("frozen", lambda: learner(plain().requires_grad_(rank == 0)))
+    attempt("fsdp1", lambda: learner(FullyShardedDataParallel(plain(), device_id=torch.device("cpu"))))
+
+    def uneven() -> None:
+        with Learner(plain(), address=address, learner_id="uneven", island_timeout_s=20.0) as one:
+            for _ in range(3 + rank):
+                one.step(tokens=1)
+
+    attempt("uneven", uneven)
+    return said

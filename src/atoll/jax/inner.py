@@ -151,7 +151,7 @@ class JaxInner:
 
     # ------------------------------------------------------------ while training
 
-    def stepped(self) -> int:
+    def stepped(self, now: bool | None = None) -> int:
         self.warmup_left = max(0, self.warmup_left - 1)
         if time.monotonic() < self._next_s or (self._writing is not None and self._writing.is_alive()):
             return 0

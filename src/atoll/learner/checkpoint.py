@@ -54,9 +54,11 @@ class WriteStats:
 class CheckpointFile:
     """The checkpoints of one learner in the folder of its run."""
 
-    def __init__(self, folder: Path, learner: str) -> None:
-        """`folder` is the run's. Ids that are no file names get a folder of their own all the same."""
-        self.folder = folder / "learners" / folder_name(learner)
+    def __init__(self, folder: Path, learner: str, part: str = "") -> None:
+        """`folder` is the run's. Ids that are no file names get a folder of their own all the same. `part`: of a
+        learner of several processes, which one this is."""
+        self._name = folder_name(learner)
+        self.folder = folder / "learners" / self._name / part
         self.learner = learner
 
     def write(self, captured: Captured) -> WriteStats:
@@ -84,9 +86,9 @@ class CheckpointFile:
             old.unlink(missing_ok=True)
         return WriteStats(final, size, time.perf_counter_ns() - began_ns, sync_ns)
 
-    def load(self, *, run: str | None = None) -> tuple[Captured | None, list[str]]:
-        """The newest checkpoint that is whole and this learner's own (and of the run `run`, if given), and what was
-        wrong with newer ones."""
+    def load(self, *, run: str | None = None, step: int | None = None) -> tuple[Captured | None, list[str]]:
+        """The newest checkpoint that is whole and this learner's own (and of the run `run` and the step `step`, if
+        given), and what was wrong with newer ones."""
         problems: list[str] = []
         for _, checksum, file in self._files()[:CANDIDATES_MAX]:
             try:
@@ -95,10 +97,12 @@ class CheckpointFile:
                 problems.append(f"{file.name}: {error}")
                 continue
             about = captured.about
-            if folder_name(about.learner) != self.folder.name:
+            if folder_name(about.learner) != self._name:
                 problems.append(f"{file.name}: it is of learner {about.learner!r}, not {self.learner!r}; not loaded")
             elif run is not None and about.run != run:
                 problems.append(f"{file.name}: it is of run {about.run!r}, this is run {run!r}; not loaded")
+            elif step is not None and about.step != step:
+                continue  # other ranks do not have this one
             else:
                 return captured, problems
         return None, problems

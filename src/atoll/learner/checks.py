@@ -11,6 +11,7 @@ from torch import nn
 
 from atoll.errors import ConfigError
 from atoll.learner.inner import OptimizerLike
+from atoll.learner.local_part import local_part
 from atoll.learner.warmup import WRAPPERS_MAX, torch_optimizers
 
 
@@ -113,6 +114,6 @@ def heal_optimizer(optimizer: OptimizerLike | None) -> None:
     """Optimizer state that is not finite starts anew; the rest is kept."""
     for part in torch_optimizers(optimizer):
         for state in part.state.values():
-            tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+            tensors = [local_part(value) for value in state.values() if isinstance(value, torch.Tensor)]
             if any(not bool(torch.isfinite(value).all()) for value in tensors):
                 state.clear()

@@ -57,14 +57,17 @@ class InnerRecovery:
         every_s: float,
         machine: LearnerMachine | RunView,
         writer: Writer,
+        part: str = "",
     ) -> None:
-        self.shared = optimizer is not None
+        """`part`: which of a learner's processes this is, where it has several; each keeps its part of the state."""
+        self.shared = optimizer is not None and not part
+        self._part = part
         self._optimizer = optimizer
         self._extras = dict(extras)
         self._machine = machine
         self._events = writer
         self._every_s = every_s if folder is not None else 0.0
-        self._file = CheckpointFile(folder, machine.learner) if folder is not None and every_s > 0 else None
+        self._file = CheckpointFile(folder, machine.learner, part) if folder is not None and every_s > 0 else None
         self._writer: CheckpointWriter | None = None
         self._found: Captured | None = None
         self._warmup: InnerWarmup | None = None
@@ -85,6 +88,29 @@ class InnerRecovery:
                 self._warn(problem)
         if isinstance(self._machine, LearnerMachine):
             self._machine.wants_inner = self._found is None and self.shared
+
+    @property
+    def found_step(self) -> int:
+        """The step of the checkpoint that was found; -1 if there is none of this run."""
+        return self._found.about.step if self._found is not None and self._found.about.run == self._machine.run else -1
+
+    def go_back(self, step: int) -> None:
+        """Other processes of this learner have an older checkpoint: take the one of that step, if there is one."""
+        if self._file is not None and self.found_step != step:
+            self._found, _ = self._file.load(run=self._machine.run, step=step)
+
+    @property
+    def other_parts(self) -> str:
+        """Where checkpoints are that another number of processes, or others, have left."""
+        if self._file is None or not self._part:
+            return ""
+        kind = self._part.partition("-of-")[2]
+        others = {one.name.partition("-of-")[2] for one in self._file.folder.parent.glob("rank-*")} - {kind}
+        return ", ".join(sorted(others))
+
+    def forget(self) -> None:
+        """Not all processes of this learner can continue from a checkpoint, so none does."""
+        self._found = None
 
     def restore_own(self) -> bool:
         """After joining: put the own checkpoint back, if it is of this run."""
@@ -145,9 +171,15 @@ class InnerRecovery:
 
     # ------------------------------------------------------------ while training
 
-    def stepped(self) -> int:
-        """At a step boundary: take a checkpoint if it is time; returns the nanoseconds that took."""
-        if self._writer is None or time.monotonic() < self._next_s or self._writer.busy:
+    @property
+    def due(self) -> bool:
+        """It is time for a checkpoint."""
+        return self._writer is not None and time.monotonic() >= self._next_s and not self._writer.busy
+
+    def stepped(self, now: bool | None = None) -> int:
+        """At a step boundary: take a checkpoint if it is time; returns the nanoseconds that took. `now`: processes of
+        one learner take theirs at the same boundary, whatever their clocks say."""
+        if self._writer is None or not (self.due if now is None else now):
             return 0
         return self._take(self._writer)
 

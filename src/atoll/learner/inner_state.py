@@ -64,8 +64,9 @@ class InnerState(Protocol):
     def keep(self, name: str, extra: Stateful) -> None:
         """Add something to the checkpoint; what the checkpoint at the start held of it is put back now."""
 
-    def stepped(self) -> int:
-        """At a step boundary: take a checkpoint if it is time; returns the nanoseconds that took."""
+    def stepped(self, now: bool | None = None) -> int:
+        """At a step boundary: take a checkpoint if it is time (or if `now` says so); returns the nanoseconds that
+        took."""
 
     def give(self) -> Callable[[], NDArray[np.uint8]]:
         """What a joiner needs of it: the optimizer's state alone. It is copied now; calling the result packs it."""
@@ -96,7 +97,7 @@ class NoInnerState:
     def keep(self, name: str, extra: Stateful) -> None:
         raise ConfigError(f"this learner keeps no inner state, so it cannot keep {name!r}; make it with `inner`")
 
-    def stepped(self) -> int:
+    def stepped(self, now: bool | None = None) -> int:
         return 0
 
     def give(self) -> Callable[[], NDArray[np.uint8]]:

@@ -199,10 +199,11 @@ class ParametersLearner:
         """Find this process's inner state on the best rung there is; returns its name."""
         if self._link is None:
             return recover(self._inner, cast(LearnerShell, self._shell))
-        if self._machine.step == 0:
-            return "fresh"
-        self._inner.warm_up()
-        return "parameters"
+        return self._recover_together(self._link)
+
+    def _recover_together(self, link: RankLink) -> str:
+        """All ranks continue from checkpoints of one step, or none does."""
+        return "fresh" if self._machine.step == 0 else "parameters"
 
     # ------------------------------------------------------------ training
 
@@ -224,7 +225,7 @@ class ParametersLearner:
         for source in shell.data_sources():
             source.stepped()
         self._warn(self._look_at_model())
-        capture_ns = self._inner.stepped()
+        capture_ns = self._inner.stepped(self._seat.capture_now)
         self._meter.leave(
             tokens=counted,
             loss=value,

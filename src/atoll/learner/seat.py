@@ -41,6 +41,10 @@ class Seat(Protocol):
     def told_to_leave(self) -> str:
         """Why this process is to end after the step, if it is."""
 
+    @property
+    def capture_now(self) -> bool | None:
+        """Whether a checkpoint is kept at this boundary; None: as the clock says."""
+
 
 def raise_as_failure(failure: Exception | None) -> None:
     if failure is None or run_closed(failure):
@@ -124,3 +128,7 @@ class SingleSeat:
         if self._preemption is None:
             return ""
         return PREEMPTED if self._preemption.requested else ASKED_TO_LEAVE if self._machine.dismissed else ""
+
+    @property
+    def capture_now(self) -> bool | None:
+        return None

@@ -24,7 +24,10 @@ from atoll.learner.checks import check_model, check_optimizer, refuse_fsdp1
 from atoll.learner.inner_recovery import InnerRecovery
 from atoll.learner.inner_state import CHECKPOINT_EVERY_S, Stateful
 from atoll.learner.island.gloo import ISLAND_TIMEOUT_S, GlooLink
+from atoll.learner.island.inner import recover_together
+from atoll.learner.island.link import RankLink
 from atoll.learner.island.parameters import RankParameters
+from atoll.learner.island.seats import SpeakerSeat
 from atoll.learner.island.torch_island import island_ranks, rank_parameters
 from atoll.learner.joining import JOIN_TIMEOUT_S
 from atoll.learner.last_words import end_in_one_sentence
@@ -98,10 +101,9 @@ class Learner(ParametersLearner):
         self._watch: ModelWatch | None = None
 
         def inner(machine: LearnerMachine | RunView, writer: Writer, folder: Path | None) -> InnerRecovery:
-            folder = folder if link is None else None
-            found = InnerRecovery(self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
-            found.shared = found.shared and link is None
-            return found
+            part = f"rank-{link.rank}-of-{link.size}" if link is not None else ""
+            about = (self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
+            return InnerRecovery(*about, part=part)
 
         super().__init__(
             parameters,
@@ -129,6 +131,12 @@ class Learner(ParametersLearner):
         self._inner.keep(BUFFERS, KeptBuffers(self._model))
         if self._link is None:
             self._watch = ModelWatch(self._model, (spec.name for spec in self._parameters.specs))
+
+    def _recover_together(self, link: RankLink) -> str:
+        inner = cast(InnerRecovery, self._inner)
+        if isinstance(self._seat, SpeakerSeat):
+            self._seat.capture_due = lambda: inner.due
+        return recover_together(link, inner, self._machine)
 
     def _read_loss(self, loss: SupportsFloat | None) -> float:
         return self._losses.read(loss)

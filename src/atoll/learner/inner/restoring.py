@@ -15,6 +15,7 @@ from atoll.learner.inner.giving import StateGiver
 from atoll.learner.inner.random_state import seed
 from atoll.learner.inner.taking import kind_of, parameters_of
 from atoll.learner.inner_state import Stateful
+from atoll.learner.local_part import is_dtensor, local_part, part_like
 from atoll.learner.warmup import torch_optimizers
 
 _SHAPED_OTHERWISE = ("LBFGS", "Adafactor")
@@ -97,8 +98,9 @@ def _check_fit(saved: dict[str, Any], optimizer: OptimizerLike) -> None:
     for part, param, entry in _entries(optimizer, saved["state"]):
         if type(part).__module__.startswith("torch.optim.") and type(part).__name__ not in _SHAPED_OTHERWISE:
             for key, value in entry.items():
-                if isinstance(value, torch.Tensor) and value.dim() and value.shape != param.shape:
-                    raise PayloadError(f"{key} is shaped {list(value.shape)} for {list(param.shape)}; {remedy}")
+                if isinstance(value, torch.Tensor) and value.dim() and value.shape != local_part(param).shape:
+                    shapes = f"{list(value.shape)} for {list(local_part(param).shape)}"
+                    raise PayloadError(f"{key} is shaped {shapes}; {remedy}")
 
 
 def _move_groups(state: dict[str, Any], optimizer: object) -> None:
@@ -112,6 +114,10 @@ def _move_groups(state: dict[str, Any], optimizer: object) -> None:
 
 def _load(optimizer: OptimizerLike, state: dict[str, Any]) -> None:
     before = optimizer.state_dict()
+    for _, param, entry in _entries(optimizer, state):
+        for key, value in entry.items():
+            if isinstance(value, torch.Tensor) and is_dtensor(param) and value.shape == local_part(param).shape:
+                entry[key] = part_like(value.to(param.device), param)
     try:
         optimizer.load_state_dict(state)
     except Exception as error:  # a custom optimizer may raise anything

@@ -16,6 +16,7 @@ from atoll.learner.inner.captured import NUMPY_DTYPES, STORED_NAMES, Captured, I
 from atoll.learner.inner.giving import DICTS
 from atoll.learner.inner.random_state import random_state
 from atoll.learner.inner_state import Stateful
+from atoll.learner.local_part import is_dtensor, local_part
 from atoll.learner.warmup import torch_optimizers
 
 
@@ -87,6 +88,8 @@ class StateTaker:
         return self._leaf(value, path)
 
     def _leaf(self, value: Any, path: str) -> Any:
+        if is_dtensor(value):
+            return self._tensor(local_part(value), path)  # each rank keeps its own part
         if type(value) in (torch.Tensor, torch.nn.Parameter) and _plain(value):
             return self._tensor(value, path)
         if isinstance(value, np.ndarray) and value.dtype.str in NUMPY_DTYPES:
@@ -171,6 +174,6 @@ def kind_of(optimizer: object) -> str:
 def parameters_of(optimizer: OptimizerLike) -> list[list[str]]:
     """Type and shape of every parameter, by group: 'float32[768, 3072]'."""
     return [
-        [f"{str(p.dtype).removeprefix('torch.')}{list(p.shape)}" for p in group["params"]]
+        [f"{str(p.dtype).removeprefix('torch.')}{list(local_part(p).shape)}" for p in group["params"]]
         for group in optimizer.param_groups
     ]

@@ -92,7 +92,7 @@ class GlooLink:
         padded[8 : 8 + len(own)] = np.frombuffer(own, np.uint8)
         found = [torch.zeros(padded.size, dtype=torch.uint8) for _ in range(self.size)]
         with _said_clearly(self._timeout_s):
-            dist.all_gather(found, torch.from_numpy(padded), group=self._work)
+            dist.all_gather(found, torch.from_numpy(padded), group=self._beside)
         texts = []
         for tensor in found:
             raw = tensor.numpy().tobytes()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 
 from atoll.core import ASKED_TO_LEAVE, PREEMPTED, BoundaryOrders, Refusal
 from atoll.core import effects as fx
@@ -93,6 +94,8 @@ class SpeakerSeat(SingleSeat):
     def __init__(self, shell: SpeakerShell, preemption: Preemption | None, link: RankLink) -> None:
         super().__init__(shell, preemption)
         self._words = WordCarrier(link, preemption)
+        self.capture_due: Callable[[], bool] = lambda: False
+        """Whether it is time for a checkpoint."""
         self._estimate = 0
         self._debt = 0
         """Tokens that were counted too few (or, below 0, too many) so far."""
@@ -196,7 +199,7 @@ class SpeakerSeat(SingleSeat):
             return
         with self._shell.changed:
             self._shell.stage_wanted()
-            word = self._word(tokens, NO_FLAG)
+            word = self._word(tokens, Flag.CAPTURE if self.capture_due() else NO_FLAG)
             word.orders = self._machine.fix_orders(self._shell.is_ready, standing=False)
         self._words.give(Place.STEPPED, word)
 
@@ -220,7 +223,7 @@ class SpeakerSeat(SingleSeat):
             return counted, 0
         self._fresh_tokens = tokens
         stall_ns = self._wait_if_synchronous(self._stand)
-        self._release(Place.WAITING)
+        self._release(Place.WAITING, Flag.CAPTURE if self.capture_due() else NO_FLAG)
         return counted, stall_ns
 
     def _count(self, tokens: int) -> int:
@@ -261,6 +264,10 @@ class SpeakerSeat(SingleSeat):
     @property
     def told_to_leave(self) -> str:
         return self._words.told_to_leave
+
+    @property
+    def capture_now(self) -> bool | None:
+        return Flag.CAPTURE in self._words.heard.flag
 
 
 class FollowerSeat:
@@ -350,6 +357,10 @@ class FollowerSeat:
     @property
     def told_to_leave(self) -> str:
         return self._words.told_to_leave
+
+    @property
+    def capture_now(self) -> bool | None:
+        return Flag.CAPTURE in self._words.heard.flag
 
 
 def _kind(error: Exception) -> int:

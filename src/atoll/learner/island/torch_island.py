@@ -14,7 +14,8 @@ from atoll.errors import AtollError, ConfigError
 from atoll.learner.island.gloo import GlooLink
 from atoll.learner.island.link import SPEAKER, RankLink
 from atoll.learner.island.parameters import RankParameters
-from atoll.learner.island.torch_ranks import LocalParameters, check_local, fingerprint, holdings_of, is_dtensor
+from atoll.learner.island.torch_ranks import LocalParameters, check_local, fingerprint, holdings_of
+from atoll.learner.local_part import is_dtensor
 
 
 def island_ranks(model: object, mesh: Any, group: Any) -> list[int] | None:

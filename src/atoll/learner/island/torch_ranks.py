@@ -21,23 +21,10 @@ from atoll.core import TensorSpec
 from atoll.errors import ConfigError
 from atoll.learner.island.intervals import Intervals, intervals
 from atoll.learner.island.shares import Holdings, Indices, held_runs
+from atoll.learner.local_part import is_dtensor, local_part, part_like
 from atoll.learner.names import named_parameters
 from atoll.learner.parameters import F32
 from atoll.learner.torch_parameters import TorchParameters
-
-
-def is_dtensor(value: object) -> bool:
-    tensors = sys.modules.get("torch.distributed.tensor")  # imported by whoever shards, and not by us: it takes long
-    return tensors is not None and isinstance(value, tensors.DTensor)
-
-
-def local_part(parameter: torch.Tensor) -> torch.Tensor:
-    """What this rank has of it."""
-    if not is_dtensor(parameter):
-        return parameter.detach()
-    with torch.no_grad():
-        local: torch.Tensor = parameter.to_local()  # type: ignore[attr-defined]
-    return local.detach()
 
 
 class LocalParameters(TorchParameters):
@@ -66,16 +53,8 @@ class LocalParameters(TorchParameters):
         """As what the parameters are: DTensors of which this rank has its part, or plain tensors."""
         values = [torch.empty(local_part(parameter).shape, dtype=torch.float32) for parameter in self._parameters]
         self._fill([value.view(-1) for value in values], thetas)
-        found = {}
-        for spec, parameter, value in zip(self.specs, self._parameters, values, strict=True):
-            if is_dtensor(parameter):
-                made: Any = type(parameter.data)
-                stride = {"shape": parameter.shape, "stride": parameter.stride()}
-                mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
-                found[spec.name] = made.from_local(value, mesh, placements, run_check=False, **stride)
-            else:
-                found[spec.name] = value
-        return found
+        parts = zip(self.specs, values, self._parameters, strict=True)
+        return {spec.name: part_like(value, parameter) for spec, value, parameter in parts}
 
 
 def holdings_of(model: nn.Module, specs: tuple[TensorSpec, ...], ranks: Sequence[int]) -> Holdings:

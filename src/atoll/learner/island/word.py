@@ -42,6 +42,8 @@ class Flag(enum.IntFlag):
     DISMISSED = 4
     JOINED = 8
     OVER = 16
+    CAPTURE = 64
+    """Keep a checkpoint of the inner state at this boundary."""
     LAID_OUT = 32
     """From the next word on there is room for orders."""
 

@@ -1,0 +1,140 @@
+"""Several ranks as one learner, through the real wire: the same bits as one process, and one end for all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import island_work
+import pytest
+from cluster import SyncerThread
+from island_ranks import WAIT_S, Ranks
+
+from atoll.core.config import SyncConfig
+
+KINDS = {1: ("plain",), 2: ("ddp", "fsdp", "tp"), 4: ("fsdp", "hsdp", "2d")}
+STEPS = 10
+
+
+def config(**changes: Any) -> SyncConfig:
+    settings = {"sync_every": 4, "fragments": 4, "overlap": 0, "quorum": "all", "learners_expected": 1}
+    return SyncConfig(**{**settings, **changes})
+
+
+@pytest.fixture
+def syncers() -> Iterator[list[SyncerThread]]:
+    started: list[SyncerThread] = []
+    yield started
+    for syncer in started:
+        syncer.stop()
+
+
+def theta(syncer: SyncerThread) -> list[tuple[int, int]]:
+    """Version and checksum of every fragment."""
+    return syncer.ask(lambda shell: [(f.version, f.checksum) for f in shell.state.fragments])  # type: ignore[no-any-return]
+
+
+def test_every_kind_of_island_contributes_the_bits_of_one_process(syncers: list[SyncerThread], tmp_path: Path) -> None:
+    """Published versions are sums of decoded contributions: equal checksums, equal contributions."""
+    seen: dict[tuple[str, str, int], Any] = {}
+    for size, kinds in KINDS.items():
+        runs, names = [], []
+        for kind in kinds:
+            for codec in ("int4", "fp32"):
+                syncers.append(SyncerThread(config(codec_up=codec, codec_down=codec)))
+                runs.append((kind, syncers[-1].address, STEPS, {"gradients": False}))
+                names.append((codec, kind, size, syncers[-1]))
+        ranks = Ranks(size, tmp_path / str(size), island_work.several, runs)
+        answers = ranks.results()
+        assert all(isinstance(answer, list) for answer in answers), (answers, ranks.output(0))
+        for index, (codec, kind, _, syncer) in enumerate(names):
+            for rank, answer in enumerate(answers):
+                told = answer[index]
+                assert (told["rank"], told["size"], told["step"], told["number"]) == (rank, size, STEPS, 0)
+                assert told["handed_over"] and told["bases"] == answers[0][index]["bases"]
+            stats = syncer.check_ledger()
+            assert stats["tokens_processed"] == stats["tokens_merged"] == 8 * STEPS
+            seen[codec, kind, size] = theta(syncer)
+    for (codec, kind, size), versions in seen.items():
+        assert versions == seen[codec, "plain", 1], (codec, kind, size)
+    assert seen["int4", "plain", 1] != seen["fp32", "plain", 1]
+
+
+def test_training_of_islands_is_that_of_one_process(syncers: list[SyncerThread], tmp_path: Path) -> None:
+    losses = {}
+    for size, kind in ((1, "plain"), (2, "fsdp"), (2, "tp")):
+        syncers.append(SyncerThread(config(codec_up="fp32", codec_down="fp32")))
+        run = (kind, syncers[-1].address, 50, {})
+        answers = Ranks(size, tmp_path / f"{kind}", island_work.several, [run]).results()
+        assert all(isinstance(answer, list) for answer in answers), answers
+        losses[kind] = [answer[0]["loss"] for answer in answers]
+    whole = losses["plain"][0]
+    assert whole < 0.9
+    for parts in losses.values():
+        assert parts == pytest.approx([whole] * len(parts), rel=1e-4)
+
+
+def island(syncer: SyncerThread, folder: Path, *, steps: int = 10**6, **options: Any) -> Ranks:
+    given = {"gradients": False, "pause_s": 0.005, **options}
+    return Ranks(2, folder, island_work.train, "plain", syncer.address, steps, given)
+
+
+def wait_merges(syncer: SyncerThread, count: int) -> None:
+    syncer.wait_for(lambda shell: shell.machine.stats()["contributions_merged"] >= count, f"{count} merges")
+
+
+def test_a_rank_that_dies_ends_its_island_and_the_next_generation_goes_on(
+    syncers: list[SyncerThread], tmp_path: Path
+) -> None:
+    syncers.append(SyncerThread(config(overlap=2)))
+    first = island(syncers[0], tmp_path / "first")
+    wait_merges(syncers[0], 2)
+    first.processes[1].kill()
+    answers = first.results()
+    assert answers[1] is None and "IslandError" in answers[0] and "start all ranks again" in answers[0]
+    before = sum(version for version, _ in theta(syncers[0]))
+    again = island(syncers[0], tmp_path / "again", steps=20).results()
+    assert [answer["generation"] for answer in again] == [2, 2] and all(answer["handed_over"] for answer in again)
+    assert sum(version for version, _ in theta(syncers[0])) > before
+    stats = syncers[0].check_ledger()
+    assert stats["tokens_pending"] == 0
+
+
+def test_a_rank_that_stands_still_for_a_while_loses_nothing(syncers: list[SyncerThread], tmp_path: Path) -> None:
+    syncers.append(SyncerThread(config(overlap=2)))
+    ranks = island(syncers[0], tmp_path / "ranks", steps=60)
+    wait_merges(syncers[0], 1)
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    time.sleep(2.0)
+    os.kill(ranks.processes[1].pid, signal.SIGCONT)
+    answers = ranks.results()
+    assert [answer["step"] for answer in answers] == [60, 60], answers
+    stats = syncers[0].check_ledger()
+    assert stats["tokens_processed"] == stats["tokens_merged"] == 8 * 60
+
+
+def test_a_rank_that_never_comes_is_an_error_after_the_deadline(syncers: list[SyncerThread], tmp_path: Path) -> None:
+    syncers.append(SyncerThread(config(overlap=2)))
+    ranks = island(syncers[0], tmp_path / "ranks", learner={"island_timeout_s": 5.0})
+    wait_merges(syncers[0], 1)
+    os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+    deadline = time.monotonic() + WAIT_S
+    while ranks.processes[0].is_alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    ranks.processes[1].kill()
+    answer = ranks.results()[0]
+    assert "IslandError" in answer and "has not come for 5 s" in answer
+
+
+def test_what_does_not_fit_together_is_said_on_every_rank(syncers: list[SyncerThread], tmp_path: Path) -> None:
+    syncers.append(SyncerThread(config(overlap=2, learners_expected=1)))
+    ranks = Ranks(2, tmp_path, island_work.failing, syncers[0].address)
+    for said in ranks.results():
+        assert "differ in their model" in said["model"] and "same script" in said["model"]
+        assert "no trainable parameters" in said["frozen"]
+        assert "FSDP1" in said["fsdp1"]
+        assert "IslandError" in said["uneven"] and "do different things" in said["uneven"]
