@@ -64,7 +64,7 @@ class MapFeed:
         self.depth = depth(workers, options)
         self._batches = _Batches(client, (chunk_indices, batch_size, drop_last))
         self._loader: torch_data.DataLoader[Any] = torch_data.DataLoader(
-            _Fetch(dataset),
+            _WithEmptyBatches(dataset),
             batch_sampler=self._batches,
             collate_fn=_CollateSome(collate),
             num_workers=workers,
@@ -116,7 +116,7 @@ class _Batches(torch_data.Sampler[list[int]]):
         return self._client.unwanted(key)
 
 
-class _Fetch(torch_data.Dataset[Any]):
+class _WithEmptyBatches(torch_data.Dataset[Any]):
     """The user's data set, with batches that may be empty."""
 
     def __init__(self, dataset: Any) -> None:
