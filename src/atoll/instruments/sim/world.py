@@ -141,9 +141,7 @@ class World:
     def honest_agree(self, fragment: int) -> bool:
         """Whether two honest learners hold one and the same version of this fragment."""
         hosts = [host for name, host in self.learners.items() if self.is_honest(name) and host.machine.joined]
-        held = Counter(
-            (state.newest, state.newest_checksum) for state in (h.machine.fragments[fragment] for h in hosts)
-        )
+        held = Counter(host.machine.held(fragment) for host in hosts)
         return max(held.values(), default=0) >= 2
 
     def note(self, source: str, note: fx.Note) -> None:
@@ -261,8 +259,7 @@ class World:
 
     def versions(self) -> int:
         """Of all fragments."""
-        tracks = self.syncer.machine.book.tracks if self.syncer is not None else ()
-        return sum(max(0, track.version) for track in tracks)
+        return sum(max(0, version) for version in self.syncer.machine.versions) if self.syncer is not None else 0
 
     def is_honest(self, name: str) -> bool:
         return name != self.scenario.liar
