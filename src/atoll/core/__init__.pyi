@@ -76,7 +76,6 @@ from .learner_waits import CLOSE_TIMEOUT_NS, INNER_WAIT_NS, JOIN_TIMEOUT_NS, LET
 from .lease_table import HAND_MAX
 from .leases import check_stream_name
 from .membership import MEMBERS_MAX, MERGED_KEPT, Member, MemberState
-from .merging import discounts_of
 from .messages import (
     ASKED_TO_LEAVE,
     INLINE_BYTES_MAX,
@@ -283,7 +282,6 @@ __all__ = [
     "check_stream_name",
     "checksum_of",
     "contribution_weight",
-    "discounts_of",
     "effects",
     "elements_of",
     "fragments_for",

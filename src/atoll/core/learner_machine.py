@@ -289,6 +289,17 @@ class LearnerMachine:
         """The version of each fragment that this learner has adopted."""
         return self._state.bases()
 
+    def held(self, fragment: int) -> tuple[int, int]:
+        """The newest version of a fragment that is on this host, and its checksum."""
+        progress = self.fragments[fragment]
+        return progress.newest, progress.newest_checksum
+
+    @property
+    def waiting_most(self) -> tuple[int, int]:
+        """Of any fragment, at most: contributions whose fate is open, and versions that wait to be adopted."""
+        outstanding = max((len(p.outstanding) for p in self.fragments), default=0)
+        return outstanding, max((len(p.prepared) for p in self.fragments), default=0)
+
     @property
     def missing(self) -> list[int]:
         """Fragments of which nothing has come yet."""

@@ -23,7 +23,7 @@ for a learner) they return, and the machine does it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, assert_never
 
 from atoll.core.admission import check_sender
@@ -64,8 +64,9 @@ from atoll.core.inner_handoff import InnerHandoff
 from atoll.core.inner_slots import InnerSlot, InnerSlots
 from atoll.core.layout import Layout
 from atoll.core.leases import LeaseBook
-from atoll.core.ledger import Ledger
+from atoll.core.ledger import Ledger, Totals
 from atoll.core.membership import Member, Membership, MemberState
+from atoll.core.merging import discounts_of
 from atoll.core.messages import (
     ASKED_TO_LEAVE,
     DataReport,
@@ -88,7 +89,7 @@ from atoll.core.messages import (
 )
 from atoll.core.progress_intake import ProgressIntake
 from atoll.core.round_scheduler import RoundScheduler
-from atoll.core.rounds import ContributionId
+from atoll.core.rounds import ContributionId, ContributionRecord
 from atoll.core.run_selection import RunSelection
 from atoll.core.seed_intake import SeedIntake
 from atoll.core.silence import QUIET_NS, Silence, SilenceWatch
@@ -626,6 +627,11 @@ class SyncerMachine:
         """The hand-over of inner state from which this joiner may fetch."""
         return self.inner_slots.to_joiner(slot, learner, generation)
 
+    @property
+    def inner_slots_open(self) -> Set[int]:
+        """Hand-overs of inner state that are under way."""
+        return self.inner_slots.open.keys()
+
     def step_ns(self) -> float:
         """What a step of this run takes."""
         return self.book.step_ns()
@@ -645,6 +651,29 @@ class SyncerMachine:
         return [track.version for track in self.book.tracks]
 
     @property
+    def published(self) -> list[tuple[int, int]]:
+        """Version and checksum of each fragment."""
+        return [(track.version, track.checksum) for track in self.book.tracks]
+
+    def fragment_totals(self, fragment: int) -> Totals:
+        """The exact line of one fragment in the ledger."""
+        return self.ledger.fragment_totals(fragment)
+
+    def processed_by(self, member: Member) -> int:
+        """Tokens that this learner's newest process is known to have processed."""
+        return self.ledger.account(member.learner, member.generation).processed
+
+    def merging(self, fragment: int) -> list[ContributionRecord]:
+        """What is in the merge of this fragment that is under way."""
+        return self.book.merging(fragment)
+
+    def merging_discounts(self, fragment: int) -> list[tuple[int, float]]:
+        """Of each of those: its age in versions, and what that and its length leave of its weight."""
+        track, items = self.book.tracks[fragment], self.book.merging(fragment)
+        left = discounts_of(self.config, track, items)
+        return [(track.age(item), discount) for item, discount in zip(items, left, strict=True)]
+
+    @property
     def is_healing(self) -> bool:
         """True while learners are asked for what this syncer does not have."""
         return self.healing is not None
@@ -662,6 +691,10 @@ class SyncerMachine:
     def data_status(self) -> dict[str, Any]:
         """What has become of the chunks of each stream of data."""
         return self.leases.status()
+
+    def data_fate(self, stream: str, chunk: int) -> str:
+        """What became of one chunk."""
+        return self.leases.fate(stream, chunk)[0]
 
     def data_lost(self, stream: str) -> int:
         """Chunks of this stream that were in the hands of learners that are lost."""

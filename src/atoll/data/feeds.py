@@ -74,7 +74,7 @@ class MapFeed:
         cutting = (chunk_indices, batch_size * island.size, drop_last)
         self._batches = _Batches(client, cutting, self.shared, island.size)
         self._loader: torch_data.DataLoader[Any] = torch_data.DataLoader(
-            _Fetch(dataset),
+            _WithEmptyBatches(dataset),
             batch_sampler=self._batches,
             collate_fn=_CollateSome(collate),
             num_workers=workers,
@@ -150,7 +150,7 @@ class FollowFeed:
     ) -> None:
         self._batches = _Shares(followed)
         self._loader: torch_data.DataLoader[Any] = torch_data.DataLoader(
-            _Fetch(dataset),
+            _WithEmptyBatches(dataset),
             batch_sampler=self._batches,
             collate_fn=_CollateSome(collate),
             num_workers=workers,
@@ -175,7 +175,7 @@ class _Shares(torch_data.Sampler[list[int]]):
             yield share
 
 
-class _Fetch(torch_data.Dataset[Any]):
+class _WithEmptyBatches(torch_data.Dataset[Any]):
     """The user's data set, with batches that may be empty."""
 
     def __init__(self, dataset: Any) -> None:

@@ -83,7 +83,7 @@ def load_fragments(state: Path, loaded: Loaded, *, only: Collection[str] | None 
     claims = _read_claims(folders, loaded.problems)
     taken: dict[int, Claim] = {}
 
-    def load(fragment: int) -> _Found:
+    def load(fragment: int) -> _FragmentFound:
         return _load_one(fragment, found[fragment], claims, only)
 
     with ThreadPoolExecutor(READERS_MAX) as pool:
@@ -96,7 +96,7 @@ def load_fragments(state: Path, loaded: Loaded, *, only: Collection[str] | None 
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _FragmentFound:
     good: LoadedFragment | None
     problems: list[str]
     claim: Claim
@@ -104,7 +104,7 @@ class _Found:
 
 def _load_one(
     fragment: int, candidates: list[tuple[int, Path]], claims: dict[int, dict[int, Claim]], only: Collection[str] | None
-) -> _Found:
+) -> _FragmentFound:
     faults: list[str] = []
     good: LoadedFragment | None = None
     seen: list[Claim] = []
@@ -126,7 +126,7 @@ def _load_one(
         instead = f"no good copy of fragment {fragment} is left here"
     else:
         instead = f"version {good.version} of epoch {good.epoch} is used"
-    return _Found(good, [f"{fault}; {instead}" for fault in faults], seen[0] if seen else (0, 0))
+    return _FragmentFound(good, [f"{fault}; {instead}" for fault in faults], seen[0] if seen else (0, 0))
 
 
 # ------------------------------------------------------------ claims

@@ -70,7 +70,7 @@ def clean_leftovers() -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Link:
+class _HostLink:
     namespace: str
     host_side: str
     host: IPv4Address
@@ -80,7 +80,7 @@ class NamespaceNet:
     """The namespaces and links of one run. Close it: they would outlive the process."""
 
     def __init__(self) -> None:
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, _HostLink] = {}
         self._weather: dict[str, Weather] = {}
 
     def add(self, learner: str) -> str:
@@ -91,7 +91,7 @@ class NamespaceNet:
         if not self._links:
             clean_leftovers()
         name = f"{os.getpid()}-{next(_numbers)}"
-        link = _Link(f"atoll-{name}", f"ah{name}", _free_address())
+        link = _HostLink(f"atoll-{name}", f"ah{name}", _free_address())
         self._links[learner] = link  # from here on close() removes what there is of it
         try:
             self._make(link)
@@ -146,7 +146,7 @@ class NamespaceNet:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _make(self, link: _Link) -> None:
+    def _make(self, link: _HostLink) -> None:
         inside = ("ip", "netns", "exec", link.namespace)
         _run("ip", "netns", "add", link.namespace)
         _run("ip", "link", "add", link.host_side, "type", "veth", "peer", "name", "eth0", "netns", link.namespace)
@@ -157,7 +157,7 @@ class NamespaceNet:
         _run(*inside, "ip", "link", "set", "eth0", "up")
         _run(*inside, "ip", "route", "add", "default", "via", str(link.host))
 
-    def _link(self, learner: str) -> _Link:
+    def _link(self, learner: str) -> _HostLink:
         try:
             return self._links[learner]
         except KeyError:

@@ -32,7 +32,7 @@ VARIANT_BYTES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Scaled:
+class _ScaledSnapshot:
     """A snapshot whose progress since the base was multiplied."""
 
     snapshot: Snapshot
@@ -78,7 +78,7 @@ def encode_poisoned(vault: Vault, sending: HeldContribution, variant: str) -> U8
 
 def encode_scaled(vault: Vault, sending: HeldContribution, factor: float) -> U8:
     """As `Vault.encode`, of that many times the contribution."""
-    return _encode(vault, sending, _Scaled(sending.snapshot, sending.origin, factor))
+    return _encode(vault, sending, _ScaledSnapshot(sending.snapshot, sending.origin, factor))
 
 
 def _encode(vault: Vault, sending: HeldContribution, snapshot: Snapshot) -> U8:

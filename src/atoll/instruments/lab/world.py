@@ -124,12 +124,11 @@ class LabWorld(World):
     def counts(self) -> Mapping[str, int]:
         """Fates of all contributions' tokens, contributions and rounds, as the syncer's books say."""
         assert self.syncer is not None
-        machine = self.syncer.machine
-        totals = machine.ledger.totals()
+        stats = self.syncer.machine.stats()
         return {
-            "contributions_merged": machine.book.contributions_merged,
-            "rounds": sum(track.version for track in machine.book.tracks),
-            "tokens_merged": totals.merged,
-            "tokens_pending": totals.pending,
-            **{f"tokens_{cause}": tokens for cause, tokens in sorted(totals.discarded.items())},
+            "contributions_merged": stats["contributions_merged"],
+            "rounds": sum(self.syncer.machine.versions),
+            "tokens_merged": stats["tokens_merged"],
+            "tokens_pending": stats["tokens_pending"],
+            **{f"tokens_{cause}": tokens for cause, tokens in sorted(stats["tokens_discarded"].items())},
         }

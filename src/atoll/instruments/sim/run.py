@@ -64,7 +64,7 @@ def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checker
     syncer = world.syncer
     final: tuple[tuple[int, int], ...] = ()
     if syncer is not None:
-        final = tuple((track.version, track.checksum) for track in syncer.machine.book.tracks)
+        final = tuple(syncer.machine.published)
     return RunReport(
         scenario,
         (*crash, *world.checkers.violations),
@@ -139,7 +139,7 @@ def _is_lost(world: World) -> bool:
     """Whether a part of the run is nowhere any more, and the syncer says so and waits for its operator's word: with
     nothing on disk, whoever held it has gone."""
     machine = world.syncer.machine if world.syncer is not None else None
-    return machine is not None and machine.healing is not None and "--new-run" in machine.waits
+    return machine is not None and machine.is_healing and "--new-run" in machine.waits
 
 
 def _keeps_up(world: World, spec: LearnerSpec) -> bool:
@@ -200,13 +200,12 @@ def _last_checks(world: World) -> None:
         held = [identity for identity in syncer.driver.held if not syncer.machine.keeps(identity)]
         world.observe(facts.Sizes("contributions kept without need", len(held), 0))
         world.observe(
-            facts.Sizes("inner states kept without need", len(syncer.inner.keys() - syncer.machine.inner_slots.open), 0)
+            facts.Sizes("inner states kept without need", len(syncer.inner.keys() - syncer.machine.inner_slots_open), 0)
         )
     if told:
         _compare(world)
     if whole and world.one_run:
-        final = {track.index: (track.version, track.checksum) for track in syncer.machine.book.tracks}
-        for replayed in world.tape.replay(final):
+        for replayed in world.tape.replay(dict(enumerate(syncer.machine.published))):
             world.observe(replayed)
 
 
@@ -259,9 +258,9 @@ def _trust(world: World) -> BoundedTrust:
 
 def _books(world: World) -> None:
     assert world.syncer is not None
-    ledger = world.syncer.machine.ledger
-    for fragment in range(len(world.syncer.machine.book.tracks)):
-        line = ledger.fragment_totals(fragment)
+    machine = world.syncer.machine
+    for fragment in range(len(machine.versions)):
+        line = machine.fragment_totals(fragment)
         world.observe(facts.Books(fragment, line.processed, line.merged, line.pending, line.discarded))
 
 
@@ -270,7 +269,7 @@ def _look(world: World) -> None:
     syncer = world.syncer
     if syncer is not None and not syncer.dead and syncer.machine.layout is not None:
         _books(world)
-        fragments, members = world.scenario.config.fragments, len(syncer.machine.membership.members)
+        fragments, members = world.scenario.config.fragments, len(syncer.machine.members)
         generations = members + len(world.hosts)
         world.observe(facts.Sizes("contributions held", len(syncer.driver.held), 3 * fragments * generations))
         data_rows = members + 2 if world.reads_data else 0
@@ -279,13 +278,12 @@ def _look(world: World) -> None:
         ids = max(members, sum(key.startswith("member/") for key in world.disk.rows))
         ids = min(ids, members + (CROWD_MAX + len(world.scenario.learners) if world.scenario.liar else 0))
         world.observe(facts.Sizes("rows on the tape", len(world.disk.rows), ids + fragments + 8 + data_rows))
-        kept = max((len(m) for x in syncer.machine.membership.members.values() for m in x.merged), default=0)
+        kept = max((len(m) for x in syncer.machine.members.values() for m in x.merged), default=0)
         world.observe(facts.Sizes("merged contributions remembered", kept, MERGED_KEPT))
         _look_at_trust(world, syncer)
     for host in world.learners.values():
-        outstanding = max((len(p.outstanding) for p in host.machine.fragments), default=0)
+        outstanding, prepared = host.machine.waiting_most
         world.observe(facts.Sizes("contributions in the air of one fragment", outstanding, 2))
-        prepared = max((len(p.prepared) for p in host.machine.fragments), default=0)
         world.observe(facts.Sizes("versions waiting to be adopted", prepared, 3))
     world.clock.after(LOOK_NS, _look, world)
 
@@ -294,10 +292,9 @@ def _look_at_trust(world: World, syncer: SyncerHost) -> None:
     """What a liar may have brought about: tokens in others' names, chunks of data that are gone, much of anything."""
     machine = syncer.machine
     for name, host in world.learners.items():
-        member = machine.membership.members.get(name)
+        member = machine.members.get(name)
         if world.is_honest(name) and member is not None and member.instance == host.instance:
-            known = machine.ledger.account(name, member.generation).processed
-            world.observe(facts.Charged(name, known, host.machine.tokens))
+            world.observe(facts.Charged(name, machine.processed_by(member), host.machine.tokens))
             world.observe(facts.Sizes(f"is the step that {name} has come to", host.machine.step, steps_believed(world)))
     waiting = [identity for identity in syncer.driver.held if machine.holds(identity)]  # and not only bears witness
     each = Counter((identity.learner, identity.fragment) for identity in waiting)
@@ -305,7 +302,7 @@ def _look_at_trust(world: World, syncer: SyncerHost) -> None:
         facts.Sizes("contributions held of one learner and fragment", max(each.values(), default=0), HELD_MAX)
     )
     lossless = world.disk.lossless and world.one_run and syncer.level == "commit"
-    if lossless and STREAM in machine.leases.status():
-        done = [chunk for chunk in range(CHUNKS_LOOKED_AT) if machine.leases.fate(STREAM, chunk)[0] == "done"]
+    if lossless and STREAM in machine.data_status():
+        done = [chunk for chunk in range(CHUNKS_LOOKED_AT) if machine.data_fate(STREAM, chunk) == "done"]
         gone = set(done) - world.finished - world.leased_to_liar
         world.observe(facts.Sizes(f"chunks are done and nobody did them: {sorted(gone)[:5]}", len(gone), 0))

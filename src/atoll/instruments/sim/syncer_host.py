@@ -43,7 +43,6 @@ from atoll.core import (
     VersionToStore,
     age_limit,
     contribution_weight,
-    discounts_of,
     messages,
     scales_steps,
 )
@@ -251,7 +250,7 @@ class SyncerHost(Process):
         done(fx.MergeFinished(merge.fragment, finite=True, checksum=made.checksum, merge_ns=1_000_000))
 
     def _fact_of(self, merge: fx.Merge, made: Made) -> facts.Committed:
-        items = self.machine.book.merging(merge.fragment)
+        items = self.machine.merging(merge.fragment)
         oldest = max(merge.version - 1 - item.base_version for item in items)
         carried = age_limit(self.machine.config, aside=True)
         self.world.observe(facts.Sizes("versions is the age of a merged contribution", oldest, carried))
@@ -288,11 +287,10 @@ class SyncerHost(Process):
         config = self.machine.config
         if not scales_steps(config):
             return 1.0
-        track = self.machine.book.tracks[merge.fragment]
-        alone = [contribution_weight(config, item.steps, item.tokens, track.age(item)) for item in items]
-        left = sum(
-            weight * discount for weight, discount in zip(alone, discounts_of(config, track, items), strict=True)
-        )
+        found = self.machine.merging_discounts(merge.fragment)
+        pairs = list(zip(items, found, strict=True))
+        alone = [contribution_weight(config, item.steps, item.tokens, age) for item, (age, _) in pairs]
+        left = sum(weight * discount for weight, (_, discount) in zip(alone, found, strict=True))
         return sum(merge.weights) / (left / sum(alone) if any(alone) else 1.0)
 
     def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:

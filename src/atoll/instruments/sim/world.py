@@ -143,9 +143,8 @@ class World:
         where there is something on the disk that it must be near, it is further ahead of theirs than one's word may
         be (draw 3, seeds 2389, 2810, 3326)."""
         hosts = [host for name, host in self.learners.items() if self.is_honest(name) and host.machine.joined]
-        states = [host.machine.fragments[heal.fragment] for host in hosts]
-        held = Counter((state.newest, state.newest_checksum) for state in states)
-        far = heal.version > max((state.newest for state in states), default=0) + LONE_AHEAD
+        held = Counter(host.machine.held(heal.fragment) for host in hosts)
+        far = heal.version > max((version for version, _ in held), default=0) + LONE_AHEAD
         return max(held.values(), default=0) >= 2 and (far or not on_disk)
 
     def note(self, source: str, note: fx.Note) -> None:
@@ -254,8 +253,7 @@ class World:
 
     def versions(self) -> int:
         """Of all fragments."""
-        tracks = self.syncer.machine.book.tracks if self.syncer is not None else ()
-        return sum(max(0, track.version) for track in tracks)
+        return sum(max(0, version) for version in self.syncer.machine.versions) if self.syncer is not None else 0
 
     def is_honest(self, name: str) -> bool:
         return name != self.scenario.liar
