@@ -58,7 +58,9 @@ class AtollTrainer(Trainer):  # type: ignore[misc,unused-ignore]  # torchtitan m
     def _join(self) -> LearnerLoop:
         """After torchtitan has loaded its own checkpoint: the run knows better where it is."""
         if len(self.model_parts) != 1:
-            raise ConfigError("this rank has several pipeline stages; use one per rank (a schedule without virtual ones)")
+            raise ConfigError(
+                "this rank has several pipeline stages; use one per rank (a schedule without virtual ones)"
+            )
         loop = LearnerLoop(dict(self.learner_options))
         learner = loop.begin(self.model_parts[0], list(self.optimizers.optimizers))
         self.step = learner.step_count
