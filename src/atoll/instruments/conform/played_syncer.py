@@ -29,6 +29,8 @@ class PlayedSession:
         """What it speaks, once it was welcomed."""
         self.over = False
         self._context = context
+        self._writing = asyncio.Lock()
+        """gRPC takes one message at a time, and answers are written while a scene speaks."""
         self._end = asyncio.get_running_loop().create_future()
 
     async def say(self, *, damaged: bool = False, **message: Any) -> None:
@@ -36,8 +38,9 @@ class PlayedSession:
         sealed = raw.seal(pb.SyncerMessage(**message).SerializeToString())
         if damaged:
             sealed = sealed[:-1] + bytes((sealed[-1] ^ 1,))
-        if not self.over:
-            await self._context.write(sealed)
+        async with self._writing:
+            if not self.over:
+                await self._context.write(sealed)
 
     async def refuse(self, code: str, detail: str) -> None:
         await self.say(refused=pb.Refused(code=code, detail=detail))
