@@ -30,6 +30,7 @@ COMMANDS = [
     "chaos",
     "sim",
     "replay",
+    "conform",
     "plan",
     "lab",
     "version",

@@ -16,9 +16,9 @@ from atoll.core import SyncConfig
 from atoll.errors import FencedError, RefusedError
 from atoll.instruments.conform import (
     LEARNER_CLAUSES,
+    Keeping,
     LearnerExamOptions,
     Report,
-    Verdict,
     examine_learner,
 )
 from atoll.instruments.conform.examine_learner import CONFIG, SCENES
@@ -30,11 +30,11 @@ TOKEN = "the-token-of-this-exam"
 
 
 def broken(report: Report) -> set[str]:
-    return {name for name, finding in report.findings.items() if finding.verdict is Verdict.BROKEN}
+    return {name for name, finding in report.findings.items() if finding.verdict is Keeping.BROKEN}
 
 
 def said(report: Report) -> str:
-    return "\n".join(f"{f.clause.name}: {f.detail}" for f in report.findings.values() if f.verdict is Verdict.BROKEN)
+    return "\n".join(f"{f.clause.name}: {f.detail}" for f in report.findings.values() if f.verdict is Keeping.BROKEN)
 
 
 async def play_for_ours(report: Report, name: str, config: SyncConfig = CONFIG) -> TrainingThread:
@@ -54,7 +54,7 @@ def test_our_learner_keeps_every_clause() -> None:
     report = Report(LEARNER_CLAUSES)
     errors = [asyncio.run(play_for_ours(report, name)).error for name in SCENES]
     assert report.conforms, said(report)
-    assert report.count(Verdict.UNTRIED) == 0, [n for n, f in report.findings.items() if f.verdict is Verdict.UNTRIED]
+    assert report.count(Keeping.UNTRIED) == 0, [n for n, f in report.findings.items() if f.verdict is Keeping.UNTRIED]
     assert errors[0] is None
     assert isinstance(errors[1], RefusedError) and isinstance(errors[2], FencedError)
 
@@ -77,7 +77,7 @@ def test_a_learner_of_another_maker_keeps_them_too() -> None:
     report = examine_foreign()
     assert report.conforms, said(report)
     # It speaks one protocol only, so nothing older was ever sent.
-    assert {n for n, f in report.findings.items() if f.verdict is Verdict.UNTRIED} == {"protocol.fields"}
+    assert {n for n, f in report.findings.items() if f.verdict is Keeping.UNTRIED} == {"protocol.fields"}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from cluster import SyncerProcess, SyncerThread
 
 from atoll.core import SyncConfig
 from atoll.errors import ConfigError, UnreachableError
-from atoll.instruments.conform import SYNCER_CLAUSES, Report, SyncerExamOptions, Verdict, examine_syncer
+from atoll.instruments.conform import SYNCER_CLAUSES, Keeping, Report, SyncerExamOptions, examine_syncer
 
 TOKEN = "the-token-of-this-exam"
 OPTIONS = ("--learners", "2", "--fragments", "2", "--sync-every", "4")
@@ -25,11 +25,11 @@ def examine(address: str, *, token: str = TOKEN, patience_s: float = 60.0, retur
 
 
 def said(report: Report) -> str:
-    return "\n".join(f"{f.clause.name}: {f.detail}" for f in report.findings.values() if f.verdict is Verdict.BROKEN)
+    return "\n".join(f"{f.clause.name}: {f.detail}" for f in report.findings.values() if f.verdict is Keeping.BROKEN)
 
 
 def tried(report: Report) -> set[str]:
-    return {name for name, finding in report.findings.items() if finding.verdict is not Verdict.UNTRIED}
+    return {name for name, finding in report.findings.items() if finding.verdict is not Keeping.UNTRIED}
 
 
 def test_our_syncer_keeps_every_clause(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def broken_by(monkeypatch: pytest.MonkeyPatch, place: str, flaw: object) -> set[
         report = examine(syncer.address, patience_s=10.0)
     finally:
         syncer.stop()
-    return {name for name, finding in report.findings.items() if finding.verdict is Verdict.BROKEN}
+    return {name for name, finding in report.findings.items() if finding.verdict is Keeping.BROKEN}
 
 
 def test_a_syncer_that_looks_at_no_secrets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

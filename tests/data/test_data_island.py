@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from ports import quiet_port
 
 import atoll.data
-from atoll.data import Island
+from atoll.data import IslandPlace
 from atoll.errors import ConfigError, UnreachableError
 
 RANK = str(Path(__file__).parent / "island_rank.py")
@@ -28,7 +28,7 @@ WAIT_S = 120.0
 
 @given(st.lists(st.integers(), max_size=40, unique=True), st.integers(1, 8))
 def test_shares_are_all_of_a_batch_and_none_twice(batch: list[int], size: int) -> None:
-    shares = [Island(rank, size, dist.HashStore()).share(batch) for rank in range(size)]
+    shares = [IslandPlace(rank, size, dist.HashStore()).share(batch) for rank in range(size)]
     assert sorted(chain(*shares)) == sorted(batch)
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 

@@ -100,7 +100,7 @@ def test_the_exported_names() -> None:
         "Chunks",
         "DataSource",
         "FollowingLoader",
-        "Island",
+        "IslandPlace",
         "LearnerLike",
         "Loader",
         "Shards",

@@ -44,6 +44,7 @@ def syncer() -> Iterator[SyncerThread]:
         ("accelerate", "accelerate"),
         ("lora", "peft"),
         ("jax", "optax"),
+        ("flax", "flax"),
     ],
 )
 def test_an_example_trains_two_learners_of_one_model(name: str, library: str, tmp_path: Path) -> None:

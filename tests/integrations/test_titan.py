@@ -48,25 +48,27 @@ def test_torchtitans_trainer_counts_the_runs_steps_and_validates_the_published_m
         trainer = trainer_of(syncer, name, steps, tmp_path, validated)
         step = trainer.train_step
 
-        def watched(data: Any, trainer: Any = trainer, step: Any = step) -> None:
+        published: list[Any] = []
+
+        def watched(data: Any, trainer: Any = trainer, step: Any = step, published: Any = published) -> None:
             rates.append(trainer.lr_schedulers.schedulers[0].get_last_lr()[0])
             step(data)
             if trainer.step % 5 == 0:
                 published.append(trainer.learner.published_state_dict())
 
-        published: list[Any] = []
         trainer.train_step = watched
         trainer.train()
         assert trainer.step == steps == trainer.learner.step_count and trainer.learner.start_step == begins
         assert trainer.learner.closed and trainer.learner.handed_over
         own = dict(trainer.model_parts[0].named_parameters())
         last = trainer.learner.published_state_dict()
-        assert all(torch.equal(own[name].detach(), value) for name, value in last.items()), "published, when it is over"
+        other = [name for name, value in last.items() if not torch.equal(own[name].detach(), value)]
+        assert not other, f"it is the published model when it is over: {other}, {[own[n].isnan().any() for n in other]}"
         assert [step for step, _ in validated] == [step for step in range(begins + 1, steps + 1) if step % 5 == 0]
         for (_, seen), there in zip(validated, published, strict=True):
             assert all(torch.equal(seen[name], value) for name, value in there.items())
         trainer.close()
-    assert rates[12] == pytest.approx(0.01), "the late one joins after the warm-up"
+    assert rates[12] == pytest.approx(0.008), "the late one joins on the way down from step 10 to step 20"
     assert rates[0] == pytest.approx(0.001)
     assert syncer.check_ledger()["tokens_processed"] == 20 * 4 * 16
 

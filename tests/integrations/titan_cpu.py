@@ -26,9 +26,12 @@ def prepare() -> None:
     assert torchtitan.train
     torch.cpu.set_device = lambda _device: None  # type: ignore[assignment]
     for module in [module for name, module in sys.modules.items() if name.startswith("torchtitan.")]:
+        if hasattr(module, "device_type"):
+            module.device_type = "cpu"
         if hasattr(module, "device_module"):
-            module.device_type, module.device_module = "cpu", torch.cpu
+            module.device_module = torch.cpu
     metrics.DeviceMemoryMonitor = _NoMonitor
+    torchtitan.train.dist_utils.set_pg_timeouts = lambda **_: None  # it names a GPU
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 

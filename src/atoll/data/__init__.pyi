@@ -1,4 +1,4 @@
-from .island import Island
+from .island import IslandPlace
 from .loaders import FollowingLoader, Loader, iterable, loader, stream
 from .mds import Shards, shards
 from .order import place
@@ -10,7 +10,7 @@ __all__ = [
     "Chunks",
     "DataSource",
     "FollowingLoader",
-    "Island",
+    "IslandPlace",
     "LearnerLike",
     "Loader",
     "Shards",

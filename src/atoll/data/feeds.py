@@ -18,7 +18,7 @@ import torch.utils.data as torch_data
 from torch.utils.data._utils import worker as torch_worker
 
 from atoll.data.cutting import END, End, OpenChunk, Part, Piece, Ticket, cut
-from atoll.data.island import Board, Followed, Island, Shared
+from atoll.data.island import Board, Followed, IslandPlace, Shared
 from atoll.data.lease_client import LeaseClient
 from atoll.data.mail import Mailbox
 
@@ -65,10 +65,10 @@ class MapFeed:
         collate: Collate,
         workers: int,
         options: Mapping[str, Any],
-        island: Island | None = None,
+        island: IslandPlace | None = None,
     ) -> None:
         self.depth = depth(workers, options)
-        island = island or Island()
+        island = island or IslandPlace()
         self.shared = None if island.alone else Shared(island, Board(island, client.stream))
         """Where other ranks read what is in a batch."""
         cutting = (chunk_indices, batch_size * island.size, drop_last)

@@ -45,7 +45,7 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Island:
+class IslandPlace:
     """One rank's place, and the store through which rank 0 speaks to the others."""
 
     rank: int = 0
@@ -74,30 +74,30 @@ class Island:
         return list(batch[self.rank :: self.size])
 
 
-def find_island(learner: Any, given: Island | tuple[Any, ...] | None) -> Island:
+def find_island(learner: Any, given: IslandPlace | tuple[Any, ...] | None) -> IslandPlace:
     """What was given, or what the learner says, or what torch.distributed says."""
-    if isinstance(given, Island):
+    if isinstance(given, IslandPlace):
         return given
     if given is not None:
-        return Island(*given)
+        return IslandPlace(*given)
     size = int(getattr(learner, "island_size", 0) or 0)
     if size == 1:
-        return Island()
+        return IslandPlace()
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
-        return Island(size=size) if size > 1 else Island()
+        return IslandPlace(size=size) if size > 1 else IslandPlace()
     rank, world = dist.get_rank(), dist.get_world_size()
     if size > 1:
         rank, world = int(learner.island_rank), size
     store = dist.distributed_c10d._get_default_store() if world > 1 else None
-    return Island(rank, world, store)
+    return IslandPlace(rank, world, store)
 
 
 class Board:
     """Words of rank 0 about one loop over one stream."""
 
-    def __init__(self, island: Island, stream: str, over: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, island: IslandPlace, stream: str, over: Callable[[], bool] = lambda: False) -> None:
         assert island.store is not None
         self._store, self._place, self._over = island.store, f"atoll/data/{stream}", over
         self._loop = 0
@@ -133,7 +133,7 @@ class Board:
 class Shared:
     """Rank 0's end: every batch that is cut is written down, then whether the loop got it."""
 
-    def __init__(self, island: Island, board: Board) -> None:
+    def __init__(self, island: IslandPlace, board: Board) -> None:
         self._island, self._board = island, board
         self._planned = self._decided = 0
 
@@ -159,7 +159,7 @@ class Shared:
 class Followed:
     """Any other rank's end: the same batches in the same order."""
 
-    def __init__(self, island: Island, board: Board) -> None:
+    def __init__(self, island: IslandPlace, board: Board) -> None:
         self._island, self._board = island, board
         self._heard = 0
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, def
 from atoll.data.cutting import OpenChunk
 from atoll.data.dry_wait import FIRST_LEASE_S, WHEN_DRY, DryWait
 from atoll.data.feeds import CHUNKS_PER_WORKER, Collate, Feed, FollowFeed, MapFeed, StreamFeed
-from atoll.data.island import END, GO, SKIP, Board, Followed, Island, find_island
+from atoll.data.island import END, GO, SKIP, Board, Followed, IslandPlace, find_island
 from atoll.data.lease_client import AHEAD_S, HOLD_MIN, LeaseClient, SampleCounts
 from atoll.data.order import place, shuffled
 from atoll.data.seam import LearnerLike
@@ -367,7 +367,7 @@ def _build(
     when_dry: str = "repeat",
     lookahead: int = 0,
     first_lease_s: float = FIRST_LEASE_S,
-    island: Island | tuple[Any, ...] | None = None,
+    island: IslandPlace | tuple[Any, ...] | None = None,
     **options: Any,
 ) -> Loader | FollowingLoader:
     """`whole_chunks`: workers read a chunk each, so that more of them are needed in hand."""

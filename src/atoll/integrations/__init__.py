@@ -2,4 +2,5 @@
 
 hf          Hugging Face Trainer
 lightning   Lightning's Trainer
+titan       torchtitan's trainer
 """

@@ -8,6 +8,13 @@ with atoll.jax.Learner(params, opt_state) as learner:
         params = learner.step(params, opt_state, tokens=batch.size)
 """
 
+from importlib.util import find_spec
+
 import lazy_loader
+
+from atoll.errors import ConfigError
+
+if find_spec("jax") is None:
+    raise ConfigError("atoll.jax needs JAX: pip install 'atoll[jax]'")
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -116,12 +116,12 @@ def _line(finding: Finding) -> str:
 
 
 def _finish(report: Report, console: Console, *, json_wanted: bool) -> None:
-    from atoll.instruments.conform import Verdict
+    from atoll.instruments.conform import Keeping
 
     for finding in report.findings.values():
-        if finding.verdict is Verdict.UNTRIED:
+        if finding.verdict is Keeping.UNTRIED:
             console.print(_line(finding), markup=False, soft_wrap=True, style="dim")
-    counts = ", ".join(f"{report.count(verdict)} {verdict}" for verdict in Verdict)
+    counts = ", ".join(f"{report.count(verdict)} {verdict}" for verdict in Keeping)
     console.print(f"{counts}; the clauses are in docs/reference/wire.md", markup=False, soft_wrap=True)
     if json_wanted:
         print_json(report.to_dict())

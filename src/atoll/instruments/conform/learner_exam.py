@@ -21,7 +21,7 @@ from atoll.codec import get_codec
 from atoll.core import SyncConfig, TensorSpec, tensors_fingerprint
 from atoll.errors import PayloadError
 from atoll.instruments.conform.played_run import PlayedRun, Taken
-from atoll.instruments.conform.played_syncer import Session
+from atoll.instruments.conform.played_syncer import PlayedSession
 from atoll.instruments.conform.push_intake import PushIntake
 from atoll.instruments.conform.report import Report
 from atoll.wire import raw
@@ -47,7 +47,7 @@ class LearnerExam:
         self.report, self.patience_s = report, patience_s
         self.run = PlayedRun(config)
         self.token = token
-        self.sessions: list[Session] = []
+        self.sessions: list[PlayedSession] = []
         self.hellos: list[Any] = []
         self.unusable = 0
         """First messages that could not be read."""
@@ -100,12 +100,12 @@ class LearnerExam:
         return not happened()
 
     @property
-    def session(self) -> Session:
+    def session(self) -> PlayedSession:
         return self.sessions[-1]
 
     # ------------------------------------------------------------ control
 
-    def session_heard(self, session: Session, data: bytes) -> None:
+    def session_heard(self, session: PlayedSession, data: bytes) -> None:
         message = self._parse(data)
         if message is None:
             self.unusable += session.messages == 1
@@ -134,7 +134,7 @@ class LearnerExam:
         self.report.check("message.valid", known, f"{len(body)} bytes that are no LearnerMessage")
         return message if known else None
 
-    def _first(self, session: Session, kind: str, message: Any) -> None:
+    def _first(self, session: PlayedSession, kind: str, message: Any) -> None:
         if self.token:
             self._check_token(session.metadata)
         if self.report.check("hello.first", kind == "hello", f"a session begins with {kind}"):
@@ -154,15 +154,15 @@ class LearnerExam:
             own = tensors_fingerprint(tensors_of(hello))
             self.report.check("hello.fingerprint", own == hello.fingerprint, f"{hello.fingerprint}, it should be {own}")
 
-    def session_over(self, session: Session) -> None:
+    def session_over(self, session: PlayedSession) -> None:
         session.over = True
 
-    def _ready(self, message: Any, _session: Session) -> None:
+    def _ready(self, message: Any, _session: PlayedSession) -> None:
         self.report.check("start.first", self.started, "Ready before Start")
         self.ready = message
         self._check_bases(list(message.bases))
 
-    def _progress(self, message: Any, _session: Session) -> None:
+    def _progress(self, message: Any, _session: PlayedSession) -> None:
         last = self.progress
         if last is None:
             self.report.check("start.first", self.ready is not None, "Progress before the first Ready")
@@ -209,10 +209,10 @@ class LearnerExam:
                 f"{high} were merged",
             )
 
-    def _leave(self, _message: Any, _session: Session) -> None:
+    def _leave(self, _message: Any, _session: PlayedSession) -> None:
         self.left = True
 
-    def _contribution(self, message: Any, session: Session) -> None:
+    def _contribution(self, message: Any, session: PlayedSession) -> None:
         header, payload = message.header, bytes(message.payload)
         self._intake.check_payload(header, payload)
         small = len(payload) <= 65_536
@@ -222,11 +222,11 @@ class LearnerExam:
             answer = pb.Received(fragment=header.fragment, seq=header.seq, reply=reply_of(code))
             self._saying.append(asyncio.ensure_future(self._say(session, received=answer)))
 
-    async def _say(self, session: Session, **message: Any) -> None:
+    async def _say(self, session: PlayedSession, **message: Any) -> None:
         with contextlib.suppress(Exception):  # a stream that is over is seen elsewhere
             await session.say(**message)
 
-    def _other(self, _message: Any, _session: Session) -> None:
+    def _other(self, _message: Any, _session: PlayedSession) -> None:
         """Nothing, and a DataReport: answers that need no look of their own."""
 
     # ------------------------------------------------------------ contributions

@@ -17,7 +17,7 @@ CONNECTIONS_MAX = 256
 """Of the one or two learners that are examined: five each, and what they leave behind when a link breaks."""
 
 
-class Session:
+class PlayedSession:
     """One control stream, from its first message to its end."""
 
     def __init__(self, context: Any, number: int) -> None:
@@ -29,6 +29,8 @@ class Session:
         """What it speaks, once it was welcomed."""
         self.over = False
         self._context = context
+        self._writing = asyncio.Lock()
+        """gRPC takes one message at a time, and answers are written while a scene speaks."""
         self._end = asyncio.get_running_loop().create_future()
 
     async def say(self, *, damaged: bool = False, **message: Any) -> None:
@@ -36,8 +38,9 @@ class Session:
         sealed = raw.seal(pb.SyncerMessage(**message).SerializeToString())
         if damaged:
             sealed = sealed[:-1] + bytes((sealed[-1] ^ 1,))
-        if not self.over:
-            await self._context.write(sealed)
+        async with self._writing:
+            if not self.over:
+                await self._context.write(sealed)
 
     async def refuse(self, code: str, detail: str) -> None:
         await self.say(refused=pb.Refused(code=code, detail=detail))
@@ -49,7 +52,7 @@ class Session:
         if not self._end.done():
             self._end.set_result(orderly)
 
-    async def serve(self, heard: Callable[[Session, bytes], None]) -> None:
+    async def serve(self, heard: Callable[[PlayedSession, bytes], None]) -> None:
         reading = asyncio.ensure_future(self._read(heard))
         try:
             await asyncio.wait({reading, self._end}, return_when=asyncio.FIRST_COMPLETED)
@@ -59,7 +62,7 @@ class Session:
         if self._end.done() and not self._end.result():
             await self._context.abort(grpc.StatusCode.UNAVAILABLE, "the conformance kit broke this session")
 
-    async def _read(self, heard: Callable[[Session, bytes], None]) -> None:
+    async def _read(self, heard: Callable[[PlayedSession, bytes], None]) -> None:
         while (data := await self._context.read()) is not raw.EOF:
             self.messages += 1
             heard(self, bytes(data))
@@ -68,10 +71,10 @@ class Session:
 class Audience(Protocol):
     """Whoever plays the syncer."""
 
-    def session_heard(self, session: Session, data: bytes) -> None:
+    def session_heard(self, session: PlayedSession, data: bytes) -> None:
         """One message of a session, as it came."""
 
-    def session_over(self, session: Session) -> None:
+    def session_over(self, session: PlayedSession) -> None:
         """No more messages of this session."""
 
     async def push(self, parts: AsyncIterator[bytes], metadata: dict[str, str]) -> Any:
@@ -100,7 +103,7 @@ class PlayedSyncer:
 
     async def _session(self, _requests: Any, context: Any) -> None:
         self._sessions += 1
-        session = Session(context, self._sessions)
+        session = PlayedSession(context, self._sessions)
         try:
             await session.serve(self._audience.session_heard)
         finally:

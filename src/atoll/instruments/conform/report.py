@@ -10,7 +10,7 @@ from typing import Any
 from atoll.instruments.conform.clauses import Clause
 
 
-class Verdict(StrEnum):
+class Keeping(StrEnum):
     KEPT = "kept"
     BROKEN = "not kept"
     UNTRIED = "not tried"
@@ -21,7 +21,7 @@ class Finding:
     """What is known of one clause so far."""
 
     clause: Clause
-    verdict: Verdict = Verdict.UNTRIED
+    verdict: Keeping = Keeping.UNTRIED
     detail: str = ""
     """Why it is not kept: the first thing that was seen. Or why it was not tried."""
 
@@ -49,10 +49,10 @@ class Report:
         self.findings = {name: Finding(clause) for name, clause in self.clauses.items()}
 
     def kept(self, name: str) -> None:
-        self._tell(name, Verdict.KEPT, "")
+        self._tell(name, Keeping.KEPT, "")
 
     def broken(self, name: str, detail: str) -> None:
-        self._tell(name, Verdict.BROKEN, detail)
+        self._tell(name, Keeping.BROKEN, detail)
 
     def check(self, name: str, truth: object, detail: str) -> bool:
         """One look at a clause; `detail` says what was seen instead."""
@@ -64,24 +64,24 @@ class Report:
 
     def untried(self, name: str, why: str) -> None:
         finding = self.findings[name]
-        if finding.verdict is Verdict.UNTRIED:
+        if finding.verdict is Keeping.UNTRIED:
             finding.detail = finding.detail or why
 
-    def _tell(self, name: str, verdict: Verdict, detail: str) -> None:
+    def _tell(self, name: str, verdict: Keeping, detail: str) -> None:
         finding = self.findings[name]
-        if finding.verdict in (Verdict.BROKEN, verdict):
+        if finding.verdict in (Keeping.BROKEN, verdict):
             return
         finding.verdict, finding.detail = verdict, detail
         self.heard(finding)
 
-    def count(self, verdict: Verdict) -> int:
+    def count(self, verdict: Keeping) -> int:
         return sum(finding.verdict is verdict for finding in self.findings.values())
 
     @property
     def conforms(self) -> bool:
         """True if something was looked at and nothing was found broken."""
-        return self.count(Verdict.BROKEN) == 0 and self.count(Verdict.KEPT) > 0
+        return self.count(Keeping.BROKEN) == 0 and self.count(Keeping.KEPT) > 0
 
     def to_dict(self) -> dict[str, Any]:
-        counts = {verdict.name.lower(): self.count(verdict) for verdict in Verdict}
+        counts = {verdict.name.lower(): self.count(verdict) for verdict in Keeping}
         return {"conforms": self.conforms, **counts, "clauses": [f.to_dict() for f in self.findings.values()]}

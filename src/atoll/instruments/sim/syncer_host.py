@@ -276,11 +276,10 @@ class SyncerHost(Process):
         )
 
     def _with_lies(self, merge: fx.Merge, items: list[Merged]) -> MergeWithLies:
-        config, track = self.machine.config, self.machine.book.tracks[merge.fragment]
+        found = self.machine.merging_discounts(merge.fragment)
         honest = [self.world.is_honest(item.id.learner) for item in items]
-        return MergeWithLies(
-            config, items, [track.age(item) for item in items], discounts_of(config, track, items), honest
-        )
+        ages, left = [age for age, _ in found], [discount for _, discount in found]
+        return MergeWithLies(self.machine.config, items, ages, left, honest)
 
     def _share(self, merge: fx.Merge, items: list[Merged]) -> float:
         """How much of a merged step is taken, of what its contributions by themselves would give."""
