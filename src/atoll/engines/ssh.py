@@ -15,7 +15,7 @@ from atoll.engines.files import job_files
 from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part
+from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of
 from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered
 from atoll.engines.tools import run_tool
 from atoll.errors import ConfigError, LaunchError
@@ -132,9 +132,7 @@ class SshEngine:
         if alive := [one.name for one in self.status() if one.state == "running"]:
             raise LaunchError(f"{', '.join(alive)} of job {self._job.name} run already; stop the job first")
         seats = self._seats()
-        make_keys(
-            self._job, [name for name in seats if name != "syncer"], [self._host_of_syncer(), *self._job.shards.hosts]
-        )
+        make_keys(self._job, learners_of(self._job), [self._host_of_syncer(), *self._job.shards.hosts])
         self._start(seats)
 
     def status(self) -> list[PartState]:
