@@ -1,4 +1,4 @@
-"""A real Slurm on loopback: slurmctld and some slurmd, all on this machine, as root."""
+"""A real Slurm on loopback: munged, slurmctld and some slurmd, all on this machine, as root."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 from cluster import WAIT_S
 from ports import quiet_port
 
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 CONF = """
 ClusterName=atoll
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={port}
-AuthType=auth/none
-CredType=cred/none
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -66,9 +67,19 @@ class SlurmCluster:
         conf = folder / "slurm.conf"
         conf.write_text(CONF.format(port=quiet_port(), folder=folder, nodes="\n".join(lines)))
         self.environment = {"SLURM_CONF": str(conf)}
-        self._daemons = [self._start("slurmctld", "-D", "-c")]
+        self._daemons = [self._start("munged", "--foreground", "--force", *self._munge_files())]
+        wait_until((folder / "munge.socket").exists, "munged to listen")
+        self._daemons += [self._start("slurmctld", "-D", "-c")]
         self._daemons += [self._start("slurmd", "-D", "-N", f"n{index}") for index in range(nodes)]
         wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T %D") == f"idle {nodes}", "idle nodes", self.logs)
+
+    def _munge_files(self) -> list[str]:
+        """Of its own, so that it meets no munged of this machine."""
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        names = {"socket": "munge.socket", "pid-file": "munge.pid", "log-file": "munge.log", "seed-file": "munge.seed"}
+        return [f"--key-file={key}", *(f"--{option}={self.folder / name}" for option, name in names.items())]
 
     def _start(self, *words: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, **self.environment}

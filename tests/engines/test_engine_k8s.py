@@ -68,6 +68,8 @@ def test_every_manifest_is_what_kubernetes_publishes(tmp_path: Path, monkeypatch
     assert "--shards big-shard-0.big-shard:7177,big-shard-1.big-shard:7177" in command
     assert found["Service", "big-shard"]["spec"]["clusterIP"] == "None"
     assert found["StatefulSet", "big-shard"]["spec"]["replicas"] == 2
+    shown = found["Secret", "big-syncer-keys"]["stringData"]  # a coordinator is an operator to its shards
+    assert "operator.token" in shown and "operator.token" not in found["Secret", "big-shard-keys"]["stringData"]
     kinds = {kind for kind, _ in objects()}
     assert kinds == {
         *("ConfigMap", "Secret", "Service", "StatefulSet", "Job", "JobSet", "PodDisruptionBudget", "ServiceMonitor")

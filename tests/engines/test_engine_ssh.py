@@ -129,3 +129,9 @@ def test_a_host_that_does_not_answer_is_named_with_what_to_do(
     Path("hosts").write_text("nowhere.invalid\n")
     done = launch(job)
     assert done.code == 2 and "check that `ssh nowhere.invalid true` works" in done.stderr
+    # Beside one that answers it hides nothing.
+    Path("hosts").write_text("nowhere.invalid\nparis\n")
+    rows = {one["name"]: one for one in launch("status", job, "--json").last["processes"]}
+    assert rows["syncer"]["detail"] == "the host does not answer" and rows["east-1"]["detail"] == ""
+    stopped = launch("stop", job)
+    assert stopped.code == 2 and "nowhere.invalid does not answer, and may still run its part" in stopped.stderr

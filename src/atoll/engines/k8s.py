@@ -12,7 +12,7 @@ from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.manifests import STOPPING, labels, manifests, places_of, uses_jobset
 from atoll.engines.parts import filled, parts_of
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, names_of
+from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of
 from atoll.engines.tools import run_tool
 from atoll.errors import ConfigError, LaunchError
 
@@ -55,7 +55,9 @@ class KubernetesEngine:
     def submit(self) -> None:
         if any(one.state in ("waiting", "running") for one in self.status()):
             raise LaunchError(f"job {self._job.name} is in the cluster already; stop it before it is submitted again")
-        make_keys(self._job, [n for n in names_of(self._job) if n != "syncer"], [f"{self._job.name}-syncer"])
+        shards = [address.rpartition(":")[0] for address in places_of(self._job, "").shards]
+        hosts = [f"{self._job.name}-syncer", *shards]
+        make_keys(self._job, learners_of(self._job), hosts)
         self._apply(self.objects(secrets=True))
 
     def status(self) -> list[PartState]:

@@ -7,14 +7,12 @@ from pathlib import Path
 
 from atoll.core import Role
 from atoll.engines.job import LaunchJob
-from atoll.engines.parts import TLS_NAME, token_file
+from atoll.engines.parts import OPERATOR, TLS_NAME, token_file
 from atoll.keys import CERTIFICATE_FILE, KEY_FILE, KEYS_FILE, issue, make_authority, read_keys, write_private
 from atoll.private import make_private_folder
 from atoll.wire import read_certificate
 
 CERTIFICATE_DAYS = 365
-OPERATOR = "operator"
-"""Whose token `atoll status` and `atoll leave` of the person who launched it use."""
 
 
 def keys_folder(job: LaunchJob) -> Path | None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.engines.job import LaunchJob
-from atoll.engines.parts import HEAD, INDEX, JobPart, Places, filled, parts_of, settings_text
+from atoll.engines.parts import HEAD, INDEX, OPERATOR, JobPart, Places, filled, parts_of, settings_text
 from atoll.engines.shell import RUN_CHILD, command_line
 
 RUN = "/run/atoll"
@@ -227,7 +227,9 @@ def _environment(job: LaunchJob, part: JobPart, index: str) -> list[Object]:
     """Kubernetes puts $(ATOLL_INDEX) in, which it must have heard of before."""
     field = POD_INDEX_FIELD if part.role == "shard" else INDEX_FIELD
     number: Object = {"value": index} if index else {"valueFrom": {"fieldRef": {"fieldPath": field}}}
-    values = {**part.environment, **({"ATOLL_TOKEN_FILE": TOKEN} if "ATOLL_TOKEN_FILE" in part.environment else {})}
+    values = dict(part.environment)
+    if "ATOLL_TOKEN_FILE" in values:  # a Secret has no folders
+        values["ATOLL_TOKEN_FILE"] = TOKEN if part.role == "island" else f"{KEYS}/{OPERATOR}.token"
     if job.k8s.monitor and part.role == "syncer":
         values["ATOLL_METRICS"] = f"0.0.0.0:{job.k8s.metrics_port}"
     rest = [{"name": name, "value": filled(value, index or "$(ATOLL_INDEX)")} for name, value in values.items()]

@@ -23,6 +23,8 @@ TLS_NAME = "syncer.atoll"
 """A name in every certificate that the launcher makes: an engine may start the syncer anywhere."""
 RENDEZVOUS_PORT = 29400
 """torchrun's own default."""
+OPERATOR = "operator"
+"""Whose token `atoll status` and `atoll leave` of the person who launched it use."""
 SERVER_KEYS = ("keys.json", "cert.pem", "key.pem", "ca.pem")
 """What a process needs that learners come to."""
 Role = Literal["syncer", "shard", "island"]
@@ -102,7 +104,10 @@ def _syncer(job: LaunchJob, places: Places) -> JobPart:
     environment = _common(job, "syncer")
     if job.shards.count:
         argv += ["--shards", ",".join(places.shards)]
-        environment |= {"ATOLL_TLS_CA": f"{places.keys}/ca.pem"} if places.keys else {}
+        if places.keys:  # to its shards a coordinator is an operator
+            keys = (*keys, token_file(OPERATOR))
+            environment["ATOLL_TLS_CA"] = f"{places.keys}/ca.pem"
+            environment["ATOLL_TOKEN_FILE"] = f"{places.keys}/{token_file(OPERATOR)}"
     size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
     return JobPart("syncer", "syncer", 1, tuple(argv), environment, keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
 

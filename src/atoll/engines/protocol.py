@@ -77,9 +77,12 @@ def parse_counts(job: LaunchJob, words: Sequence[str]) -> dict[str, int]:
 
 def names_of(job: LaunchJob) -> list[str]:
     """Every process that the job should have."""
-    shards = [f"shard-{index}" for index in range(job.shards.count)]
-    islands = [f"{island.name}-{index}" for island in job.islands for index in range(island.count)]
-    return ["syncer", *shards, *islands]
+    return ["syncer", *(f"shard-{index}" for index in range(job.shards.count)), *learners_of(job)]
+
+
+def learners_of(job: LaunchJob) -> list[str]:
+    """Those that get a key."""
+    return [f"{island.name}-{index}" for island in job.islands for index in range(island.count)]
 
 
 def checked_part(job: LaunchJob, name: str) -> str:

@@ -17,7 +17,7 @@ from atoll.engines.files import job_files
 from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, names_of
+from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of
 from atoll.engines.tools import wait_until
 from atoll.errors import ConfigError, LaunchError
 
@@ -93,7 +93,7 @@ class RayEngine:
                 raise LaunchError(
                     f"{', '.join(sorted(alive))} of job {self._job.name} are there already; stop it first"
                 )
-            make_keys(self._job, [name for name in names_of(self._job) if name != "syncer"])
+            make_keys(self._job, learners_of(self._job))
             for spec in self._specs(secrets=True).values():
                 self._start(ray, spec)
 

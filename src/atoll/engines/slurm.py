@@ -17,7 +17,7 @@ from atoll.engines.files import put_files
 from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import INDEX, JobPart, Places, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, names_of
+from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of
 from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, word
 from atoll.engines.tools import run_tool, wait_until
 from atoll.errors import ConfigError, LaunchError
@@ -166,7 +166,7 @@ class SlurmEngine:
                 f"job {self._job.name} is in the queue already ({alive[0].part}, Slurm job {alive[0].job}); see "
                 f"`atoll launch slurm status`, and stop it before it is submitted again"
             )
-        make_keys(self._job, self._holders())
+        make_keys(self._job, learners_of(self._job))
         for folder in (self._run, self._run / "logs", self._run / "leaving"):
             make_private_folder(folder)
         put_files(self._job, self._run / "files")
@@ -228,9 +228,6 @@ class SlurmEngine:
 
     def _part(self, name: str) -> JobPart:
         return next(part for part in self._parts() if part.name == name)
-
-    def _holders(self) -> list[str]:
-        return [one for one in names_of(self._job) if one != "syncer"]
 
     def _name(self, part: JobPart) -> str:
         return f"atoll-{self._job.name}-{part.name}"

@@ -15,7 +15,7 @@ from atoll.engines.files import job_files
 from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part
+from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of
 from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered
 from atoll.engines.tools import run_tool
 from atoll.errors import ConfigError, LaunchError
@@ -132,21 +132,26 @@ class SshEngine:
         if alive := [one.name for one in self.status() if one.state == "running"]:
             raise LaunchError(f"{', '.join(alive)} of job {self._job.name} run already; stop the job first")
         seats = self._seats()
-        make_keys(
-            self._job, [name for name in seats if name != "syncer"], [self._host_of_syncer(), *self._job.shards.hosts]
-        )
+        make_keys(self._job, learners_of(self._job), [self._host_of_syncer(), *self._job.shards.hosts])
         self._start(seats)
 
     def status(self) -> list[PartState]:
         seats = self._seats()
         found: dict[str, PartState] = {}
+        silent = set()
         for host in self._hosts_in_use():
-            for line in self._on(host, STATUS).splitlines():
+            said = self._heard(host, STATUS)
+            silent |= {host} if said is None else set()
+            for line in (said or "").splitlines():
                 name, state, detail = line.split(" ", 2)
                 where = seats[name][1] if name in seats else host
                 if where == host and (name not in found or state == "running"):
                     found[name] = PartState(name, state, host, detail)
-        missing = [PartState(name, "missing", host) for name, (_, host) in seats.items() if name not in found]
+        missing = [
+            PartState(name, "missing", host, "the host does not answer" if host in silent else "")
+            for name, (_, host) in seats.items()
+            if name not in found
+        ]
         order = {name: number for number, name in enumerate(seats)}
         return sorted([*found.values(), *missing], key=lambda one: (order.get(one.name, len(order)), one.name))
 
@@ -164,15 +169,17 @@ class SshEngine:
         running = [one for one in self.status() if one.state == "running"]
         self._end([one for one in running if one.name != "syncer"])
         self._end([one for one in running if one.name == "syncer"])
-        rest = [line for host in self._hosts_in_use() for line in self._on(host, SWEEP).split()]
-        if rest:
-            raise LaunchError(f"processes {', '.join(rest)} do not end; look at them on their hosts")
+        swept = {host: self._heard(host, SWEEP) for host in self._hosts_in_use()}
+        if silent := [host for host, said in swept.items() if said is None]:
+            raise LaunchError(f"{', '.join(silent)} does not answer, and may still run its part; stop it again later")
+        if rest := " ".join(f"{host}: {said}" for host, said in swept.items() if said and said.strip()):
+            raise LaunchError(f"processes do not end ({rest.strip()}); look at them on their hosts")
 
     def logs(self, name: str, lines: int = LOG_LINES) -> str:
         checked_part(self._job, name)
         log = f'"$folder/logs/{name}.log"'
         for host in self._hosts_in_use():
-            if text := self._on(host, f"[ ! -e {log} ] || tail -n {lines} {log}\n"):
+            if text := self._heard(host, f"[ ! -e {log} ] || tail -n {lines} {log}\n"):
                 return text
         raise LaunchError(f"no host has a log of {name}; `atoll launch ssh status` shows what runs")
 
@@ -219,6 +226,14 @@ class SshEngine:
         return list(
             dict.fromkeys([self._host_of_syncer(), *self._hosts, *(host for _, host in self._seats().values())])
         )
+
+    def _heard(self, host: str, script: str) -> str | None:
+        """The same for many hosts: None from one that does not answer, which must not hide the others."""
+        try:
+            return self._on(host, script)
+        except LaunchError as error:
+            self._say(f"{host}: {error}")
+            return None
 
     def _on(self, host: str, script: str) -> str:
         config = ["-F", str(Path(self._job.ssh.config).expanduser())] if self._job.ssh.config else []
