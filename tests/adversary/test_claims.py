@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import SyncerProcess, TrainingThread, check_books
+from cluster import SyncerProcess, TrainingThread, check_books, kill_leftovers
 from raw_learner import RawLearner
 
 from atoll.core import Committed, TensorSpec
@@ -48,9 +48,16 @@ class Run:
             lambda status: min(status["versions"]) >= max(before) + 3, "versions while somebody lies"
         )
 
-    def end(self) -> None:
+    def send_liars_away(self) -> None:
+        """Whatever they did, the books add up."""
         for learner in self.raw:
             learner.close()
+        self.raw = []
+        assert all(trainer.error is None for trainer in self.honest)
+        check_books(self.syncer.status())
+
+    def end(self) -> None:
+        self.send_liars_away()
         for trainer in self.honest:
             trainer.stop()
             assert trainer.error is None
@@ -59,11 +66,26 @@ class Run:
         assert list(read_events(self.folder)), "what was written down can be read"
 
 
+@pytest.fixture(scope="module")
+def lied_to(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One run for all of these lies: what one of them left behind must not help the next, either."""
+    made = Run(tmp_path_factory.mktemp("lied-to"))
+    try:
+        yield made
+        made.end()
+    finally:
+        kill_leftovers()
+
+
+@pytest.fixture(autouse=True)
+def no_process_stays() -> None:
+    """Here some do, until the last test: in place of the fixture of all tests."""
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    made = Run(tmp_path)
-    yield made
-    made.end()
+def run(lied_to: Run) -> Iterator[Run]:
+    yield lied_to
+    lied_to.send_liars_away()
 
 
 def test_an_epoch_out_of_the_future_ends_no_syncer(run: Run) -> None:

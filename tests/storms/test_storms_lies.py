@@ -10,7 +10,7 @@ from pathlib import Path
 from atoll.instruments.chaos import Fault, load_plan
 from atoll.instruments.chaos.injector import Injector
 from atoll.instruments.check import facts
-from atoll.instruments.storms.checks import TOKENS_MAX, RunFacts, _of_ledger
+from atoll.instruments.storms.checks import TOKENS_MAX, RunFacts, _of_calm, _of_learners, _of_ledger
 from atoll.instruments.storms.control import ChaosControl
 from atoll.instruments.storms.files import FaultFiles
 from atoll.observe import events as ev
@@ -68,6 +68,25 @@ def test_the_ledger_is_not_held_against_what_a_liar_did() -> None:
         stamped = [(number, f"source-{number}", event) for number, event in enumerate(liars)]
         (fact,) = _of_ledger(stamped, run)
         assert isinstance(fact, facts.Processed) and (fact.known, fact.total) == expected
+
+
+def test_a_liar_is_promised_nothing_after_the_storm() -> None:
+    run = RunFacts(["a", "b"], 1, 8, 0.1, 10)
+    told = [
+        ev.FaultInjected(fault="lie", target="b", detail="", until_ns=1, lasts_s=1.0),
+        ev.FaultEnded(fault="lie", target="b"),
+        ev.LearnerSteps("a", 1, 8, 8, 80, 80, 1.0, 0, 0, 0, 0, 0, 0),
+    ]
+    stamped = [(number, "source", event) for number, event in enumerate(told)]
+    calm = next(iter(_of_calm(stamped, run)))
+    assert isinstance(calm, facts.Calm) and calm.learners == ("a",)
+
+
+def test_what_was_left_out_of_a_merge_is_an_event_that_says_so() -> None:
+    for code, told in (("quarantined", True), ("norm_outlier", True), ("because", False)):
+        stamped = [(1, "syncer", ev.ContributionRefused(0, "b", 1, 0, 32, code, "why"))]
+        (fact,) = _of_learners(stamped)
+        assert isinstance(fact, facts.Refused) and fact == facts.Refused("b", code, told)
 
 
 def test_the_plan_of_the_trust_benchmark_tells_every_lie_and_two_at_a_time(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ from atoll.core import ContributionRecord as Merged
 from atoll.core import effects as fx
 from atoll.instruments.check import facts
 from atoll.instruments.sim.believed import MergeWithLies
+from atoll.instruments.sim.data_reader import STREAM
 from atoll.instruments.sim.payloads import Made, Payload, SyncerPayloads
 from atoll.instruments.sim.process import Process
 
@@ -334,6 +335,11 @@ class SyncerHost(Process):
 
     def append(self, rows: Mapping[str, Any]) -> None:
         self.disk.append(self.epoch, rows)
+        # What is leased to a liar is its own from here on, also while the word of it waits for a slow disk: it may call
+        # done what it does not even know to have (draw 3, seed 2994).
+        hand = rows.get(f"data/{STREAM}/hand/{self.world.scenario.liar}")
+        if hand is not None:
+            self.world.leased_to_liar.update(chunk for chunk, *_ in hand["leases"])
 
     def sync(self, done: Callable[[str], None]) -> None:
         self.later(self._disk_ns(self.world.timing.sync_ns), self._sync, done)

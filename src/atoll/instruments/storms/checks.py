@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.core import Refusal
+from atoll.core import Discard, Refusal
 from atoll.errors import AtollError
 from atoll.instruments.check import Checkers, Violation, all_checkers, facts
 from atoll.observe import events as ev
@@ -260,7 +260,7 @@ def _merges(state: Path, epochs: Sequence[_Epoch]) -> dict[Key, _Merge]:
 
 
 def _of_learners(stamped: Sequence[Stamped]) -> Iterator[facts.Fact]:
-    codes = {str(code) for code in Refusal}
+    codes = {str(code) for code in (*Refusal, *Discard)}  # what was left out of a merge names why it is discarded
     back_ns = [t for t, _, e in stamped if isinstance(e, ev.SyncerRecovered) and not e.exact]
     seen: dict[tuple[str, str, int], int] = {}
     for t_ns, source, event in stamped:
