@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from cluster import SyncerProcess, TrainingThread, check_books
+from cluster import WAIT_S, SyncerProcess, TrainingThread, check_books
 from shards import ShardProcess, sharded_syncer
 
+from atoll.cli.options import shard_addresses
+from atoll.core import Hello, TensorSpec
+from atoll.errors import ConfigError, RefusedError
 from atoll.store import read_state
+from atoll.wire import ClientOptions, ControlClient
 
 RHYTHM = ("--fragments", "4", "--sync-every", "4", "--overlap", "1")
 STEPS = 24
@@ -49,87 +55,79 @@ def test_two_shards_make_the_same_bits_as_one_syncer(tmp_path: Path) -> None:
     assert model[0] == model[1]
 
 
-def test_a_dead_shard_stops_its_own_fragments_only_and_comes_back(tmp_path: Path) -> None:
+def test_the_run_outlives_the_death_of_each_part(tmp_path: Path) -> None:
+    """One run, and one after the other: a shard dies, a shard loses its disk, the coordinator dies, and one wakes up
+    when another leads its shards."""
     syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM, "--learners", "2")
     learners = [TrainingThread(syncer.address, f"l{i}", seed=i) for i in range(2)]
     try:
-        status = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
-        dead, alive = (shard["fragments"] for shard in status["shards"])
-        shards[0].kill()
-        before = syncer.wait_for(lambda s: bool(s["shards"][0]["away"]), "its death is noticed")["versions"]
-        after = syncer.wait_for(
-            lambda s: all(s["versions"][f] >= before[f] + 3 for f in alive), "the others go on without it"
-        )["versions"]
-        assert [after[f] for f in dead] == [before[f] for f in dead]
-        shards[0].start()
-        status = syncer.wait_for(
-            lambda s: all(s["versions"][f] >= after[f] + 2 for f in range(4)), "every fragment goes on"
-        )
-        assert status["recovered_from"] == "shards"
-        check_books(status)
-        for learner in learners:
-            learner.wait_steps(5)
-    finally:
-        for learner in learners:
-            learner.stop()
-        assert syncer.stop() == 0, syncer.output()
-        for shard in shards:
-            shard.stop()
-    assert all(learner.error is None for learner in learners)
-
-
-def test_learners_bring_back_what_a_lost_disk_held(tmp_path: Path) -> None:
-    syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM, "--learners", "2")
-    learners = [TrainingThread(syncer.address, f"l{i}", seed=i) for i in range(2)]
-    try:
-        syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
-        shards[1].kill()
-        shutil.rmtree(shards[1].folder / "state")
-        before = syncer.status()["versions"]
-        shards[1].start()
-        status = syncer.wait_for(
-            lambda s: s["recovered_from"] == "shards" and all(s["versions"][f] > before[f] for f in range(4)),
-            "every fragment is back, and goes on",
-        )
-        check_books(status)
-    finally:
-        for learner in learners:
-            learner.stop()
-        syncer.stop()
-        for shard in shards:
-            shard.stop()
-    assert "a learner that holds them must bring them back" in syncer.output()
-    assert all(learner.error is None for learner in learners)
-
-
-def test_a_killed_coordinator_finds_its_shards_as_they_were(tmp_path: Path) -> None:
-    syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM, "--learners", "2")
-    learners = [TrainingThread(syncer.address, f"l{i}", seed=i) for i in range(2)]
-    try:
-        before = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
-        syncer.kill()
-        for learner in learners:
-            learner.wait_steps(5)
-        syncer.again()
-        status = syncer.wait_for(
-            lambda s: all(s["versions"][f] >= before["versions"][f] + 2 for f in range(4)), "every fragment goes on"
-        )
-        assert status["recovered_from"] == "shards" and status["run"] == before["run"]
-        assert status["epoch"] > before["epoch"]
-        check_books(status)
-        os.kill(syncer.process.pid, signal.SIGSTOP)  # a frozen one that wakes up when another leads its shards
-        frozen, folder = syncer.process, tmp_path / "second"
-        shutil.copytree(tmp_path / "run", folder)
-        addresses = ",".join(shard.address for shard in shards)
-        second = SyncerProcess(folder, "--shards", addresses, *RHYTHM, "--learners", "2", "--take-over")
-        os.kill(frozen.pid, signal.SIGCONT)
-        assert frozen.wait(60) == 3, syncer.output()
-        second.stop()
+        a_shard_dies(syncer, shards)
+        a_disk_is_lost(syncer, shards)
+        the_coordinator_dies(syncer, learners)
+        a_newer_one_leads(syncer, shards, tmp_path)
+        assert all(learner.error is None for learner in learners)
     finally:
         for learner in learners:
             learner.stopping.set()
         for shard in shards:
             shard.kill()
+
+
+def a_shard_dies(syncer: SyncerProcess, shards: list[ShardProcess]) -> None:
+    """Its fragments stop and no others, until it is back."""
+    status = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
+    dead, alive = (shard["fragments"] for shard in status["shards"])
+    shards[0].kill()
+    before = syncer.wait_for(lambda s: bool(s["shards"][0]["away"]), "its death is noticed")["versions"]
+    after = syncer.wait_for(
+        lambda s: all(s["versions"][f] >= before[f] + 3 for f in alive), "the others go on without it"
+    )["versions"]
+    assert [after[f] for f in dead] == [before[f] for f in dead]
+    shards[0].start()
+    goes_on(syncer, after)
+
+
+def a_disk_is_lost(syncer: SyncerProcess, shards: list[ShardProcess]) -> None:
+    """Learners bring back what it held."""
+    shards[1].kill()
+    shutil.rmtree(shards[1].folder / "state")
+    before = syncer.wait_for(lambda s: bool(s["shards"][1]["away"]), "its death is noticed")
+    shards[1].start()
+    status = goes_on(syncer, before["versions"])
+    assert status["epoch"] > before["epoch"]
+    assert "a learner that holds them must bring them back" in syncer.output()
+
+
+def the_coordinator_dies(syncer: SyncerProcess, learners: list[TrainingThread]) -> None:
+    """Learners train on, and shards hold what they held."""
+    before = syncer.status()
+    syncer.kill()
+    for learner in learners:
+        learner.wait_steps(5)
+    syncer.again()
+    status = goes_on(syncer, before["versions"])
+    assert status["run"] == before["run"] and status["epoch"] > before["epoch"]
+
+
+def a_newer_one_leads(syncer: SyncerProcess, shards: list[ShardProcess], tmp_path: Path) -> None:
+    """The frozen coordinator has a disk of its own, so that its shards alone can tell it."""
+    os.kill(syncer.process.pid, signal.SIGSTOP)
+    folder = tmp_path / "second"
+    shutil.copytree(tmp_path / "run", folder)
+    addresses = ",".join(shard.address for shard in shards)
+    second = SyncerProcess(folder, "--shards", addresses, "--take-over")
+    os.kill(syncer.process.pid, signal.SIGCONT)
+    assert syncer.process.wait(WAIT_S) == 3, syncer.output()
+    second.kill()
+
+
+def goes_on(syncer: SyncerProcess, versions: list[int]) -> dict[str, Any]:
+    status = syncer.wait_for(
+        lambda s: all(s["versions"][f] >= versions[f] + 2 for f in range(4)), "every fragment goes on"
+    )
+    assert status["recovered_from"] == "shards"
+    check_books(status)
+    return status
 
 
 def refusal(*argv: str) -> str:
@@ -147,17 +145,26 @@ def refusal(*argv: str) -> str:
     ],
 )
 def test_a_wrong_list_of_shards_is_refused(shards: str, said: str) -> None:
-    assert said in refusal("syncer", "--listen", "127.0.0.1:0", "--shards", shards)
+    with pytest.raises(ConfigError, match=said):
+        shard_addresses(shards)
 
 
-def test_shards_of_another_run_and_of_one_folder_are_refused(tmp_path: Path) -> None:
+async def old_hello(address: str) -> None:
+    async with ControlClient(ClientOptions(address=address)) as client:
+        await client.open(Hello("old", "i", 3, (TensorSpec("w", (256,), "float32"),)))
+
+
+def test_older_learners_and_shards_of_another_run_or_of_one_folder_are_refused(tmp_path: Path) -> None:
     syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM)
     learner = TrainingThread(syncer.address, "only")
     syncer.wait_for(lambda s: min(s["versions"], default=0) >= 1, "a version of every fragment")
+    with pytest.raises(RefusedError, match="older than shards"):
+        asyncio.run(old_hello(syncer.address))
     learner.stop()
     assert syncer.stop() == 0, syncer.output()
     first, second = (shard.address for shard in shards)
     own = ("--shards", f"{first},{second}", "--listen", "127.0.0.1:0")
+    assert "is using" in refusal("shard", "--listen", "127.0.0.1:0", "--run-folder", str(shards[0].folder))
     assert "holds fragments of run" in refusal("syncer", "--run-folder", str(tmp_path / "other"), *own)
     assert "are on shards" in refusal("syncer", "--run-folder", str(tmp_path / "run"), "--listen", "127.0.0.1:0")
     shards[1].kill()
@@ -169,10 +176,3 @@ def test_shards_of_another_run_and_of_one_folder_are_refused(tmp_path: Path) -> 
     assert "copies of one folder" in refusal("syncer", "--run-folder", str(tmp_path / "run"), *own)
     shards[0].stop()
     shards[1].stop()
-
-
-def test_two_shards_cannot_share_a_folder(tmp_path: Path) -> None:
-    shard = ShardProcess(tmp_path / "shard")
-    shard.wait_ready()
-    assert "is using" in refusal("shard", "--listen", "127.0.0.1:0", "--run-folder", str(tmp_path / "shard"))
-    shard.stop()

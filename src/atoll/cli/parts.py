@@ -143,6 +143,8 @@ def syncer(
         raise ConfigError(f"durability {kept.durability} needs a place on disk; give --run-folder")
     if run_folder is None and kept.record:
         raise ConfigError("a recording needs a place on disk; give --run-folder, or --no-record")
+    if shards and kept.record:
+        raise ConfigError("merges on shards cannot be replayed yet, so that they are not recorded; give --no-record")
     derived = {"learners": "learners_expected", "tokens_budget": "tokens_budget"}
     settings = sync_values({**beneath, **sync})
     settings |= {field: own[name] for name, field in derived.items() if name in own}

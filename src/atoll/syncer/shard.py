@@ -39,7 +39,7 @@ NOBODY_LEADS = "no syncer leads this shard at the moment; ask again soon"
 Reply = tuple[Mapping[str, Any], memoryview | bytes]
 
 
-class Shard:
+class ShardService:
     """Implements `atoll.wire.SyncerService` for payloads, and answers the coordinator."""
 
     def __init__(self, arrays: ShardArrays, overtaken: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from atoll.keys import KeyFile
 from atoll.observe import EventWriter, NullWriter, Writer
 from atoll.private import private_umask
 from atoll.syncer.options import EXIT_FENCED, ShardOptions
-from atoll.syncer.shard import Shard
+from atoll.syncer.shard import ShardService
 from atoll.syncer.shard_arrays import ShardArrays
 from atoll.wire import RunningServer, ServerOptions, attach_handler, serve
 
@@ -57,7 +57,7 @@ async def _serve(options: ShardOptions) -> int:
         stop.set()
 
     arrays = ShardArrays(options.run_folder, writer, take_over=options.take_over)
-    shard = Shard(arrays, overtaken)
+    shard = ShardService(arrays, overtaken)
     server = await _listen(shard, options)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -78,7 +78,7 @@ async def _serve(options: ShardOptions) -> int:
     return _overtaken(fenced[0]) if fenced else 0
 
 
-async def _end_after_syncer(shard: Shard, stop: asyncio.Event) -> None:
+async def _end_after_syncer(shard: ShardService, stop: asyncio.Event) -> None:
     """The launcher is gone, and the syncer is about to end: it wants the model first."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ORPHAN_S):
@@ -97,7 +97,7 @@ def _writer(folder: Path | None) -> Writer:
     return EventWriter(folder / "events" / f"shard-{os.getpid()}.jsonl")
 
 
-async def _listen(shard: Shard, options: ShardOptions) -> RunningServer:
+async def _listen(shard: ShardService, options: ShardOptions) -> RunningServer:
     """Listen where this shard listened before, if the port may be chosen: syncer and learners look for it there."""
     wanted = ServerOptions(
         listen=options.listen,
