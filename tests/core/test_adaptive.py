@@ -81,8 +81,9 @@ def test_a_link_that_gets_more_answers_through_goes_on_down_the_ladder() -> None
     made = controller()
     changes = windows(made, 1, 0.95, answers=2)
     changes += windows(made, 1, 0.95, start_ns=WINDOW_NS_MIN, answers=4)
-    assert [c.after for c in changes] == ["int2", "topk:3%"]
-    changes = windows(made, 5, 0.95, start_ns=2 * WINDOW_NS_MIN, answers=16)
+    changes += windows(made, 1, 0.95, start_ns=2 * WINDOW_NS_MIN, answers=8)
+    assert [c.after for c in changes] == ["int2", "topk:10%", "topk:3%"]
+    changes = windows(made, 5, 0.95, start_ns=3 * WINDOW_NS_MIN, answers=16)
     changes += windows(made, 5, 0.95, start_ns=10 * WINDOW_NS_MIN, answers=2)
     assert not changes, "there are no fewer bits: it contributes at its own pace"
 
@@ -175,7 +176,7 @@ def test_off_decides_nothing_and_same_numbers_give_the_same_decisions() -> None:
 
 
 def test_a_ladder_begins_at_the_run_s_codec_and_one_of_a_user_s_own_has_none() -> None:
-    assert [name for name, _ in ladder_of(SyncConfig(adaptive="on"))] == ["int4", "int2", "topk:3%"]
+    assert [name for name, _ in ladder_of(SyncConfig(adaptive="on"))] == ["int4", "int2", "topk:10%", "topk:3%"]
     assert [name for name, _ in ladder_of(SyncConfig(adaptive="on", codec_up="topk:5%"))] == ["topk:5%"]
     assert [name for name, _ in ladder_of(SyncConfig())] == ["int4"]
 

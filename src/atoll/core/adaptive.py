@@ -28,6 +28,7 @@ LADDER = (
     ("int8", 8.125),
     ("int4", 4.125),
     ("int2", 2.125),
+    ("topk:10%", 1.094),
     ("topk:3%", 0.375),
 )
 """Codecs of contributions from the most bits per parameter to the fewest. A run begins at its `codec_up`."""

@@ -63,7 +63,8 @@ class MergeScales:
         weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
         if not scales_steps(self._config):
             return MergeWeights(weights, 1.0)
-        present = [present_tokens(self._config, i.steps, counted) for i, counted in zip(items, tokens, strict=True)]
+        counts = zip(items, tokens, strict=True)
+        present = [present_tokens(self._config, i.steps, counted, track.period) for i, counted in counts]
         share = step_share(self._config, self._ledger.spent, present, self._missing(track, opened, usual))
         share = min(share, _share_at_the_end(track, opened, ending))
         if len(opened.asked) > len(opened.contributors()):
@@ -92,7 +93,7 @@ class MergeScales:
             if member is not None and counts and track.missed.get(learner, 0) < MISSING_PERIODS:
                 rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
                 made = tokens_counted(member.steps, member.tokens, self._sizes.limit(learner, usual))
-                tokens.append(missing_tokens(self._config, rest, member.steps, made))
+                tokens.append(missing_tokens(self._config, rest, member.steps, made, track.period))
         return tokens
 
 
