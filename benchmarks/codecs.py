@@ -72,10 +72,9 @@ def leftovers(run: Path) -> None:
     from atoll.store import RECORDING_FOLDER, SegmentFile
 
     found: dict[str, list[np.ndarray]] = {}
-    for number, path in enumerate(sorted((run / "state" / RECORDING_FOLDER).rglob("*"))):
-        if not path.is_file():
-            continue
-        reader = SegmentReader(SegmentFile(0, number, path))
+    for path in sorted((run / "state" / RECORDING_FOLDER).glob("recording-*-*.log")):
+        _, epoch, number = path.stem.split("-")
+        reader = SegmentReader(SegmentFile(int(epoch), int(number), path))
         for record in reader.records():
             if record.kind == "payload":
                 body = np.empty(record.body_bytes, np.uint8)

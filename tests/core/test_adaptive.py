@@ -15,7 +15,7 @@ from atoll.core.adaptive import (
     CHANGES_BURST,
     WINDOW_NS_MIN,
     AdaptiveController,
-    Link,
+    LinkPlace,
     RunMeasured,
     ladder_of,
     next_rung,
@@ -188,7 +188,7 @@ def test_a_build_that_does_not_know_a_rung_is_not_asked_for_it() -> None:
         made.links.asked("old", 0, 1, turn * WINDOW_NS_MIN)
         made.look((turn + 1) * WINDOW_NS_MIN, 1, CALM, [("old", frozenset())])
     assert made.codec("old") == ""
-    link = Link((("int4", 4.0), ("int2", 2.0)), rung=1)
+    link = LinkPlace((("int4", 4.0), ("int2", 2.0)), rung=1)
     assert next_rung(link, LinkMeasured(10, 10, 0, 0))[0] == 1
 
 

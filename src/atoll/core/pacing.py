@@ -66,8 +66,7 @@ class FixedPacing:
 
 
 class WarmupPacing:
-    """Every other step at first (but not while the last round is still hidden: every `overlap` steps), and then, step by
-    step, every `sync_every`."""
+    """Every other step at first, or every `overlap` steps if that is more; then, step by step, every `sync_every`."""
 
     def period(self, config: SyncConfig, pace: Pace) -> tuple[int, str]:
         return ramp(config.sync_every, pace.clock_step, max(2, config.overlap))
