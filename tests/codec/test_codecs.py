@@ -195,7 +195,7 @@ def test_truncated_and_oversized_payloads_are_refused_with_both_sizes(name: str,
         lambda: codec.decode_add(wrong, np.zeros(700, np.float32)),
         lambda: codec.inspect(wrong, 700, np.array([0, 3])),
     ):
-        with pytest.raises(PayloadError, match=rf"{size + change} bytes, expected {size} for 700 elements"):
+        with pytest.raises(PayloadError, match=rf"{size + change} bytes, (expected|at most) {size} for 700 elements"):
             call()
 
 

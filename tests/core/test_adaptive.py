@@ -15,7 +15,7 @@ from atoll.core.adaptive import (
     CHANGES_BURST,
     WINDOW_NS_MIN,
     AdaptiveController,
-    Link,
+    LinkPlace,
     RunMeasured,
     ladder_of,
     next_rung,
@@ -81,8 +81,9 @@ def test_a_link_that_gets_more_answers_through_goes_on_down_the_ladder() -> None
     made = controller()
     changes = windows(made, 1, 0.95, answers=2)
     changes += windows(made, 1, 0.95, start_ns=WINDOW_NS_MIN, answers=4)
-    assert [c.after for c in changes] == ["int2", "topk:3%"]
-    changes = windows(made, 5, 0.95, start_ns=2 * WINDOW_NS_MIN, answers=16)
+    changes += windows(made, 1, 0.95, start_ns=2 * WINDOW_NS_MIN, answers=8)
+    assert [c.after for c in changes] == ["int2", "topk:10%", "topk:3%"]
+    changes = windows(made, 5, 0.95, start_ns=3 * WINDOW_NS_MIN, answers=16)
     changes += windows(made, 5, 0.95, start_ns=10 * WINDOW_NS_MIN, answers=2)
     assert not changes, "there are no fewer bits: it contributes at its own pace"
 
@@ -175,7 +176,7 @@ def test_off_decides_nothing_and_same_numbers_give_the_same_decisions() -> None:
 
 
 def test_a_ladder_begins_at_the_run_s_codec_and_one_of_a_user_s_own_has_none() -> None:
-    assert [name for name, _ in ladder_of(SyncConfig(adaptive="on"))] == ["int4", "int2", "topk:3%"]
+    assert [name for name, _ in ladder_of(SyncConfig(adaptive="on"))] == ["int4", "int2", "topk:10%", "topk:3%"]
     assert [name for name, _ in ladder_of(SyncConfig(adaptive="on", codec_up="topk:5%"))] == ["topk:5%"]
     assert [name for name, _ in ladder_of(SyncConfig())] == ["int4"]
 
@@ -187,7 +188,7 @@ def test_a_build_that_does_not_know_a_rung_is_not_asked_for_it() -> None:
         made.links.asked("old", 0, 1, turn * WINDOW_NS_MIN)
         made.look((turn + 1) * WINDOW_NS_MIN, 1, CALM, [("old", frozenset())])
     assert made.codec("old") == ""
-    link = Link((("int4", 4.0), ("int2", 2.0)), rung=1)
+    link = LinkPlace((("int4", 4.0), ("int2", 2.0)), rung=1)
     assert next_rung(link, LinkMeasured(10, 10, 0, 0))[0] == 1
 
 

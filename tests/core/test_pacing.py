@@ -108,3 +108,16 @@ def test_only_who_speaks_the_newer_protocol_is_told_the_due_step() -> None:
     told = [x for x in sent if isinstance(x, fx.ToLearner) and isinstance(x.message, Published)]
     assert {bool(x.message.due_step) for x in told if x.session == old.session} == {False}
     assert {bool(x.message.due_step) for x in told if x.session != old.session} == {True}
+
+
+def test_a_warm_up_merges_more_often_at_first_and_ends_at_the_setting() -> None:
+    world = running("warmup", steps=200, sync_every=8)
+    found = gaps(world, 0)
+    assert found[0] == 2 and found[-1] == 8 and found == sorted(found)
+    told = [event for event in world.noted(PaceChanged) if event.fragment == 0]
+    assert "warm-up, at step" in told[0].reason
+
+
+def test_adaptive_learning_keeps_to_its_bounds() -> None:
+    world = running("fixed", steps=200, sync_every=8, adaptive="learning", period_min=4)
+    assert min(gaps(world, 0)) == 4 and gaps(world, 0)[-1] == 8

@@ -163,7 +163,7 @@ def _guard_never_resets(patch: MonkeyPatch) -> None:
 
 
 def _silent_weigh_all(patch: MonkeyPatch) -> None:
-    patch.setattr(merging, "missing_tokens", lambda config, rest, steps, tokens: rest)
+    patch.setattr(merging, "missing_tokens", lambda config, rest, steps, tokens, period=0: rest)
     patch.setattr(DeliveryWatch, "missed", lambda self, track, opened: ())
 
 

@@ -6,7 +6,7 @@
     on          both
 
 Every decision is (subject, what, before, after, reason), and an event. Same numbers, same decision: nothing here reads
-a clock, draws a number or remembers more than `Link` and the fields below. Two things keep it from flapping. A step
+a clock, draws a number or remembers more than is said below. Two things keep it from flapping. A step
 towards more bits waits for several calm windows; and each subject has a bucket of changes, so that none changes more
 than CHANGES_BURST + 3600 s / CHANGE_EVERY_NS times within an hour, whatever is measured. Numbers that cannot be
 (a step of no length, NaN, a clock that jumps) lead to no decision, which is said.
@@ -28,6 +28,7 @@ LADDER = (
     ("int8", 8.125),
     ("int4", 4.125),
     ("int2", 2.125),
+    ("topk:10%", 1.094),
     ("topk:3%", 0.375),
 )
 """Codecs of contributions from the most bits per parameter to the fewest. A run begins at its `codec_up`."""
@@ -91,7 +92,7 @@ class Bucket:
 
 
 @dataclass(slots=True)
-class Link:
+class LinkPlace:
     """One learner's place on the ladder."""
 
     ladder: tuple[tuple[str, float], ...]
@@ -124,7 +125,7 @@ def ladder_of(config: SyncConfig) -> tuple[tuple[str, float], ...]:
     return LADDER[start:] if adapts and start < len(names) else ((config.codec_up, 0.0),)
 
 
-def next_rung(link: Link, measured: LinkMeasured) -> tuple[int, str]:
+def next_rung(link: LinkPlace, measured: LinkMeasured) -> tuple[int, str]:
     """Where on the ladder a link belongs after this window, and why. Changes what the link remembers, not its rung."""
     share = measured.share
     link.busy = share > BUSY_HIGH and measured.busy_ns >= max(1, measured.answers) * ANSWER_NS_MIN
@@ -146,7 +147,7 @@ def next_rung(link: Link, measured: LinkMeasured) -> tuple[int, str]:
     return link.rung - 1, f"its link has room: {share:.0%} in use, {richer:.0%} with more bits"
 
 
-def _has_helped(link: Link, measured: LinkMeasured) -> bool | None:
+def _has_helped(link: LinkPlace, measured: LinkMeasured) -> bool | None:
     """Whether the last step down brought more answers; None: there are too few to tell. True if there was none."""
     if link.before is None:
         return True
@@ -174,7 +175,7 @@ class AdaptiveController:
         self.period, self.overlap = config.sync_every, config.overlap
         self.links = LinkWatch()
         self._ladder = ladder_of(config)
-        self._of: dict[str, Link] = {}
+        self._of: dict[str, LinkPlace] = {}
         self._buckets: dict[tuple[str, str], Bucket] = {}
         self._looked_ns: int | None = None
         self._calm = 0
@@ -251,7 +252,7 @@ class AdaptiveController:
             usable = tuple(rung for rung in self._ladder if rung[0].partition(":")[0] in knows)
             if not usable or usable[0] != self._ladder[0]:
                 return None  # its build is older than the choice, or does not know the run's own codec
-            link = self._of[learner] = Link(usable)
+            link = self._of[learner] = LinkPlace(usable)
         before = link.codec
         rung, why = next_rung(link, measured)
         if rung == link.rung or not self._may(learner, "codec_up", now_ns):

@@ -65,7 +65,8 @@ class MergeScales:
         weights = self._capped(items, weights)
         fresh = sum(weights)
         weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
-        present = [present_tokens(self._config, i.steps, counted) for i, counted in zip(items, tokens, strict=True)]
+        counts = zip(items, tokens, strict=True)
+        present = [present_tokens(self._config, i.steps, counted, track.period) for i, counted in counts]
         share = step_share(self._config, self._ledger.spent, present, self._missing(track, opened, usual))
         share = min(share, _share_at_the_end(track, opened, ending))
         if len(opened.asked) > len(opened.contributors()):
@@ -95,7 +96,8 @@ class MergeScales:
             if member is not None and counts and track.missed.get(learner, 0) < MISSING_PERIODS:
                 rest = self._ledger.account(learner, member.generation).rest(opened.fragment)
                 made = tokens_counted(member.steps, member.tokens, self._sizes.limit(learner, usual))
-                tokens.append(int(missing_tokens(self._config, rest, member.steps, made) * (1.0 - member.doubt)))
+                missing = missing_tokens(self._config, rest, member.steps, made, track.period)
+                tokens.append(int(missing * (1.0 - member.doubt)))
         return tokens
 
 

@@ -66,10 +66,10 @@ class FixedPacing:
 
 
 class WarmupPacing:
-    """Every other step at first, and then, step by step, every `sync_every`."""
+    """Every other step at first, or every `overlap` steps if that is more; then, step by step, every `sync_every`."""
 
     def period(self, config: SyncConfig, pace: Pace) -> tuple[int, str]:
-        return ramp(config.sync_every, pace.clock_step, 2)
+        return ramp(config.sync_every, pace.clock_step, max(2, config.overlap))
 
 
 def ramp(sync_every: int, clock_step: int, low: int) -> tuple[int, str]:
@@ -85,5 +85,5 @@ def period(config: SyncConfig, pace: Pace) -> tuple[int, str]:
     """What the run's policy says, within bounds: a period of 0 would launch a fragment for ever."""
     steps, reason = PACING.get(config.pacing).period(config, pace)
     if config.adaptive in ("on", "learning"):
-        steps, reason = min((steps, reason), ramp(steps, pace.clock_step, config.period_min))
+        steps, reason = min((steps, reason), ramp(steps, pace.clock_step, max(config.period_min, config.overlap)))
     return min(max(1, int(steps)), PERIOD_MAX), reason

@@ -104,18 +104,18 @@ def rounds_missed_max(config: SyncConfig) -> int:
     return ASIDE_PERIODS * config.fragments
 
 
-def missing_tokens(config: SyncConfig, rest: int, steps: int, tokens: int) -> int:
+def missing_tokens(config: SyncConfig, rest: int, steps: int, tokens: int, period: int = 0) -> int:
     """What a learner that was asked and has not answered weighs: the tokens that it still has (`rest`), but no more
     than it makes in two periods (by its `steps` and `tokens` so far): one is in a contribution on its way, one is new.
     What it holds beyond that it holds because it does not deliver, and it would shrink everybody's steps for as long as
-    it does not (reliability lesson 9)."""
-    return min(rest, MISSING_PERIODS * config.sync_every * tokens // steps) if steps > 0 else 0
+    it does not (reliability lesson 9). A period is `sync_every`, if it is not given."""
+    return min(rest, MISSING_PERIODS * (period or config.sync_every) * tokens // steps) if steps > 0 else 0
 
 
-def present_tokens(config: SyncConfig, steps: int, tokens: int) -> int:
+def present_tokens(config: SyncConfig, steps: int, tokens: int, period: int = 0) -> int:
     """What a contribution weighs against those that are missing: by the same measure as theirs, so that contributions
     of everybody after an outage, merged in two halves, add up to one of all."""
-    return missing_tokens(config, tokens, steps, tokens)
+    return missing_tokens(config, tokens, steps, tokens, period)
 
 
 def _counted_steps(config: SyncConfig, steps: int) -> float:

@@ -71,7 +71,8 @@ def encode_poisoned(vault: Vault, sending: HeldContribution, variant: str) -> U8
         payload = encode_scaled(vault, sending, FACTORS.get(variant, 1.0))
     if variant == "nan":
         payload = payload.copy()
-        payload[:4] = 0xFF  # a float32 of NaN: the first value (fp32), two of them (bf16), or the first scale
+        # A float32 of NaN: the first value (fp32), two of them (bf16), or the first scale, which has 2 bytes in topk.
+        payload[: 2 if sending.header.codec.startswith("topk") else 4] = 0xFF
         sending.payload = payload
     return payload
 

@@ -42,6 +42,19 @@ def target_of(fragment: int, size: int, learner: str) -> F32:
     return shifted
 
 
+_codecs: dict[int, tuple[weakref.ref[U8], str]] = {}
+"""What payloads are encoded in, by their identity: whoever merges one again (a replay, the next syncer) must know."""
+
+
+def _encoded_in(payload: U8, codec: str) -> str:
+    """This codec, which is remembered; or, if none is given, the one that was."""
+    key, known = id(payload), _codecs.get(id(payload))
+    if codec:
+        _codecs[key] = (weakref.ref(payload, lambda _: _codecs.pop(key, None)), codec)
+        return codec
+    return known[1] if known is not None and known[0]() is payload else ""
+
+
 class ArraySyncer:
     def __init__(self, layout: Layout, config: SyncConfig) -> None:
         self.state = ModelState(layout, config)
@@ -60,6 +73,7 @@ class ArraySyncer:
         key = id(payload)
         looked = self._looked.get(key)
         if looked is None or looked[0]() is not payload:
+            codec = _encoded_in(payload, codec)
             finite, held = self.state.inspect(fragment, payload, codec)
             reference = weakref.ref(payload, lambda _: self._looked.pop(key, None))
             self._looked[key] = looked = (reference, finite, held.norms, held.codec)
