@@ -141,3 +141,21 @@ def test_what_does_not_fit_together_is_said_on_every_rank(syncers: list[SyncerTh
         assert "no trainable parameters" in said["frozen"]
         assert "FSDP1" in said["fsdp1"]
         assert "IslandError" in said["uneven"] and "do different things" in said["uneven"]
+
+
+def test_an_island_continues_from_checkpoints_of_its_ranks_and_another_one_says_why_not(
+    syncers: list[SyncerThread], tmp_path: Path
+) -> None:
+    syncers.append(SyncerThread(config(overlap=2)))
+    options = {"adam": True, "learner": {"run_folder": tmp_path, "checkpoint_every_s": 60.0}}
+    given = (island_work.train, "fsdp", syncers[0].address)
+    first = Ranks(2, tmp_path / "first", *given, 12, options).results()
+    again = Ranks(2, tmp_path / "again", *given, 6, options).results()
+    wider = Ranks(4, tmp_path / "wider", *given, 6, options).results()
+    assert [answer["optimizer_steps"] for answer in first] == [[12], [12]], first
+    assert [answer["optimizer_steps"] for answer in again] == [[18], [18]], again
+    assert all("of step 12, generation 1" in answer["inner"] for answer in again)
+    assert [answer["optimizer_steps"] for answer in wider] == [[6]] * 4, wider
+    assert all("the checkpoints here are of 2 ranks" in answer["inner"] for answer in wider)
+    names = {path.parent.name for path in (tmp_path / "learners" / "l").glob("*/inner-*.safetensors")}
+    assert {"rank-0-of-2", "rank-1-of-2"} <= names
