@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import time
@@ -12,7 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-WAIT_S = 120.0
+WAIT_S = 300.0
 """No wait in a test is longer; nothing is asserted about how long things take."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["island_work"])
@@ -73,6 +74,7 @@ def _main(
     os.dup2(log, 1)
     os.dup2(log, 2)
     torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(0.8 * WAIT_S)  # where a rank that hangs does so is in its log
     try:
         store = dist.FileStore(f"{folder}/store", size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))

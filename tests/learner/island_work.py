@@ -73,7 +73,9 @@ def train(rank: int, size: int, kind: str, address: str, steps: int, options: di
     """`gradients`: whole batches that every kind of island sees alike, so that the mean gradient is the same."""
     net, same = build(kind, size)
     gradients, pause_s = options.get("gradients", True), options.get("pause_s", 0.0)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    if options.get("adam"):
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(1)
     part = slice(0, 8) if same else slice(rank * 8 // size, (rank + 1) * 8 // size)
     given = {"island_timeout_s": 60.0, "learner_id": "l", "address": address, **options.get("learner", {})}
@@ -94,7 +96,8 @@ def train(rank: int, size: int, kind: str, address: str, steps: int, options: di
         seen |= {"bases": learner.versions(), "generation": learner.generation, "number": learner.rank}
         here = {name: local_part(value) for name, value in learner.published_state_dict().items()}
         seen["published"] = {name: list(value.shape) for name, value in here.items()}
-    seen["handed_over"] = learner.handed_over
+    seen["handed_over"], seen["inner"] = learner.handed_over, learner._inner.detail
+    seen["optimizer_steps"] = sorted({int(state["step"]) for state in optimizer.state.values() if "step" in state})
     return seen
 
 

@@ -16,7 +16,11 @@ from island_ranks import WAIT_S, Ranks
 
 from atoll.core.config import SyncConfig
 
-KINDS = {1: ("plain",), 2: ("ddp", "fsdp", "tp"), 4: ("fsdp", "hsdp", "2d")}
+RUNS = {
+    1: [("plain", "int4"), ("plain", "fp32")],
+    2: [("ddp", "int4"), ("fsdp", "int4"), ("fsdp", "fp32"), ("tp", "int4"), ("tp", "fp32")],
+    4: [("fsdp", "int4"), ("hsdp", "int4"), ("2d", "int4")],
+}
 STEPS = 10
 
 
@@ -41,13 +45,12 @@ def theta(syncer: SyncerThread) -> list[tuple[int, int]]:
 def test_every_kind_of_island_contributes_the_bits_of_one_process(syncers: list[SyncerThread], tmp_path: Path) -> None:
     """Published versions are sums of decoded contributions: equal checksums, equal contributions."""
     seen: dict[tuple[str, str, int], Any] = {}
-    for size, kinds in KINDS.items():
+    for size, wanted in RUNS.items():
         runs, names = [], []
-        for kind in kinds:
-            for codec in ("int4", "fp32"):
-                syncers.append(SyncerThread(config(codec_up=codec, codec_down=codec)))
-                runs.append((kind, syncers[-1].address, STEPS, {"gradients": False}))
-                names.append((codec, kind, size, syncers[-1]))
+        for kind, codec in wanted:
+            syncers.append(SyncerThread(config(codec_up=codec, codec_down=codec)))
+            runs.append((kind, syncers[-1].address, STEPS, {"gradients": False}))
+            names.append((codec, kind, size, syncers[-1]))
         ranks = Ranks(size, tmp_path / str(size), island_work.several, runs)
         answers = ranks.results()
         assert all(isinstance(answer, list) for answer in answers), (answers, ranks.output(0))
@@ -138,3 +141,21 @@ def test_what_does_not_fit_together_is_said_on_every_rank(syncers: list[SyncerTh
         assert "no trainable parameters" in said["frozen"]
         assert "FSDP1" in said["fsdp1"]
         assert "IslandError" in said["uneven"] and "do different things" in said["uneven"]
+
+
+def test_an_island_continues_from_checkpoints_of_its_ranks_and_another_one_says_why_not(
+    syncers: list[SyncerThread], tmp_path: Path
+) -> None:
+    syncers.append(SyncerThread(config(overlap=2)))
+    options = {"adam": True, "learner": {"run_folder": tmp_path, "checkpoint_every_s": 60.0}}
+    given = (island_work.train, "fsdp", syncers[0].address)
+    first = Ranks(2, tmp_path / "first", *given, 12, options).results()
+    again = Ranks(2, tmp_path / "again", *given, 6, options).results()
+    wider = Ranks(4, tmp_path / "wider", *given, 6, options).results()
+    assert [answer["optimizer_steps"] for answer in first] == [[12], [12]], first
+    assert [answer["optimizer_steps"] for answer in again] == [[18], [18]], again
+    assert all("of step 12, generation 1" in answer["inner"] for answer in again)
+    assert [answer["optimizer_steps"] for answer in wider] == [[6]] * 4, wider
+    assert all("the checkpoints here are of 2 ranks" in answer["inner"] for answer in wider)
+    names = {path.parent.name for path in (tmp_path / "learners" / "l").glob("*/inner-*.safetensors")}
+    assert {"rank-0-of-2", "rank-1-of-2"} <= names
