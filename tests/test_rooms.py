@@ -36,6 +36,7 @@ FRONT_DOORS = {
     "cli/options.py",  # credentials that nothing keeps
     "launch/commands.py",  # PATH of the processes that are started
     "launch/process.py",  # their environment
+    "launch/ranks.py",  # which GPUs there are to share out
     "learner/environment.py",  # who a learner is
     "zoo/worker.py",  # the same for the process of `atoll train`
     "store/remote_folder.py",  # where a cloud's own library would look, for an error message

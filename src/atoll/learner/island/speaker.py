@@ -29,7 +29,7 @@ from atoll.learner.arrays import whole_payload
 from atoll.learner.island.arrays import RankArrays
 from atoll.learner.island.link import RankLink
 from atoll.learner.island.parameters import RankParameters
-from atoll.learner.island.work import Command, Op, RankWork, config_bytes, signed, stage_command
+from atoll.learner.island.work import Op, RankCommand, RankWork, config_bytes, signed, stage_command
 from atoll.learner.island.worker import RankWorker
 from atoll.learner.parameters import F32
 from atoll.learner.shell import LearnerShell
@@ -82,7 +82,7 @@ class SpeakerArrays:
     def drop(self, fragment: int) -> None:
         boundary = self._taken.pop(fragment, None)
         if boundary is not None:
-            self._worker.post(Command(Op.DROP, (fragment, boundary)))
+            self._worker.post(RankCommand(Op.DROP, (fragment, boundary)))
 
     def give(self, fragment: int) -> int:
         """The copy belongs to a contribution from now on."""
@@ -93,14 +93,14 @@ class SpeakerArrays:
         return self.here.adopt(effect)
 
     def settle(self, fragment: int, seq: int, merged: bool) -> None:
-        self._worker.post(Command(Op.SETTLE, (fragment, seq, int(merged))))
+        self._worker.post(RankCommand(Op.SETTLE, (fragment, seq, int(merged))))
 
     def forget_residuals(self) -> None:
-        self._worker.post(Command(Op.FORGET_RESIDUALS))
+        self._worker.post(RankCommand(Op.FORGET_RESIDUALS))
 
     def forget_prepared(self, fragment: int) -> None:
         self.staged = {f: adopt for f, adopt in self.staged.items() if fragment not in (-1, f)}
-        self._worker.post(Command(Op.FORGET_PREPARED, (fragment,)))
+        self._worker.post(RankCommand(Op.FORGET_PREPARED, (fragment,)))
 
     def keep(self, fragment: int, made: Any) -> None:
         self.kept = True
@@ -146,7 +146,7 @@ class SpeakerShell(LearnerShell):
         """From the worker's thread into the driver."""
         self._post(self._call, done, result)
 
-    def _order(self, command: Command, done: Callable[[Any], None], payload: Any = None) -> None:
+    def _order(self, command: RankCommand, done: Callable[[Any], None], payload: Any = None) -> None:
         self.worker.post(command, payload, partial(self._answer, done))
 
     # ------------------------------------------------------------ layout
@@ -157,7 +157,7 @@ class SpeakerShell(LearnerShell):
     def _take_settings(self, config: SyncConfig) -> None:
         for codec in (config.codec_up, config.codec_down):
             block_bytes(codec)
-        self._order(Command(Op.LAY_OUT, (len(config_bytes(config)),)), self._laid_out, config)
+        self._order(RankCommand(Op.LAY_OUT, (len(config_bytes(config)),)), self._laid_out, config)
 
     def _laid_out(self, failed: str | None) -> None:
         assert failed is None, failed
@@ -196,32 +196,32 @@ class SpeakerShell(LearnerShell):
     def contribute(self, effect: fx.Contribute, done: Callable[[OutgoingPayload | str], None]) -> None:
         header = effect.header
         numbers = (header.fragment, header.seq, self._arrays.give(header.fragment), int(effect.feedback))
-        command = Command(Op.CONTRIBUTE, (*numbers, *effect.already_merged))
+        command = RankCommand(Op.CONTRIBUTE, (*numbers, *effect.already_merged))
         self._order(command, lambda made: done(made if isinstance(made, str) else _outgoing(made)))
 
     def prepare_whole(self, fragment: int, came: FetchedPayload, done: Callable[[PreparedVersion | str], None]) -> None:
-        command = Command(Op.WHOLE, (fragment, came.version, signed(came.checksum)))
+        command = RankCommand(Op.WHOLE, (fragment, came.version, signed(came.checksum)))
         self._order(command, partial(self._prepared, fragment, done), np.frombuffer(came.payload, np.uint8))
 
     def prepare_update(self, wanted: fx.Fetch, payload: Payload, done: Callable[[PreparedVersion | str], None]) -> None:
-        command = Command(Op.UPDATE, (wanted.fragment, wanted.version, signed(wanted.checksum)))
+        command = RankCommand(Op.UPDATE, (wanted.fragment, wanted.version, signed(wanted.checksum)))
         self._order(command, partial(self._prepared, wanted.fragment, done), np.frombuffer(payload, np.uint8))
 
     def _prepared(self, fragment: int, done: Callable[[PreparedVersion | str], None], made: HeldVersion | str) -> None:
         self._arrays.kept = False
         done(made)
         if not self._arrays.kept and isinstance(made, HeldVersion):
-            self.worker.post(Command(Op.DISCARD, (fragment, made.version)))
+            self.worker.post(RankCommand(Op.DISCARD, (fragment, made.version)))
         self.stage_wanted()
 
     def read_seed(self, fragment: int, done: Callable[[OutgoingPayload], None]) -> None:
-        self._order(Command(Op.READ_SEED, (fragment,)), lambda values: done(whole_payload(_values(values))))
+        self._order(RankCommand(Op.READ_SEED, (fragment,)), lambda values: done(whole_payload(_values(values))))
 
     def read_held(self, fragment: int, version: int, done: Callable[[OutgoingPayload | None], None]) -> None:
         def answer(values: F32 | str) -> None:
             done(None if isinstance(values, str) else whole_payload(values))
 
-        self._order(Command(Op.READ_HELD, (fragment, version)), answer)
+        self._order(RankCommand(Op.READ_HELD, (fragment, version)), answer)
 
     def find_own(self, wanted: fx.Fetch, done: Callable[[FetchedPayload | None], None]) -> None:
         def answer(values: F32) -> None:
@@ -229,7 +229,7 @@ class SpeakerShell(LearnerShell):
             fits = own.checksum == wanted.checksum
             done(FetchedPayload(wanted.version, own.payload, 0, own.checksum) if fits else None)
 
-        self._order(Command(Op.READ_SEED, (wanted.fragment,)), answer)
+        self._order(RankCommand(Op.READ_SEED, (wanted.fragment,)), answer)
 
     def copy_inner(self, done: Callable[[Sequence[OutgoingPayload]], None]) -> None:
         """Ranks of an island have their parts of the state: nobody has one that he could give."""

@@ -62,7 +62,7 @@ class Outcome(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class RankCommand:
     op: Op
     numbers: tuple[int, ...] = ()
 
@@ -76,15 +76,15 @@ class Command:
         return head
 
 
-def read_head(head: I64) -> tuple[Command, int]:
+def read_head(head: I64) -> tuple[RankCommand, int]:
     op, boundary, count = (int(value) for value in head[:3])
-    return Command(Op(op), tuple(int(value) for value in head[3 : 3 + count])), boundary
+    return RankCommand(Op(op), tuple(int(value) for value in head[3 : 3 + count])), boundary
 
 
-def stage_command(effect: fx.Adopt) -> Command:
+def stage_command(effect: fx.Adopt) -> RankCommand:
     alpha = int(np.float64(effect.alpha).view(np.int64))
     numbers = (effect.fragment, effect.version, RULES.index(effect.rule), alpha, *effect.already_merged)
-    return Command(Op.STAGE, numbers)
+    return RankCommand(Op.STAGE, numbers)
 
 
 class _NotHereError(Exception):
@@ -103,7 +103,7 @@ class RankWork:
         self.broken: Exception | None = None
         """Why this rank could not do its part."""
 
-    def run(self, command: Command, payload: Any = None) -> Any:
+    def run(self, command: RankCommand, payload: Any = None) -> Any:
         """Do this rank's part. At the speaker: the result, or a text where it failed."""
         return getattr(self, f"_{command.op.name.lower()}")(payload, *command.numbers)
 

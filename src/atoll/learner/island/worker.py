@@ -12,7 +12,7 @@ import numpy as np
 
 from atoll.errors import IslandError
 from atoll.learner.island.link import COMMAND_WORDS, SPEAKER, RankLink
-from atoll.learner.island.work import Command, Op, RankWork, read_head
+from atoll.learner.island.work import Op, RankCommand, RankWork, read_head
 
 COMMANDS_MAX = 65_536
 """Commands that may wait at the speaker: ranks that are that far behind will not catch up."""
@@ -22,7 +22,7 @@ QUIET_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    command: Command
+    command: RankCommand
     boundary: int
     payload: Any
     done: Callable[[Any], None] | None
@@ -54,12 +54,12 @@ class RankWorker:
             self._over = True
             self._changed.notify_all()
         if self._link.rank == SPEAKER and self._thread.is_alive():
-            self.post(Command(Op.STOP))
+            self.post(RankCommand(Op.STOP))
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def post(self, command: Command, payload: Any = None, done: Callable[[Any], None] | None = None) -> None:
+    def post(self, command: RankCommand, payload: Any = None, done: Callable[[Any], None] | None = None) -> None:
         """Speaker, under the lock: have this done by all ranks, after everything that was posted before."""
         try:
             self._posted.put_nowait(Posted(command, self.boundary, payload, done))
@@ -88,7 +88,7 @@ class RankWorker:
         try:
             posted = self._posted.get(timeout=QUIET_S)
         except queue.Empty:
-            posted = Posted(Command(Op.NOTHING), 0, None, None)
+            posted = Posted(RankCommand(Op.NOTHING), 0, None, None)
         self._link.tell(posted.command.head(posted.boundary))
         if posted.command.op is Op.STOP:
             return False
