@@ -144,3 +144,10 @@ def test_what_went_wrong_is_said_and_an_older_syncers_answer_is_shown_too(capsys
     assert shown.count("warning, 60 s ago") == 5 and "warning 8" in shown
     console.print(status_view({"run": "old", "members": [{"learner": "b", "state": "away", "loss": None}]}, now_s))
     assert "run old" in capsys.readouterr().out
+
+
+def test_a_shard_and_a_relay_say_what_they_are() -> None:
+    shard = {"shard": "ab12", "run": "r1", "led": True, "versions": {"0": 3, "2": 3}}
+    assert str(status_view(shard, 0.0)) == "shard ab12 of run r1: 2 fragments; led by a syncer"
+    relay = {"relay": True, "upstream": "a:1", "learners": ["x", "y"], "bytes_served": 2000, "bytes_fetched": 1000}
+    assert str(status_view(relay, 0.0)).startswith("relay for a:1: 2 learners; ")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from cluster import WAIT_S, SyncerProcess, TrainingThread, _remembered, check_books
 from ports import quiet_port
+from shards import ShardProcess
 
 RHYTHM = ("--fragments", "2", "--sync-every", "4", "--overlap", "1", "--learners", "1")
 
@@ -40,11 +41,14 @@ class Standby(SyncerProcess):
             time.sleep(0.05)
 
 
-@pytest.mark.parametrize("shared", ["folder", "snapshots"])
+@pytest.mark.parametrize("shared", ["folder", "snapshots"])  # the latter for a coordinator of a shard
 def test_it_takes_over_from_one_that_died_and_then_from_one_that_froze(tmp_path: Path, shared: str) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
-    kept = ("--snapshots", str(tmp_path / "snapshots"), "--snapshot-every", "1s") if shared == "snapshots" else ()
+    kept: tuple[str, ...] = ()
+    shard = ShardProcess(tmp_path / "shard") if shared == "snapshots" else None
+    if shard is not None:
+        kept = ("--snapshots", str(tmp_path / "snapshots"), "--snapshot-every", "1s", "--shards", shard.address)
     own = second if kept else first
     primary = SyncerProcess(first, *RHYTHM, *kept)
     standby = Standby(own, *RHYTHM, *kept)
@@ -74,6 +78,8 @@ def test_it_takes_over_from_one_that_died_and_then_from_one_that_froze(tmp_path:
         assert standby.process.wait(WAIT_S) == 3, standby.output()
     finally:
         learner.stopping.set()
+        if shard is not None:
+            shard.kill()
         for one in (standby, third):
             if one is not None and one.process.poll() is None:
                 os.kill(one.process.pid, signal.SIGCONT)

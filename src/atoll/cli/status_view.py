@@ -26,6 +26,8 @@ LEARNERS_SHOWN = 50
 
 def status_view(answer: Mapping[str, Any], now_s: float, width: int = 80) -> RenderableType:
     """Everything is read with `get`: the syncer may be older than this command."""
+    if answer.get("relay") or answer.get("shard"):
+        return Text(_part(answer))
     members = list(answer.get("members", ()))
     parts: list[RenderableType] = [Text(line) for line in _heading(answer, members)]
     if members:
@@ -35,6 +37,17 @@ def status_view(answer: Mapping[str, Any], now_s: float, width: int = 80) -> Ren
         parts.append(Text(f"and {hidden} more learners", style="dim"))
     parts += _notes(answer, members, now_s)
     return Group(*parts)
+
+
+def _part(answer: Mapping[str, Any]) -> str:
+    """A shard or a relay, which somebody has asked instead of the syncer."""
+    if answer.get("relay"):
+        served, fetched = (bytes_text(int(answer.get(name, 0))) for name in ("bytes_served", "bytes_fetched"))
+        who = f"relay for {answer.get('upstream')}: {len(answer.get('learners', ()))} learners"
+        return f"{who}; {served} served of {fetched} fetched"
+    led = "led by a syncer" if answer.get("led") else "waits for a syncer"
+    versions = answer.get("versions", {})
+    return f"shard {answer.get('shard')} of run {answer.get('run') or '(none yet)'}: {len(versions)} fragments; {led}"
 
 
 def ended_lines(ended: RunEnd, title: str, now_s: float) -> Iterator[str]:
@@ -62,6 +75,9 @@ def _heading(answer: Mapping[str, Any], members: list[Mapping[str, Any]]) -> Ite
         f"{count_text(answer.get('tokens_merged', 0))} of them merged in {answer.get('commits', 0):,} commits; "
         f"versions {min(versions)} to {max(versions)} of {len(versions)} fragments"
     )
+    if shards := list(answer.get("shards", ())):
+        away = [str(shard.get("address")) for shard in shards if shard.get("away")]
+        yield f"{len(shards)} shards have the fragments" + (f"; away: {', '.join(away)}" if away else "")
     if answer.get("stopping"):
         yield f"ending: {answer['stopping']}"
     elif answer.get("waits"):
