@@ -34,9 +34,9 @@ def count_looks(syncer: LabSyncer, monkeypatch: pytest.MonkeyPatch) -> list[int]
     looks: list[int] = []
     real = syncer.state.inspect
 
-    def counted(fragment: int, payload: Any) -> Any:
+    def counted(fragment: int, payload: Any, codec: str) -> Any:
         looks.append(fragment)
-        return real(fragment, payload)
+        return real(fragment, payload, codec)
 
     monkeypatch.setattr(syncer.state, "inspect", counted)
     return looks

@@ -139,3 +139,17 @@ def test_one_version_in_sixteen_is_compared_and_so_is_one_without_a_checksum(dev
 
 def test_copies_stay_on_the_host_where_there_is_no_gpu() -> None:
     assert not fits(SyncConfig(), torch.device("cpu"), 1000)
+
+
+@pytest.mark.parametrize("codec", ["topk:3%", "int2", "lowrank"])
+def test_a_codec_that_the_device_does_not_compute_goes_over_the_host(codec: str) -> None:
+    """The syncer may ask for any (`adaptive`), whatever the run began with."""
+    device = torch.device("cpu")
+    after, before, residual = values(1), values(2), values(3)
+    ours = TorchArithmetic(device, [[]])
+    payload, left = ours.encoded(
+        codec, there(after, device), there(before, device), there(residual, device), feedback=True
+    )
+    expected, expected_left = HostArithmetic().encoded(codec, after, before, residual, feedback=True)
+    assert payload.tobytes() == expected.tobytes()
+    assert left is not None and expected_left is not None and same(left, expected_left)

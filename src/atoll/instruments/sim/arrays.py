@@ -79,7 +79,7 @@ class ArraySyncer:
             self._looked[key] = looked = (reference, finite, held.norms, held.codec)
         return looked[1], InspectedPayload(payload, looked[2], looked[3])
 
-    def inspect(self, fragment: int, payload: U8, codec: str) -> tuple[bool, float]:
+    def inspect(self, fragment: int, payload: U8, codec: str = "") -> tuple[bool, float]:
         finite, held = self.look(fragment, payload, codec)
         return finite, float(np.sqrt(np.square(held.norms).sum())) if finite else 0.0
 

@@ -81,8 +81,8 @@ ADAPTIVE_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "period_min": (4, 1),
     "period_max": (64, 24),
     "pacing": ("fixed", "warmup"),
-    "codec_up": ("int4", "topk", "topk:10%:int4"),
-    "codec_down": ("int4", "topk"),
+    "codec_up": ("int4", "topk", "topk:10%:int4", "lowrank", "lowrank:1"),
+    "codec_down": ("int4", "topk", "lowrank"),
 }
 BUDGETS = (0.0,) * 9 + (0.5, 1.5, 1000.0)
 """A run's budget of tokens, as a share of what its learners process while faults begin. 0: none."""
