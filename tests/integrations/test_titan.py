@@ -76,8 +76,8 @@ def test_torchtitans_trainer_counts_the_runs_steps_and_validates_the_published_m
 def test_a_token_budget_ends_torchtitan(tmp_path: Path) -> None:
     syncer = SyncerThread(SyncConfig(sync_every=4, fragments=2, tokens_budget=10 * 64))
     try:
-        trainer = trainer_of(syncer, "l", 10_000, tmp_path, [])
+        trainer = trainer_of(syncer, "l", 1_000_000, tmp_path, [])
         trainer.train()
-        assert trainer.learner.done and trainer.step < 10_000
+        assert trainer.learner.done and trainer.step < 1_000_000
     finally:
         syncer.stop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -64,6 +65,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
+            time.sleep(0.01)  # a step of a GPU; the syncer of a test is in the same process
             tokens = torch.randint(0, 64, (4, 17), generator=self._generator)
             yield {"input": tokens[:, :-1]}, tokens[:, 1:]
 
