@@ -174,7 +174,14 @@ def jax_learner(address: str, name: str, seed: int, told: dict[str, Any]) -> Non
         return optax.apply_updates(params, updates), state, loss
 
     params = tree_of(gpt())
-    learner = atoll.jax.Learner(params, optimizer.init(params), names=names_of(gpt()), address=address, learner_id=name)
+    learner = atoll.jax.Learner(
+        params,
+        optimizer.init(params),
+        names=names_of(gpt()),
+        merge_modes={"place.weight": "mean"},  # torch sees that it is an embedding; here its name does not tell
+        address=address,
+        learner_id=name,
+    )
     with learner:
         params, state = learner.params, learner.opt_state
         for step in range(STEPS):
