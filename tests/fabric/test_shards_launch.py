@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import load_file
+
+from atoll.errors import ConfigError
+from atoll.launch.config import run_config
 
 SCRIPT = """
 import json, os, signal, time
@@ -61,7 +65,14 @@ def test_a_run_with_shards_outlives_one_and_leaves_a_model(tmp_path: Path) -> No
     assert all((own[name] == written[name]).all() for name in own)
 
 
-def test_too_many_shards_are_refused() -> None:
-    argv = [sys.executable, "-m", "atoll", "run", "--shards", "1000", "--", "true"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "shards must be a whole number from 0 to 64" in done.stdout + done.stderr
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"shards": 1000}, "shards must be a whole number from 0 to 64"),
+        ({"shards": 2, "record": True}, "cannot be replayed yet"),
+        ({"shards": 2, "chaos": "storm"}, "cannot reach links to shards"),
+    ],
+)
+def test_what_shards_cannot_do_is_refused(more: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run_config(more)

@@ -90,7 +90,7 @@ class Supervisor:
         self._shards = [
             ShardKeeper(
                 folder,
-                self._faults.place(command),
+                command,
                 folder.shard_folder(number),
                 policy=plan.syncer_restarts,
                 spawn=self._spawn,

@@ -166,8 +166,8 @@ class ShardService:
     def _check(self, learner: str, generation: int, secret: str) -> None:
         """The coordinator decides who may push or fetch; this keeps strangers from disturbing those who do."""
         known = self._senders.get(learner)
-        if known is None:
-            raise RefusedError(Refusal.BUSY, f"learner {learner!r} has no session with the syncer; open one first")
+        if known is None or generation > known[0]:  # or it is here before the syncer's word of it
+            raise RefusedError(Refusal.BUSY, f"learner {learner!r} has no session with the syncer yet; ask again")
         if generation != known[0]:
             raise RefusedError(Refusal.STALE_GENERATION, f"learner {learner!r}: a newer process has replaced this one")
         if not same_secret(secret, known[1]):
