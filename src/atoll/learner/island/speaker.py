@@ -134,6 +134,12 @@ class SpeakerShell(LearnerShell):
         self.worker.start()
         super().start()
 
+    def stop(self, timeout_s: float) -> None:
+        super().stop(timeout_s)
+        with self.changed:
+            self.worker.end()
+        self.worker.stop(timeout_s)
+
     def news(self) -> None:
         self.fresh = True
         super().news()

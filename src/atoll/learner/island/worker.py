@@ -48,13 +48,16 @@ class RankWorker:
     def start(self) -> None:
         self._thread.start()
 
+    def end(self) -> None:
+        """Speaker: the last command, which ends all ranks' workers."""
+        if self._thread.is_alive():
+            self.post(RankCommand(Op.STOP))
+
     def stop(self, timeout_s: float) -> bool:
-        """Wait for the end. At the speaker, after a last command that ends all ranks' workers."""
+        """Wait for the end, which the speaker gives."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
-        if self._link.rank == SPEAKER and self._thread.is_alive():
-            self.post(RankCommand(Op.STOP))
         if self._thread.is_alive():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
