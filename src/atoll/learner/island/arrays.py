@@ -75,7 +75,9 @@ class RankArrays:
 
     # ------------------------------------------------------------ contributions
 
-    def contribute(self, fragment: int, seq: int, boundary: int, merged: tuple[int, ...], feedback: bool) -> U8:
+    def contribute(
+        self, fragment: int, seq: int, boundary: int, codec: str, merged: tuple[int, ...], feedback: bool
+    ) -> U8:
         """The encoded blocks of this rank. PayloadError if they are not finite."""
         with self._lock:
             taken = self._taken.pop((fragment, boundary))
@@ -85,7 +87,7 @@ class RankArrays:
         for earlier in merged:
             sent = vault.sending[fragment, earlier]
             origin = vault.arithmetic.moved(origin, sent.snapshot.values(), sent.origin)
-        sending = HeldContribution(_header(fragment, seq, taken.base.version), snapshot, origin, feedback)
+        sending = HeldContribution(_header(fragment, seq, taken.base.version, codec), snapshot, origin, feedback)
         with self._lock:
             vault.sending[fragment, seq] = sending
         return encode_contribution(vault, sending)
@@ -170,7 +172,7 @@ class RankArrays:
         return None if held is None else held.theta
 
 
-def _header(fragment: int, seq: int, base_version: int) -> PushHeader:
+def _header(fragment: int, seq: int, base_version: int, codec: str) -> PushHeader:
     """The part of it that is of use here."""
     return PushHeader(
         kind=PushKind.CONTRIBUTION,
@@ -183,7 +185,7 @@ def _header(fragment: int, seq: int, base_version: int) -> PushHeader:
         base_version=base_version,
         steps=0,
         tokens=0,
-        codec="",
+        codec=codec,
         size=0,
         checksum=0,
     )

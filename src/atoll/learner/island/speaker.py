@@ -7,6 +7,7 @@ the training thread becomes orders, which all ranks carry out at the same bounda
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,14 +23,25 @@ from atoll.core import (
     OutgoingPayload,
     Payload,
     PreparedVersion,
+    Request,
     SyncConfig,
+    SyncerMessage,
 )
 from atoll.core import effects as fx
+from atoll.errors import ConfigError
 from atoll.learner.arrays import whole_payload
 from atoll.learner.island.arrays import RankArrays
 from atoll.learner.island.link import RankLink
 from atoll.learner.island.parameters import RankParameters
-from atoll.learner.island.work import Op, RankCommand, RankWork, config_bytes, signed, stage_command
+from atoll.learner.island.work import (
+    Op,
+    RankCommand,
+    RankWork,
+    config_bytes,
+    contribute_command,
+    signed,
+    stage_command,
+)
 from atoll.learner.island.worker import RankWorker
 from atoll.learner.parameters import F32
 from atoll.learner.shell import LearnerShell
@@ -199,10 +211,13 @@ class SpeakerShell(LearnerShell):
 
     # ------------------------------------------------------------ the driver's world
 
+    def on_message(self, message: SyncerMessage) -> None:
+        if isinstance(message, Request) and message.codec and not _has_blocks(message.codec):
+            message = replace(message, codec="")  # an adaptive run may ask for one that ranks cannot share: codec_up
+        super().on_message(message)
+
     def contribute(self, effect: fx.Contribute, done: Callable[[OutgoingPayload | str], None]) -> None:
-        header = effect.header
-        numbers = (header.fragment, header.seq, self._arrays.give(header.fragment), int(effect.feedback))
-        command = RankCommand(Op.CONTRIBUTE, (*numbers, *effect.already_merged))
+        command = contribute_command(effect, self._arrays.give(effect.header.fragment))
         self._order(command, lambda made: done(made if isinstance(made, str) else _outgoing(made)))
 
     def prepare_whole(self, fragment: int, came: FetchedPayload, done: Callable[[PreparedVersion | str], None]) -> None:
@@ -239,6 +254,13 @@ class SpeakerShell(LearnerShell):
 
     def copy_inner(self, done: Callable[[Sequence[OutgoingPayload]], None]) -> None:
         """Ranks of an island have their parts of the state: nobody has one that he could give."""
+
+
+def _has_blocks(codec: str) -> bool:
+    try:
+        return bool(block_bytes(codec))
+    except ConfigError:
+        return False
 
 
 def _values(made: F32 | str) -> F32:

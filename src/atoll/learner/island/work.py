@@ -87,6 +87,23 @@ def stage_command(effect: fx.Adopt) -> RankCommand:
     return RankCommand(Op.STAGE, numbers)
 
 
+def contribute_command(effect: fx.Contribute, boundary: int) -> RankCommand:
+    """Of the copy that was taken at this boundary, as the codec that the header names."""
+    header, codec = effect.header, text_numbers(effect.header.codec)
+    numbers = (header.fragment, header.seq, boundary, int(effect.feedback), len(codec), *codec)
+    return RankCommand(Op.CONTRIBUTE, (*numbers, *effect.already_merged))
+
+
+def text_numbers(text: str) -> tuple[int, ...]:
+    """A short text as a command carries it: eight bytes in a number."""
+    raw = text.encode()
+    return tuple(np.frombuffer(raw.ljust(-(-len(raw) // 8) * 8, b"\0"), np.int64).tolist())
+
+
+def read_text(numbers: tuple[int, ...]) -> str:
+    return np.array(numbers, np.int64).tobytes().rstrip(b"\0").decode()
+
+
 class _NotHereError(Exception):
     """A version that this rank does not hold any more."""
 
@@ -153,15 +170,15 @@ class RankWork:
     # ------------------------------------------------------------ contributions
 
     def _contribute(
-        self, payload: None, fragment: int, seq: int, boundary: int, feedback: int, *merged: int
+        self, payload: None, fragment: int, seq: int, boundary: int, feedback: int, letters: int, *more: int
     ) -> U8 | str:
         here = self._here
-        code, part = self._try(lambda: here.contribute(fragment, seq, boundary, merged, bool(feedback)))
+        codec, merged = read_text(more[:letters]), more[letters:]
+        code, part = self._try(lambda: here.contribute(fragment, seq, boundary, codec, merged, bool(feedback)))
         failed = self._report(code)
         if failed is not None:
             return failed
-        sections = block_bytes(here.vault.config.codec_up)
-        return self._gather(fragment, sections, part)
+        return self._gather(fragment, block_bytes(codec), part)
 
     # ------------------------------------------------------------ versions
 
