@@ -37,7 +37,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def test_the_wheel_holds_the_product_and_nothing_else(built: tuple[Path, Path]) -> None:
     names = set(zipfile.ZipFile(built[0]).namelist())
-    assert {"atoll/__init__.py", "atoll/py.typed", "atoll/dash/style.css", "atoll/engines/slurm.py"} <= names
+    assert {"atoll/__init__.py", "atoll/py.typed", "atoll/dash/static/style.css", "atoll/engines/slurm.py"} <= names
     assert {"atoll/core/__init__.pyi", "atoll/wire/generated/atoll_pb2.py"} <= names  # front doors are read at run time
     assert {name.partition("/")[0] for name in names} == {"atoll", f"atoll-{atoll.__version__}.dist-info"}
     with tarfile.open(built[1]) as archive:

@@ -121,7 +121,7 @@ def _events(folder: Path) -> Callable[[bytes], Any]:
 
 def _announced(folder: RunFolder) -> Any:
     keeper = SyncerKeeper.__new__(SyncerKeeper)
-    keeper._folder = folder
+    keeper._folder, keeper._file = folder, folder.syncer_file
     return keeper._announced_by(17)
 
 

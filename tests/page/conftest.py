@@ -18,7 +18,7 @@ WAIT_MS = 60_000
 """No wait in these tests is longer; nothing is asserted about how long things take."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer: its loop runs in this process, and asyncio.run of other tests would not
 def chromium() -> Iterator[Any]:
     path = os.environ.get("ATOLL_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     try:

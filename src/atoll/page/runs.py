@@ -10,7 +10,7 @@ from atoll.errors import LaunchError
 from atoll.launch import RunFolder, run_folder_of
 from atoll.launch import reach as find_syncer
 from atoll.page.options import PageOptions
-from atoll.page.status_feed import Places, StatusFeed
+from atoll.page.status_feed import StatusFeed, SyncerPlaces
 from atoll.page.watching import FolderFeed, WatchedRun
 
 RUNS_MAX = 200
@@ -67,8 +67,8 @@ class Runs:
         for run in self._watched.values():
             run.close()
 
-    def _places(self, folder: RunFolder) -> Places:
-        return Places(lambda: self._options.syncer or find_syncer(str(folder.path)).options)
+    def _places(self, folder: RunFolder) -> SyncerPlaces:
+        return SyncerPlaces(lambda: self._options.syncer or find_syncer(str(folder.path)).options)
 
 
 def log_tail(folder: RunFolder, learner: str) -> bytes | None:

@@ -141,7 +141,7 @@ def ask_status(options: ClientOptions) -> dict[str, Any]:
     return asyncio.run(fetch_status(options))
 
 
-class Places:
+class SyncerPlaces:
     """From where the learners of a run folder come: its syncer is asked now and then, if it is there. Nobody waits for
     the answer."""
 

@@ -58,6 +58,8 @@ class BoundedInfluence(Checker):
 
     def _learn(self, norms: list[tuple[str, float]], fact: Committed) -> None:
         """One norm of each learner of a merge, its longest; and of each no more than its share of all."""
+        if len(fact.norms) < len(fact.contributions):
+            return  # a storm whose events do not tell all of them
         longest: dict[str, tuple[float, int]] = {}
         for (learner, _, _), norm, steps in zip(fact.contributions, fact.norms, fact.steps, strict=True):
             if norm > longest.get(learner, (-1.0, 0))[0]:

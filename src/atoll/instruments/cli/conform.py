@@ -16,7 +16,7 @@ from atoll.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.instruments.conform import Finding, Report
+    from atoll.instruments.conform import ClauseFinding, Report
 
 EXIT_BROKEN = 1
 """A clause is not kept."""
@@ -102,14 +102,14 @@ def syncer(
     _finish(report, console, json_wanted=json)
 
 
-def _teller(console: Console) -> Callable[[Finding], None]:
-    def tell(finding: Finding) -> None:
+def _teller(console: Console) -> Callable[[ClauseFinding], None]:
+    def tell(finding: ClauseFinding) -> None:
         console.print(_line(finding), markup=False, soft_wrap=True)
 
     return tell
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: ClauseFinding) -> str:
     clause = finding.clause
     seen = f": {finding.detail}" if finding.detail else ""
     return f"{finding.verdict:9}  {clause.name:22} {clause.text}{seen}  [{clause.section}]"

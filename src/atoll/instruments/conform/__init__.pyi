@@ -1,13 +1,13 @@
 from .clauses import LEARNER_CLAUSES, SYNCER_CLAUSES, Clause
 from .examine_learner import LearnerExamOptions, examine_learner
 from .examine_syncer import SyncerExamOptions, examine_syncer
-from .report import Finding, Keeping, Report
+from .report import ClauseFinding, Keeping, Report
 
 __all__ = [
     "LEARNER_CLAUSES",
     "SYNCER_CLAUSES",
     "Clause",
-    "Finding",
+    "ClauseFinding",
     "Keeping",
     "LearnerExamOptions",
     "Report",

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from atoll.codec import get_codec
 from atoll.core import SyncConfig, TensorSpec, tensors_fingerprint
 from atoll.errors import PayloadError
-from atoll.instruments.conform.played_run import PlayedRun, Taken
+from atoll.instruments.conform.played_run import PlayedRun, TakenPush
 from atoll.instruments.conform.played_syncer import PlayedSession
 from atoll.instruments.conform.push_intake import PushIntake
 from atoll.instruments.conform.report import Report
@@ -251,7 +251,7 @@ class LearnerExam:
             f"{self.run.versions[fragment]}",
         )
         self._check_values(fragment, payload)
-        return self._number(Taken(header, payload))
+        return self._number(TakenPush(header, payload))
 
     def _check_values(self, fragment: int, payload: bytes) -> None:
         values = np.zeros(self.run.size(fragment), np.float32)
@@ -262,7 +262,7 @@ class LearnerExam:
             right, seen = False, str(error)
         self.report.check("contribution.payload", right, f"fragment {fragment}: {seen}")
 
-    def _number(self, taken: Taken) -> str:
+    def _number(self, taken: TakenPush) -> str:
         """Was this number used before, and for what?"""
         earlier = self.run.taken.get(taken.key)
         newest = max((seq for fragment, seq in self.run.taken if fragment == taken.key[0]), default=-1)

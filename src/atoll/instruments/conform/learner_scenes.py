@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from atoll.instruments.conform.learner_exam import UNANSWERED, Gone, LearnerExam, tensors_of
-from atoll.instruments.conform.played_run import STEP_AT_START, Taken
+from atoll.instruments.conform.played_run import STEP_AT_START, TakenPush
 from atoll.wire import raw
 
 pb = raw.pb
@@ -86,7 +86,7 @@ async def train(exam: LearnerExam, steps: int = 2) -> None:
 # ---------------------------------------------------------------- rounds
 
 
-async def ask(exam: LearnerExam, fragment: int) -> Taken:
+async def ask(exam: LearnerExam, fragment: int) -> TakenPush:
     """One round of one fragment, until a contribution has come. A learner that has nothing is asked again."""
     while True:
         await train(exam)

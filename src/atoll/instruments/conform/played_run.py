@@ -30,7 +30,7 @@ OUTER_STEP = 0.5
 
 
 @dataclass(slots=True)
-class Taken:
+class TakenPush:
     """A contribution that came in."""
 
     header: Any
@@ -61,7 +61,7 @@ class PlayedRun:
     checksums: dict[tuple[int, int], int] = field(default_factory=dict)
     """Of every version that was published, by fragment and version."""
     updates: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    taken: dict[tuple[int, int], Taken] = field(default_factory=dict)
+    taken: dict[tuple[int, int], TakenPush] = field(default_factory=dict)
     rounds: int = 0
 
     def lay_out(self, tensors: tuple[TensorSpec, ...]) -> Layout:
@@ -113,7 +113,7 @@ class PlayedRun:
         self.theta[fragment] = np.frombuffer(payload, np.float32).copy()
         self._commit(fragment, 0)
 
-    def merge(self, taken: Taken) -> Any:
+    def merge(self, taken: TakenPush) -> Any:
         """A version that holds this contribution; returns what is published, without the update."""
         fragment = int(taken.header.fragment)
         delta = np.zeros(self.size(fragment), np.float32)

@@ -17,7 +17,7 @@ class Keeping(StrEnum):
 
 
 @dataclass(slots=True)
-class Finding:
+class ClauseFinding:
     """What is known of one clause so far."""
 
     clause: Clause
@@ -41,12 +41,12 @@ class Report:
     """Every clause of one side of the contract. A clause that was broken once stays broken."""
 
     clauses: Mapping[str, Clause]
-    heard: Callable[[Finding], None] = lambda _finding: None
+    heard: Callable[[ClauseFinding], None] = lambda _finding: None
     """Told of each clause when its verdict changes."""
-    findings: dict[str, Finding] = field(init=False)
+    findings: dict[str, ClauseFinding] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.findings = {name: Finding(clause) for name, clause in self.clauses.items()}
+        self.findings = {name: ClauseFinding(clause) for name, clause in self.clauses.items()}
 
     def kept(self, name: str) -> None:
         self._tell(name, Keeping.KEPT, "")

@@ -312,7 +312,7 @@ class SyncerHost(Process):
 
     def _heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
         assert self.payloads is not None
-        on_disk = self.machine.book.tracks[heal.fragment].version >= 0
+        on_disk = self.machine.versions[heal.fragment] >= 0
         self.payloads.heal(heal.fragment, heal.version, heal.checksum, payload)
         if heal.checksum in self.world.forged and not self.world.can_tell(heal, on_disk=on_disk):
             self.world.undecidable = True  # nobody could tell whose word is true
