@@ -92,6 +92,7 @@ def test_islands_come_go_and_come_back_and_the_run_comes_to_its_end(
         return "active" in [state for state, _ in changes(run, "east-1")[left_at:]]
 
     wait_until(back, "east-1 to come back", logs)
+    assert "left" not in [state for name in ("east-0", "east-2") for state, _ in changes(run, name)], logs()
     seen = commits(run)
     wait_until(lambda: contributors(run, seen) == {"east-0", "east-1", "east-2"}, "all three in commits", logs)
 
@@ -111,6 +112,9 @@ def test_stop_leaves_nothing_and_writes_the_model(slurm: SlurmCluster, launch: s
     wait_until(lambda: contributors(run) == {"east-0", "east-1"}, "both islands in commits", slurm.logs)
     assert launch("scale", job, "east=1").code == 0
     wait_until(lambda: ("left", "SIGTERM") in changes(run, "east-1"), "east-1 to leave in order", slurm.logs)
+    seen = commits(run)
+    wait_until(lambda: commits(run) >= seen + 4, "east-0 to go on alone", slurm.logs)
+    assert "left" not in [state for state, _ in changes(run, "east-0")]
     done = launch("stop", job)
     assert done.code == 0, done.stderr
     assert slurm.ask("squeue", "-h", "--name=atoll-stop-east,atoll-stop-syncer") == ""

@@ -128,7 +128,7 @@ class ContributionMaker:
     def _uplink_free(self) -> bool:
         """On a thin uplink, pushes that share it would all arrive too old. So only as many run at once as the run has
         rounds in flight; other requests stay open and are answered, with newer snapshots, as the uplink comes free."""
-        pushing = sum(not s.pushed for p in self._state.fragments for s in p.outstanding)
+        pushing = sum(not s.pushed and not s.stuck for p in self._state.fragments for s in p.outstanding)
         return pushing < self._state.config.rounds_in_flight_max
 
     def ask(self, request: Request, out: list[LearnerEffect]) -> None:
@@ -223,6 +223,10 @@ class ContributionMaker:
             progress.too_old = event.reply.code == Refusal.STALE_BASE
             progress.given_up = self._state.closing is not None and not progress.too_old
             self._pass(progress, sent.round, out)
+        self._answer_waiting(out)
+
+    def _answer_waiting(self, out: list[LearnerEffect]) -> None:
+        """The uplink has room."""
         for waiting in sorted(self._state.fragments, key=lambda p: p.contributed_step):
             self._answer(waiting, out)
 
@@ -240,10 +244,15 @@ class ContributionMaker:
         sent = self._state.fragments[event.fragment].find(event.seq) if known else None
         if sent is not None and sent.merged_version == NO_VERSION and self._state.started:
             out.append(PushAgain(event.fragment, event.seq))
+            if self._state.sharded and not sent.stuck:
+                sent.stuck = True
+                self._answer_waiting(out)
 
     def push_again(self, progress: FragmentProgress, out: list[LearnerEffect]) -> None:
         """The link is back: whatever was not answered is pushed once more."""
         again = [s for s in progress.outstanding if not s.pushed and s.merged_version == NO_VERSION]
+        for sent in again:
+            sent.stuck = False
         out += [PushAgain(progress.index, s.seq) for s in again]
 
     def fate(self, message: Fate, out: list[LearnerEffect]) -> None:

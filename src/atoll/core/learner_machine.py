@@ -429,7 +429,7 @@ class LearnerMachine:
             self._versions.new_run(out)
             self.epoch = 0
         self.epoch, state.protocol = max(self.epoch, message.epoch), message.protocol
-        state.secret = message.secret
+        state.secret, state.sharded = message.secret, bool(message.shards)
         self.run, state.generation, state.config = message.run, message.generation, message.config
         if self.rank < 0:  # a script has chosen its data by it: it stays what it was
             self.rank = message.rank

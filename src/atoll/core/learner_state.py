@@ -32,6 +32,8 @@ class LearnerState:
         """What the session speaks."""
         self.secret = ""
         """What the session's pushes and fetches carry."""
+        self.sharded = False
+        """Shards serve the fragments: one of them may be away while the others are not."""
         self.linked = False
         """A session is open."""
         self.started = False

@@ -43,6 +43,8 @@ class Sent:
     both cases the parameters go on without it."""
     overwritten: bool = False
     """The local progress behind it was overwritten by an adopt, so a drop cannot give it back."""
+    stuck: bool = False
+    """Its shard could not be reached: it is tried again and again, and does not take the uplink from other shards'."""
 
 
 @dataclass(slots=True)

@@ -131,18 +131,20 @@ class SlurmEngine:
         head = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n' if part.nodes > 1 else ""
         srun = f"srun --nodes={part.nodes} --ntasks={part.nodes} --cpus-per-task={part.cpus} --kill-on-bad-exit=1"
         return (
+            # The last number of an array has the array's own job number, which means all of them to Slurm's tools.
+            'self="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"\n'
             # srun takes SIGTERM for an order to kill its tasks, so the step is told past it.
-            'pass_on() { told=1; scancel --quiet --signal=TERM "$SLURM_JOB_ID"; }\n'
+            'pass_on() { told=1; scancel --quiet --signal=TERM "$self"; }\n'
             + (f'until [ -s {told} ] || [ -n "$told" ]; do sleep 1; done\n' if wait else "")
             + f"{head}run_child {srun} -- {command_line(part.argv, variables)}\n"
             'if [ -e "$stopping" ] || [ -e "$gone" ]; then exit "$code"; fi\n'
             # Taken away or failed: the same job again. One that ended by itself is done. At a preemption Slurm tells
             # the step itself, and not its shell.
-            "! scontrol show job --oneliner \"$SLURM_JOB_ID\" | grep -q ' PreemptTime=[0-9]' || told=1\n"
+            "! scontrol show job --oneliner \"$self\" | grep -q ' PreemptTime=[0-9]' || told=1\n"
             f'[ "$code" -eq 0 ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || told=1\n'
             'if [ -n "$told" ]; then\n'
             '  echo "atoll: back into the queue (status $code)"\n'
-            '  scontrol requeue "$SLURM_JOB_ID"\n'
+            '  scontrol requeue "$self"\n'
             "fi\n"
             'exit "$code"\n'
         )

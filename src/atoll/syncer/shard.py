@@ -183,7 +183,7 @@ class ShardService:
         await self._open(header)
         state = self._state_for(header.fragment)
         if header.kind is PushKind.CONTRIBUTION:
-            return state.contribution_size_max(header.fragment)
+            return state.contribution_size_max(header.fragment, header.codec)
         whole = state.seed_size(header.fragment)
         if header.size < whole:
             raise RefusedError(Refusal.SIZE, f"fragment {header.fragment} has {whole} bytes, not {header.size}; all")
@@ -217,7 +217,7 @@ class ShardService:
 
     async def _take(self, state: ModelState, header: PushHeader, payload: Bytes) -> PushReply:
         try:
-            finite, item = await self.arrays.on_a_worker(state.inspect, header.fragment, payload)
+            finite, item = await self.arrays.on_a_worker(state.inspect, header.fragment, payload, header.codec)
         except PayloadError as error:
             return PushReply(False, Refusal.SIZE, str(error))
         identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)

@@ -59,7 +59,7 @@ class ShardArrays:
         self._keeper: StateWriter | None = None
         self._store: RunStore | None = None
         self._loaded = Loaded()
-        self._handed: dict[ContributionId, NDArray[np.uint8]] = {}
+        self._handed: list[tuple[ContributionRecord, NDArray[np.uint8]]] = []
         self._open(take_over)
         self.row: dict[str, Any] = {
             "name": secrets.token_hex(NAME_BYTES),
@@ -84,7 +84,7 @@ class ShardArrays:
 
     def close(self) -> None:
         self._workers.shutdown(wait=True)
-        self._close_disk()
+        self._close_disk(self._keeper)
 
     # ------------------------------------------------------------ the disk
 
@@ -94,20 +94,20 @@ class ShardArrays:
             self._store = open_store(self._folder / "state", take_over=take_over)
             self._loaded = self._store.load() or Loaded()
 
-    def _reopen(self) -> None:
+    def _reopen(self, keeper: StateWriter | None) -> None:
         """Back to what is on disk."""
-        self._close_disk()
+        self._close_disk(keeper)
         self._loaded = Loaded()
         self._open(take_over=False)
 
-    def _close_disk(self) -> None:
+    def _close_disk(self, keeper: StateWriter | None) -> None:
         """The keeper closes the store that it was given."""
-        kept = self._keeper is not None and self._keeper.level != "none"
-        if self._keeper is not None:
-            self._keeper.close()
+        kept = keeper is not None and keeper.level != "none"
+        if keeper is not None:
+            keeper.close()
         if self._store is not None and not kept:
             self._store.close()
-        self._keeper = self._store = None
+        self._store = None
 
     def _remember(self) -> None:
         if self._store is not None:
@@ -120,7 +120,9 @@ class ShardArrays:
         """Be led by this coordinator from here on. Says what is on disk here. Raises RefusedError if it may not."""
         self._check_leader(values)
         if self.state is not None or self._keeper is not None:
-            await asyncio.to_thread(self._reopen)
+            # Off the loop's hands first: whoever looks around meanwhile must not meet a keeper that is closing.
+            keeper, self._keeper = self._keeper, None
+            await asyncio.to_thread(self._reopen, keeper)
         self.state, self.held, self.heals = None, {}, {}
         self.copies.clear()
         self._check_run(str(values["run"]))
@@ -142,7 +144,8 @@ class ShardArrays:
             self._writer,
             record=bool(values["record"]),
         )
-        handed, self._handed, problems = self._keeper.load_handed()
+        handed, payloads, problems = self._keeper.load_handed()
+        self._handed = [(one.contribution, payloads[one.contribution.id]) for one in handed]
         fragments = self._loaded.fragments if self.row["run"] == values["run"] else {}
         self._loaded.fragments = fragments
         return {
@@ -192,19 +195,19 @@ class ShardArrays:
             state.restore({f: (one.version, int(one.meta["checksum"]), one.arrays) for f, one in loaded.items()})
             recorder.begin(self.row["run"], config, layout)
             recorder.resume({f: one.meta for f, one in loaded.items()})
-            self.held = {one: self._inspect_handed(state, one, data) for one, data in self._handed.items()}
-        self._loaded, self._handed = Loaded(), {}
+            self.held = {one.id: self._inspect_handed(state, one, data) for one, data in self._handed}
+        self._loaded, self._handed = Loaded(), []
         self.state = state
         self.copies.clear()
 
     @staticmethod
-    def _inspect_handed(state: ModelState, identity: ContributionId, payload: NDArray[np.uint8]) -> InspectedPayload:
+    def _inspect_handed(state: ModelState, item: ContributionRecord, payload: NDArray[np.uint8]) -> InspectedPayload:
         try:
-            return state.inspect(identity.fragment, payload)[1]
+            return state.inspect(item.id.fragment, payload, item.codec)[1]
         except AtollError as error:
             raise RefusedError(
                 Refusal.CODEC,
-                f"what {identity.learner!r} handed over when it left cannot be read ({error}); start the syncer with "
+                f"what {item.id.learner!r} handed over when it left cannot be read ({error}); start the syncer with "
                 "the --codec-up that the run had",
             ) from error
 

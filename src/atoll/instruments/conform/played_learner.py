@@ -113,6 +113,10 @@ class PlayedLearner:
         found = self._find("refused")
         return found[0] if found else None
 
+    @property
+    def welcomed(self) -> bool:
+        return bool(self._find("welcome"))
+
     async def drop(self) -> None:
         """The connection is gone, without a word."""
         if self._call is not None:

@@ -92,7 +92,7 @@ async def joining(cast: Cast) -> None:
     report, one, two = cast.report, cast.one, cast.two
     await one.open(one.hello(brief=True))
     refusal = await one.refused()
-    if refusal is None:
+    if one.welcomed:
         raise ConfigError("this syncer already has a run; start a fresh one, without state, for `atoll conform syncer`")
     report.check("hello.tensors", _code(refusal) == "tensors_wanted", f"answered {_code(refusal)}")
     first = await one.greet()
