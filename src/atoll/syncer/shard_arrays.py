@@ -19,7 +19,15 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.core import ContributionId, Refusal, SyncConfig, TensorSpec, VersionToStore, build_layout
+from atoll.core import (
+    ContributionId,
+    ContributionRecord,
+    Refusal,
+    SyncConfig,
+    TensorSpec,
+    VersionToStore,
+    build_layout,
+)
 from atoll.core import effects as fx
 from atoll.errors import AtollError, RefusedError
 from atoll.observe import Writer

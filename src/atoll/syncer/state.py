@@ -8,6 +8,7 @@ form, apart from this.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -256,7 +257,20 @@ class ModelState:
         versions = ",".join(str(arrays.version) for arrays in self.fragments)
         temporary = path.with_name(path.name + ".tmp")
         save_file(self.tensors(), temporary, metadata={"format": "pt", "atoll_versions": versions})
+        _order_metadata(temporary)
         temporary.replace(path)
+
+
+def _order_metadata(path: Path) -> None:
+    """Sort what safetensors writes in the order of a hash, so that the same model is the same file, byte for byte."""
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        ordered = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(size)
+        if len(ordered) == size:
+            file.seek(8)
+            file.write(ordered)
 
 
 def is_usable(values: F32) -> bool:
