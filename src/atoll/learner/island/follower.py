@@ -24,11 +24,15 @@ class FollowerShell:
         self.worker = RankWorker(link, self.work, self.changed)
         self.healing = False
         self.laid_out = True
+        self.left_in_order = False
+        """The speaker has said that it is over: it will end this rank's worker."""
 
     def start(self) -> None:
         self.worker.start()
 
     def stop(self, timeout_s: float) -> None:
+        if self.left_in_order:
+            self.worker.finish()
         self.worker.stop(timeout_s)
 
     @property

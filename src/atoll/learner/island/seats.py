@@ -345,6 +345,7 @@ class FollowerSeat:
         if self._words.waiting:
             self._hear()
         self._follow(Place.LEAVING)
+        self._shell.left_in_order = True
         return self._words.heard.unhanded, ""
 
     def raise_failure(self) -> None:

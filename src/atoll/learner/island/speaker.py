@@ -147,9 +147,9 @@ class SpeakerShell(LearnerShell):
         super().start()
 
     def stop(self, timeout_s: float) -> None:
-        super().stop(timeout_s)
         with self.changed:
-            self.worker.end()
+            self.worker.end()  # first: the other ranks wait for it
+        super().stop(timeout_s)
         self.worker.stop(timeout_s)
 
     def news(self) -> None:

@@ -53,8 +53,15 @@ class RankWorker:
         if self._thread.is_alive():
             self.post(RankCommand(Op.STOP))
 
+    def finish(self) -> None:
+        """Follower that leaves in order: wait for STOP, however long the speaker takes to save and to say goodbye. A
+        thread that is still in a collective when its process ends aborts it (SIGABRT), and a learner that had finished
+        would be started again. A speaker that is gone, or silent for the link's deadline, ends the thread, too."""
+        if self._thread.is_alive():
+            self._thread.join()
+
     def stop(self, timeout_s: float) -> bool:
-        """Wait for the end, which the speaker gives."""
+        """Wait for the end, which the speaker gives; a follower that goes on without it ends at the next command."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -105,7 +112,7 @@ class RankWorker:
         head = np.zeros(COMMAND_WORDS, np.int64)
         self._link.tell(head)
         command, boundary = read_head(head)
-        if command.op is Op.STOP:
+        if command.op is Op.STOP or self._over:
             return False
         with self._changed:
             self._changed.wait_for(lambda: self.boundary >= boundary or self._over)
