@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,8 @@ def test_islands_come_go_and_come_back_and_the_run_comes_to_its_end(
     wait_until(lambda: ("left", "SIGTERM") in changes(run, "east-1"), "east-1 to leave in order", logs)
     wait_until(lambda: states(launch, job)["east-1"] == "waiting", "east-1 to be in the queue again", logs)
     assert contributors(run, seen) >= {"east-0"}
+
+    time.sleep(3)  # a node refuses what has its job's old number in the second in which it gave that up
 
     def back() -> bool:
         for line in slurm.ask("squeue", "-h", "-r", "-t", "pending", "--name=atoll-end-east", "-o", "%A").split():
