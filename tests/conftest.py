@@ -11,6 +11,20 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "core")]
 
 
+HEAVY = ("bakeoff", "compat", "conform", "engines", "examples", "fabric", "integrations", "jax", "page")
+"""Folders whose tests start whole clusters, frameworks or browsers. scripts/test runs them apart, fewer at a time:
+beside others they wait for the cores and not for what they test."""
+HEAVY_FILES = ("test_island.py", "test_hosts_page.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for item in items:
+        place = item.path.relative_to(tests)
+        if place.parts[0] in HEAVY or place.name in HEAVY_FILES:
+            item.add_marker("heavy")
+
+
 @pytest.fixture(autouse=True)
 def no_process_stays() -> Iterator[None]:
     yield

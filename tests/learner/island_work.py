@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from atoll.errors import AtollError
-from atoll.learner import Learner
+from atoll.learner import Learner, leaving
 from atoll.learner.local_part import local_part
 from atoll.learner.names import named_parameters
 
@@ -69,6 +70,19 @@ def gradient_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Ten
     return float(loss.detach())
 
 
+def slow_end(learner: Learner, pause_s: float) -> None:
+    """The rank that speaks saves for longer than the others' patience with threads that do not end."""
+    leaving.CLOSE_TIMEOUT_S = pause_s / 10
+    if learner.island_rank == 0:
+        close = learner._inner.close
+
+        def slowly(*, last: bool) -> Any:
+            time.sleep(pause_s)
+            return close(last=last)
+
+        learner._inner.close = slowly  # type: ignore[method-assign]
+
+
 def train(rank: int, size: int, kind: str, address: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
     """`gradients`: whole batches that every kind of island sees alike, so that the mean gradient is the same."""
     net, same = build(kind, size)
@@ -95,7 +109,10 @@ def train(rank: int, size: int, kind: str, address: str, steps: int, options: di
         seen = {"rank": learner.island_rank, "size": learner.island_size, "step": learner.step_count, "loss": loss}
         seen |= {"bases": learner.versions(), "generation": learner.generation, "number": learner.rank}
         here = {name: local_part(value) for name, value in learner.published_state_dict().items()}
+        if "slow_end_s" in options:
+            slow_end(learner, options["slow_end_s"])
         seen["published"] = {name: list(value.shape) for name, value in here.items()}
+    seen["workers_left"] = sum(thread.name == "atoll-rank" for thread in threading.enumerate())
     seen["handed_over"], seen["inner"] = learner.handed_over, learner._inner.detail
     seen["optimizer_steps"] = sorted({int(state["step"]) for state in optimizer.state.values() if "step" in state})
     return seen

@@ -159,3 +159,11 @@ def test_an_island_continues_from_checkpoints_of_its_ranks_and_another_one_says_
     assert all("the checkpoints here are of 2 ranks" in answer["inner"] for answer in wider)
     names = {path.parent.name for path in (tmp_path / "learners" / "l").glob("*/inner-*.safetensors")}
     assert {"rank-0-of-2", "rank-1-of-2"} <= names
+
+
+def test_a_rank_waits_for_a_slow_end_of_the_one_that_speaks(syncers: list[SyncerThread], tmp_path: Path) -> None:
+    """A rank that ended with its worker in a collective was aborted, and its island started again."""
+    syncers.append(SyncerThread(config(overlap=2)))
+    ranks = island(syncers[0], tmp_path, steps=12, slow_end_s=2.0)
+    answers = ranks.results()
+    assert [(answer["step"], answer["workers_left"]) for answer in answers] == [(12, 0), (12, 0)], answers
