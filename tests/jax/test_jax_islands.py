@@ -54,7 +54,7 @@ def test_a_learner_whose_arrays_are_cut_over_devices_is_one_of_the_run() -> None
 
 def test_arrays_that_are_cut_over_processes_are_refused_by_name() -> None:
     port = str(quiet_port())
-    ranks = [run_script("two_processes.py", str(rank), port) for rank in range(2)]
+    ranks = [run_script("two_processes.py", str(rank), port, XLA_FLAGS="") for rank in range(2)]
     said = [rank.communicate(timeout=WAIT_S)[0] for rank in ranks]
     assert all("'weight' is spread over several processes" in text for text in said), said
 

@@ -100,7 +100,7 @@ def test_a_result_is_kept_where_nobody_listens(
         (["--method", "magic"], "method must be one of decoupled"),
         (["--batch", "5"], "does not split among 4 learners"),
         (["--set", "quorum=9"], "quorum 9 is above"),
-        (["--set", "pace=9"], "give NAME=VALUE with one of adopt"),
+        (["--set", "pace=9"], "did you mean pacing? give NAME=VALUE with one of adaptive"),
         (["--set", "quorum"], "give NAME=VALUE"),
         (["--set", "outer_lr=much"], "outer_lr must be float"),
         (["--scenario", "none.toml"], "none.toml cannot be read"),

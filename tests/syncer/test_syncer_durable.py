@@ -386,7 +386,7 @@ def test_what_came_from_a_snapshot_is_in_the_state_folder_soon(folder: Path) -> 
     assert syncer.stop() == 0
 
 
-def test_another_codec_is_refused_while_something_handed_over_waits(folder: Path) -> None:
+def test_what_was_handed_over_is_merged_in_its_own_codec_although_the_run_has_another_now(folder: Path) -> None:
     syncer = SyncerProcess(folder, *OPTIONS, "--quorum", "all")
     quick = TrainingThread(syncer.address, "quick", seed=0)
     slow = TrainingThread(syncer.address, "slow", seed=1, step_s=2.0)
@@ -397,10 +397,6 @@ def test_another_codec_is_refused_while_something_handed_over_waits(folder: Path
     waiting = list((folder / "state" / "handover").glob("*.held"))
     assert waiting, "the other one's next step is two seconds away, and nothing can have been merged before"
     syncer._options = ("--codec-up", "int8")
-    process = syncer._start({})
-    assert process.wait(WAIT_S) == 2
-    assert "'quick' handed over when it left is not in int8" in syncer.output()
-    assert [path for path in waiting if path.exists()] == waiting, "it must still be there"
-    syncer._options = ()
     syncer.again()
+    assert syncer.status()["config"]["codec_up"] == "int8"
     finish(syncer, [slow, quick])
