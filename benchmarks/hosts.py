@@ -2,6 +2,8 @@
 
     python benchmarks/hosts.py                  # 15 minutes with everything in it, then the same run on fat links
     python benchmarks/hosts.py --minutes 3      # a rehearsal: the same timeline in a fifth of the time
+    python benchmarks/hosts.py --adaptive network --together
+                                                # thin links get fewer bits; both runs at once (two cores suffice)
 
 Needs root on Linux (network namespaces), openssl, and the extras `s3` and `dev` (moto stands in for S3). Every host is
 a network namespace with a link of its own, shaped in both directions; every process is a real one, started with the
@@ -26,14 +28,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atoll import kernels
 from atoll.instruments.chaos import HostNet, Way, Weather
+from atoll.observe import adapted_text, read_events
 from atoll.observe import events as ev
-from atoll.observe import read_events
 
 ROOT = Path(__file__).resolve().parents[1]
 TOKEN = "a-token-for-the-trial"
@@ -114,6 +118,7 @@ class Trial:
     minutes: float
     step_s: float
     faults: bool
+    adaptive: str = "off"
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     began_s: float = 0.0
@@ -153,6 +158,7 @@ class Trial:
         command = [sys.executable, "-m", "atoll", "syncer", "--listen", f"0.0.0.0:{PORT}", "--run-folder", "run"]
         command += ["--tls-certificate", "cert.pem", "--tls-key", "key.pem", "--learners", str(len(LEARNERS))]
         command += ["--sync-every", str(SYNC_EVERY), "--tokens-budget", str(self.tokens_budget), "--end-when-left"]
+        command += [] if self.adaptive == "off" else ["--adaptive", self.adaptive]
         every_s = max(10, round(4 * self.minutes))
         command += ["--snapshots", "s3://atoll/run", "--snapshot-every", f"{every_s}s", "--keep", "3", *more]
         self.start(host, *command, **self.s3)
@@ -357,6 +363,8 @@ def reduce(trial: Trial) -> dict[str, Any]:
         elif isinstance(event, ev.LinkThin):
             needs, gets = event.needs_bytes_s / 125, event.gets_bytes_s / 125
             notes.append(f"{at} {event.learner}: link {event.direction} needs {needs:.0f} kbit/s, gets {gets:.0f}")
+        elif isinstance(event, ev.Adapted):
+            notes.append(f"{at} {adapted_text(event)}")
         elif isinstance(event, ev.MemberChanged):
             notes.append(f"{at} {event.learner} is {event.state}: {event.reason}")
         elif isinstance(event, ev.Warned):
@@ -387,7 +395,7 @@ def carry_out(options: argparse.Namespace, name: str) -> dict[str, Any]:
     folder = options.out / name
     shutil.rmtree(folder, ignore_errors=True)
     with HostNet() as net:
-        trial = Trial(folder, net, options.minutes, options.step_s, faults=name == "trial")
+        trial = Trial(folder, net, options.minutes, options.step_s, name == "trial", options.adaptive)
         try:
             run(trial)
         finally:
@@ -404,8 +412,11 @@ def report(options: argparse.Namespace, trial: dict[str, Any], twin: dict[str, A
     parameters = sum(p.numel() for p in model().parameters())
     needs_kbit = INT4_BYTES * parameters * 8 / (SYNC_EVERY * options.step_s) / 1e3
     ratio = trial["loss"] / twin["loss"]
-    command = (
-        f"python benchmarks/hosts.py{'' if options.minutes == FULL_MINUTES else f' --minutes {options.minutes:g}'}"
+    command = " ".join(
+        ["python benchmarks/hosts.py"]
+        + [f"--minutes {options.minutes:g}"] * (options.minutes != FULL_MINUTES)
+        + [f"--adaptive {options.adaptive}"] * (options.adaptive != "off")
+        + ["--together"] * options.together
     )
     lines = [
         "# Several machines: thin links, a link that goes down, a syncer that moves twice",
@@ -473,6 +484,8 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=0.6, help="least seconds of a step")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hosts")
     parser.add_argument("--only", choices=("trial", "twin"), help="one of the two, without a report")
+    parser.add_argument("--adaptive", choices=("off", "network"), default="off", help="as of `atoll syncer`")
+    parser.add_argument("--together", action="store_true", help="both at the same time")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -481,7 +494,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.out = options.out.resolve()
     kernels.warm_up()  # six processes that compile them at once, on two cores, would take a minute of the trial
-    done = {name: carry_out(options, name) for name in ("trial", "twin") if options.only in (None, name)}
+    names = [name for name in ("trial", "twin") if options.only in (None, name)]
+    with ThreadPoolExecutor(len(names) if options.together else 1) as pool:
+        done = dict(zip(names, pool.map(partial(carry_out, options), names), strict=True))
     for name, found in done.items():
         print(f"{name}: loss {found['loss']:.4f}, merged { ({h: t.merged for h, t in found['learners'].items()}) }")
         plain = {

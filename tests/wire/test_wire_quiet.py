@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -161,3 +163,31 @@ def test_a_connection_that_breaks_ends_its_session_with_a_reason_and_without_a_t
     text = printed(sessions.serve(BrokenContext()), capfd, caplog.records)
     assert "Traceback" not in text
     assert [reason for _, reason in syncer.closed] == ["the connection broke (InternalError)"]
+
+
+POLLERS = """
+import asyncio, gc, threading
+from atoll.wire.channel import ClientOptions, open_channel
+from atoll.wire.transport import control_channel_arguments
+
+async def connect():
+    channel = open_channel(ClientOptions("127.0.0.1:1"), control_channel_arguments())
+    await asyncio.sleep(0)
+    return channel
+
+def pollers():
+    return {thread.ident for thread in threading.enumerate() if "_poll_wrapper" in thread.name}
+
+before = pollers()
+for _ in range(3):
+    channel = asyncio.run(connect())
+    del channel
+    gc.collect()
+print(len(before), before == pollers())
+"""
+
+
+def test_the_last_connection_takes_nothing_of_grpc_with_it() -> None:
+    """It would wait for the poller in whatever thread collects the garbage, and has been seen to wait for ever."""
+    said = subprocess.run([sys.executable, "-c", POLLERS], capture_output=True, text=True, timeout=60, check=True)
+    assert said.stdout.split() == ["1", "True"]

@@ -19,6 +19,10 @@ from atoll.wire import limits
 # A forked child must not clear away connections that were garbage in its parent: gRPC's threads are not there, and it
 # dies.
 os.register_at_fork(after_in_child=gc.freeze)
+# gRPC stops its poller with the last connection, and waits for it. The garbage collector may do that in any thread and
+# inside any statement; such a thread was seen to wait for ever, and every later connection behind it. One user that
+# never leaves keeps the poller.
+grpc.aio.init_grpc_aio()
 
 __all__ = ["EOF", "bulk_channel_arguments", "control_channel_arguments", "grpc", "keep_heap", "server_arguments"]
 
