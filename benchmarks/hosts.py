@@ -4,6 +4,8 @@
     python benchmarks/hosts.py --minutes 3      # a rehearsal: the same timeline in a fifth of the time
     python benchmarks/hosts.py --adaptive network --together
                                                 # thin links get fewer bits; both runs at once (two cores suffice)
+    python benchmarks/hosts.py --together --repeat 3
+                                                # three pairs, and how far their ratios are apart
 
 Needs root on Linux (network namespaces), openssl, and the extras `s3` and `dev` (moto stands in for S3). Every host is
 a network namespace with a link of its own, shaped in both directions; every process is a real one, started with the
@@ -11,7 +13,9 @@ commands of docs/HOSTS.md; TLS and a token throughout. At 20% of the time a link
 the syncer is killed and its run folder is copied to another host, where it goes on; at 67% that host is lost with its
 disk, and a third one continues from S3. The run ends by its token budget.
 
-Prints a table, and writes it with the conditions to OUT/hosts.md (a whole trial: to docs/results/hosts.md as well).
+Prints a table, with each learner's longest time without a merged contribution beside the bound of docs/HOSTS.md, and
+ends with status 1 if one does not hold. Writes it with the conditions to OUT/hosts.md (a whole trial: to
+docs/results/hosts.md as well).
 """
 
 from __future__ import annotations
@@ -49,10 +53,16 @@ LEARNERS = {**FATS, "two-mbit": 2e6, "thin-200k": 200e3, "thin-50k": 50e3}
 """Each learner's host, and what its link carries in each direction (bits/s)."""
 DOWN = "two-mbit"
 """Whose link goes down for a while."""
+DOWN_SHARE = 1 / 15
+"""Of the trial's time."""
 SYNC_EVERY = 8
 BATCH, SEQ = 16, 64
 INT4_BYTES = 0.52
 """Bytes of one parameter as int4, with its block's scale."""
+FETCH_BITS, GIVE_BITS = 32, 4
+"""Of each parameter: a fragment that is fetched whole (fp32), and a contribution (int4)."""
+ASIDE_PERIODS = 3
+"""How long rounds wait for a learner before they go on without it (core.policy)."""
 WIDTH, LAYERS, HEADS, LR = 64, 2, 2, 3e-3
 FULL_MINUTES = 15.0
 READY, GO = "ready", "go"
@@ -255,7 +265,7 @@ def wait_for(trial: Trial, condition: Callable[[], bool], what: str) -> None:
 
 def happen(trial: Trial) -> None:
     """Everything that goes wrong, at its share of the time."""
-    down_s = trial.minutes * 60 / 15
+    down_s = trial.minutes * 60 * DOWN_SHARE
     link = Weather(up=Way(bits_per_s=LEARNERS[DOWN]), down=Way(bits_per_s=LEARNERS[DOWN]))
     wait_until(trial, 0.2)
     trial.net.set(DOWN, Weather(up=Way(blocked=True), down=Way(blocked=True)))
@@ -330,12 +340,15 @@ class Tally:
 def reduce(trial: Trial) -> dict[str, Any]:
     tallies = {host: Tally() for host in LEARNERS}
     notes: list[str] = []
+    standstill_s, committed_ns = 0.0, 0
     last: ev.SyncerStats | None = None
     began_ns, fragments = 0, 1
     for t_ns, _, event in read_events(trial.folder):
         began_ns = began_ns or t_ns
         at = f"{int((t_ns - began_ns) / 60e9)}:{int((t_ns - began_ns) / 1e9) % 60:02d}"
         if isinstance(event, ev.Committed):
+            standstill_s = max(standstill_s, (t_ns - (committed_ns or began_ns)) / 1e9)
+            committed_ns = t_ns
             for learner, steps in zip(event.contributors, event.steps, strict=True):
                 tally = tallies[learner]
                 tally.merged += 1
@@ -373,6 +386,7 @@ def reduce(trial: Trial) -> dict[str, Any]:
     return {
         "learners": tallies,
         "notes": notes,
+        "standstill_s": standstill_s,
         "ledger": last,
         "loss": loss_of(trial.folder / "model.safetensors"),
         "wall_s": time.monotonic() - trial.began_s,
@@ -408,7 +422,22 @@ def carry_out(options: argparse.Namespace, name: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- the report
 
 
-def report(options: argparse.Namespace, trial: dict[str, Any], twin: dict[str, Any]) -> str:
+def bound_s(options: argparse.Namespace, host: str, parameters: int, standstill_s: float) -> float:
+    """What docs/HOSTS.md promises: at worst a learner fetches everything whole and then sends its progress. Whatever
+    cuts it off makes it begin that anew, and adds its own length: here the longest time in which nothing of anybody was
+    merged (the syncer was away), and the time for which its link was down."""
+    transfer_s = (FETCH_BITS + GIVE_BITS) * parameters / LEARNERS[host]
+    outage_s = standstill_s + (options.minutes * DOWN_SHARE * 60 if host == DOWN else 0.0)
+    return 2 * transfer_s + outage_s + ASIDE_PERIODS * SYNC_EVERY * options.step_s
+
+
+def spread(ratios: list[float]) -> str:
+    """Of the pairs so far."""
+    listed = ", ".join(f"{ratio:.4f}" for ratio in ratios)
+    return f"{len(ratios)} pairs, trial over twin: {listed}; from {min(ratios):.4f} to {max(ratios):.4f}"
+
+
+def report(options: argparse.Namespace, trial: dict[str, Any], twin: dict[str, Any], ratios: list[float]) -> str:
     parameters = sum(p.numel() for p in model().parameters())
     needs_kbit = INT4_BYTES * parameters * 8 / (SYNC_EVERY * options.step_s) / 1e3
     ratio = trial["loss"] / twin["loss"]
@@ -417,6 +446,7 @@ def report(options: argparse.Namespace, trial: dict[str, Any], twin: dict[str, A
         + [f"--minutes {options.minutes:g}"] * (options.minutes != FULL_MINUTES)
         + [f"--adaptive {options.adaptive}"] * (options.adaptive != "off")
         + ["--together"] * options.together
+        + [f"--repeat {options.repeat}"] * (options.repeat > 1)
     )
     lines = [
         "# Several machines: thin links, a link that goes down, a syncer that moves twice",
@@ -435,6 +465,7 @@ def report(options: argparse.Namespace, trial: dict[str, Any], twin: dict[str, A
         "|---|---|---|",
         f"| held-out loss of the exported model, nats per byte | {trial['loss']:.4f} | {twin['loss']:.4f} |",
         f"| trial over twin | **{ratio:.4f}** | |",
+        *([f"| {spread(ratios)} | | |"] if len(ratios) > 1 else []),
     ]
     fates = ("tokens_processed", "tokens_merged", "tokens_pending")
     for name in fates:
@@ -447,20 +478,36 @@ def report(options: argparse.Namespace, trial: dict[str, Any], twin: dict[str, A
     walls = [f"{side['wall_s'] / 60:.1f}" for side in (trial, twin)]
     lines += [f"| minutes, with starting and leaving | {walls[0]} | {walls[1]} |", ""]
     lines += [
-        "| learner | its link | joined in | contributions merged (twin) | longest without | steps, merged |",
-        "|---|---|---|---|---|---|",
+        "| learner | its link | joined in | contributions merged (twin) | longest without | bound | steps, merged |",
+        "|---|---|---|---|---|---|---|",
     ]
     for host, rate in LEARNERS.items():
         own, other = trial["learners"][host], twin["learners"][host]
+        bound = bound_s(options, host, parameters, trial["standstill_s"])
         link = f"{rate / 1e6:g} Mbit/s" if rate >= 1e6 else f"{rate / 1e3:g} kbit/s"
         lines.append(
             f"| {host} | {link} | {own.join_s:.1f} s | {own.merged:,} ({other.merged:,}) | {own.longest_gap_s:.0f} s | "
-            f"{own.steps:,}, {own.steps_merged / max(1, own.steps):.0%} |"
+            f"{bound:.0f} s | {own.steps:,}, {own.steps_merged / max(1, own.steps):.0%} |"
         )
+    lines += ["", bounds_text(beyond(options, trial))]
     lines += ["", "What was done to it:", "", *(f"- {text}" for text in trial["said"]), ""]
     lines += ["What its processes said (members, links, recoveries, warnings):", ""]
     lines += [f"- {text}" for text in shortened(trial["notes"])]
     return "\n".join(lines) + "\n"
+
+
+def beyond(options: argparse.Namespace, trial: dict[str, Any]) -> list[str]:
+    """Learners that were longer without a merged contribution than the bound allows."""
+    parameters = sum(p.numel() for p in model().parameters())
+    bounds = {host: bound_s(options, host, parameters, trial["standstill_s"]) for host in LEARNERS}
+    return [host for host, tally in trial["learners"].items() if tally.longest_gap_s > bounds[host]]
+
+
+def bounds_text(missed: list[str]) -> str:
+    bits = FETCH_BITS + GIVE_BITS
+    who = f"all but {', '.join(missed)}" if missed else "all"
+    what = f"twice {bits} bits x parameters / rate, the longest outage, and {ASIDE_PERIODS} periods"
+    return f"The bound ({what}) holds for {who}."
 
 
 NOTES_MAX = 80
@@ -486,6 +533,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("trial", "twin"), help="one of the two, without a report")
     parser.add_argument("--adaptive", choices=("off", "network"), default="off", help="as of `atoll syncer`")
     parser.add_argument("--together", action="store_true", help="both at the same time")
+    parser.add_argument("--repeat", type=int, default=1, help="pairs of trial and twin")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -494,6 +542,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options.out = options.out.resolve()
     kernels.warm_up()  # six processes that compile them at once, on two cores, would take a minute of the trial
+    ratios: list[float] = []
+    missed: list[str] = []
+    for number in range(options.repeat):
+        own = argparse.Namespace(**vars(options))
+        own.out = options.out / f"pair-{number + 1}" if options.repeat > 1 else options.out
+        missed += pair(own, ratios)
+    if len(ratios) > 1:
+        print(spread(ratios))
+    sys.exit(1 if missed else 0)
+
+
+def pair(options: argparse.Namespace, ratios: list[float]) -> list[str]:
+    """One trial and its twin; returns who was beyond the bound."""
     names = [name for name in ("trial", "twin") if options.only in (None, name)]
     with ThreadPoolExecutor(len(names) if options.together else 1) as pool:
         done = dict(zip(names, pool.map(partial(carry_out, options), names), strict=True))
@@ -506,11 +567,13 @@ def main() -> None:
         }
         (options.out / f"{name}.json").write_text(json.dumps(plain, indent=1))
     if len(done) == 2:
-        text = report(options, done["trial"], done["twin"])
+        ratios.append(done["trial"]["loss"] / done["twin"]["loss"])
+        text = report(options, done["trial"], done["twin"], ratios)
         print(text)
         (options.out / "hosts.md").write_text(text)
         if options.minutes >= FULL_MINUTES:
             (ROOT / "docs" / "results" / "hosts.md").write_text(text)
+    return beyond(options, done["trial"]) if "trial" in done else []
 
 
 if __name__ == "__main__":

@@ -1,17 +1,24 @@
-"""What Atoll costs an island of ranks: steps/s with and without it, the training thread's time, bytes and memory.
+"""What Atoll costs an island of ranks: steps/s with `learner.step` over steps/s without, bytes and memory of each rank.
 
-    python benchmarks/island.py --ranks 4 --steps 300
+    python benchmarks/island.py --ranks 4                                       # the ratio, with DDP inside
+    python benchmarks/island.py --ranks 4 --kind fsdp
+    python benchmarks/island.py --ranks 4 --kind fsdp --width 2048 --layers 12 --batch 8 --segments 4 --steps 8
+                                                                                # 50M parameters: memory shows
 
-Ranks are gloo processes on this machine's CPU, with DistributedDataParallel or FSDP2 inside. The syncer is another
-process. Both variants train the same model on the same batches, in turns, in the same processes.
+Ranks are gloo processes on this machine's CPU. The syncer is another process. Segments with and without Atoll
+alternate, in the same processes on the same batches, so that whatever else the machine does hits both alike; each
+segment with Atoll is set against the mean of its two neighbours without, and the ratio is the median of these, with its
+quartiles. Memory is what a rank's process has more, from just before the Learner is made to after the last segment.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +29,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+
+WARM_STEPS = 48
+"""Every fragment twice, and all caches warm."""
+PASSED_ON = ("kind", "steps", "segments", "width", "layers", "batch")
 
 
 def build(kind: str, width: int, layers: int) -> nn.Module:
@@ -36,86 +47,136 @@ def build(kind: str, width: int, layers: int) -> nn.Module:
     return fully_shard(model)
 
 
-def one_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
-    loss = (net(x) - x).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-
-
-def rate(steps: int, work: Any) -> float:
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(steps):
-        work()
-    dist.barrier()
-    return steps / (time.perf_counter() - began)
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def rank_main(options: argparse.Namespace) -> None:
     import atoll
+    from atoll import kernels
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     net = build(options.kind, options.width, options.layers)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     x = torch.randn(options.batch, options.width)
-    rate(20, lambda: one_step(net, optimizer, x))
-    inside_ns = 0
 
-    def with_atoll() -> None:
-        nonlocal inside_ns
-        one_step(net, optimizer, x)
-        began = time.perf_counter_ns()
-        learner.step(tokens=options.batch)
-        inside_ns += time.perf_counter_ns() - began
+    def train() -> None:
+        loss = (net(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
 
-    rates: dict[str, list[float]] = {"without": [], "with": []}
-    with atoll.Learner(net, optimizer, learner_id="island") as learner:
-        rate(20, with_atoll)
-        inside_ns = 0
-        for _ in range(options.turns):
-            rates["without"].append(rate(options.steps, lambda: one_step(net, optimizer, x)))
-            rates["with"].append(rate(options.steps, with_atoll))
-        versions = sum(learner.versions())
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    vault = learner._shell.vault
-    assert vault is not None
-    owned = sum(f.size for f in vault.layout.fragments)
-    best = {name: max(found) for name, found in rates.items()}
-    steps = options.turns * options.steps
-    told = {"rank": dist.get_rank(), "kind": options.kind, **best, "ratio": best["with"] / best["without"]}
-    told |= {"step_us": inside_ns / steps / 1000, "owned": owned, "rss_mib": memory, "versions": versions}
+    def segment(steps: int, learner: atoll.Learner | None) -> tuple[float, int]:
+        """Steps per second, and the nanoseconds of the training thread that Atoll had."""
+        dist.barrier()
+        began_s, inside_ns = time.perf_counter(), 0
+        for _ in range(steps):
+            train()
+            if learner is not None:
+                entered_ns = time.perf_counter_ns()
+                learner.step(tokens=options.batch)
+                inside_ns += time.perf_counter_ns() - entered_ns
+        dist.barrier()
+        return steps / (time.perf_counter() - began_s), inside_ns
+
+    segment(WARM_STEPS, None)
+    kernels.warm_up()  # compilers and libraries take the same memory whatever the model is
+    assert atoll.Learner
+    before = resident_bytes()
+    with atoll.Learner(net, optimizer, learner_id="island", checkpoint_every_s=0) as learner:
+        segment(WARM_STEPS, learner)
+        found = [segment(options.steps, learner if number % 2 else None) for number in range(2 * options.segments + 1)]
+        memory = resident_bytes() - before
+        vault = learner._shell.vault
+        assert vault is not None
+        told = {"rank": dist.get_rank(), "owned": sum(fragment.size for fragment in vault.layout.fragments)}
+        told |= {"memory_bytes": memory, "versions": sum(learner.versions())}
+    inside_us = sum(inside_ns for _, inside_ns in found) / (options.segments * options.steps) / 1000
+    told |= {"rates": [rate for rate, _ in found], "step_us": inside_us}
     Path(options.out, f"rank-{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
+
+
+def report(options: argparse.Namespace, ranks: list[dict[str, Any]], run: Path) -> dict[str, Any]:
+    from atoll.observe import events, read_events
+
+    rates = ranks[0]["rates"]
+    neighbours = [(a + b) / 2 for a, b in itertools.pairwise(rates[::2])]
+    ratios = [w / n for w, n in zip(rates[1::2], neighbours, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    parameters = options.layers * (options.width + 1) * options.width
+    pushed = [one for _, _, one in read_events(run) if isinstance(one, events.LearnerPushed)]
+    owned = sum(one["owned"] for one in ranks)
+    bytes_up = sum(one.bytes for one in pushed)
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "ranks": options.ranks,
+        "kind": options.kind,
+        "parameters": parameters,
+        "step_ms": round(1000 / statistics.median(rates[::2]), 2),
+        "ratio": round(middle, 4),
+        "quartiles": [round(low, 4), round(high, 4)],
+        "segments": len(ratios),
+        "steps_each": options.steps,
+        "learner_step_us": [round(one["step_us"], 1) for one in ranks],
+        "contributions": len(pushed),
+        "encoded_bytes_of_rank": [round(bytes_up * one["owned"] / owned) for one in ranks],
+        "memory_mib": [round(one["memory_bytes"] / 2**20, 1) for one in ranks],
+        "memory_bytes_per_parameter": [round(one["memory_bytes"] / parameters, 2) for one in ranks],
+        "shard_bytes": 4 * parameters // options.ranks,
+    }
+
+
+def section(options: argparse.Namespace, found: dict[str, Any]) -> str:
+    """What was measured, as a section of a page."""
+    low, high = found["quartiles"]
+    given = " ".join(f"--{name} {getattr(options, name)}" for name in ("ranks", *PASSED_ON))
+    lines = [f"### {found['date']}, {os.cpu_count()} cores", "", f"    python benchmarks/island.py {given}", ""]
+    lines += [
+        f"{options.ranks} gloo ranks, {found['kind']}, {found['parameters']:,} parameters, {found['step_ms']} ms/step.",
+        f"Steps/s with Atoll over without: median {found['ratio']:.4f}, quartiles {low:.4f} to {high:.4f},",
+        f"{found['segments']} pairs of {found['steps_each']} steps, {found['contributions']} contributions.",
+        "",
+        "| rank | `learner.step`, mean | encoded bytes | memory more | per parameter |",
+        "|---|---|---|---|---|",
+    ]
+    columns = (found[name] for name in ("learner_step_us", "encoded_bytes_of_rank", "memory_mib"))
+    for rank, (us, up, mib) in enumerate(zip(*columns, strict=True)):
+        per = found["memory_bytes_per_parameter"][rank]
+        lines.append(f"| {rank} | {us:g} us | {up:,} | {mib:g} MiB | {per:g} bytes |")
+    return "\n".join(["", *lines, ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--kind", default="ddp", choices=("ddp", "fsdp"))
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=48, help="of each segment")
+    parser.add_argument("--segments", type=int, default=20, help="with Atoll; one more without")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--out", default="")
+    parser.add_argument("--report", default="", help="a Markdown page that gets a dated section")
+    parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.out:
         rank_main(options)
         return
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "atoll", "run", "--learners", "1", "--ranks", str(options.ranks)]
-        argv += ["--sync-every", "24", "--out", f"{folder}/run", "--", "python", __file__, "--out", folder]
-        for name in ("kind", "steps", "turns", "width", "layers", "batch"):
+        argv += ["--sync-every", "24", "--out", f"{folder}/run", "--", sys.executable, __file__, "--out", folder]
+        for name in PASSED_ON:
             argv += [f"--{name}", str(getattr(options, name))]
         done = subprocess.run(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
         if done.returncode:
             sys.exit(done.stdout + done.stderr)
-        result = json.loads(Path(folder, "run", "result.json").read_text())
-        for path in sorted(Path(folder).glob("rank-*.json")):
-            print(path.read_text())
-        print(json.dumps({name: result[name] for name in result if "bytes" in name}))
+        ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))]
+        found = report(options, ranks, Path(folder, "run"))
+    print(json.dumps(found, indent=1))
+    if options.report:
+        with Path(options.report).open("a") as page:
+            page.write(section(options, found))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/jax_overhead.py
     python benchmarks/jax_overhead.py --layers 8 --width 1024 --batch 64
+    python benchmarks/jax_overhead.py --report docs/results/islands.md     # adds a dated section to the page
 
 One learner and a real syncer process on one machine, int4 both ways, with the default settings. The model is a stack of
 dense layers with optax's AdamW, compiled, with donated arguments. Segments with and without Atoll alternate, so that
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -37,15 +39,38 @@ def main() -> None:
     parser.add_argument("--segments", type=int, default=20)
     parser.add_argument("--steps", type=int, default=24, help="steps per segment")
     parser.add_argument("--sync-every", type=int, default=8, help="H")
+    parser.add_argument("--report", default="", help="a Markdown page that gets a dated section")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         command = f"-m atoll syncer --listen 127.0.0.1:0 --learners 1 --sync-every {options.sync_every} --run-folder"
         syncer = subprocess.Popen([sys.executable, *command.split(), folder], stdout=subprocess.DEVNULL)
         try:
-            print(json.dumps(measure(options, address_in(Path(folder))), indent=1))
+            found = measure(options, address_in(Path(folder)))
         finally:
             syncer.terminate()
             syncer.wait()
+    print(json.dumps(found, indent=1))
+    if options.report:
+        with Path(options.report).open("a") as page:
+            page.write(section(options, found))
+
+
+def section(options: argparse.Namespace, found: dict[str, Any]) -> str:
+    """What was measured, as a section of a page."""
+    low, high = found["quartiles"]
+    row = [f"{found['parameters']:,}", f"{found['step_ms']:g} ms", f"{found['ratio']:.4f}", f"{low:.4f} to {high:.4f}"]
+    row += [str(found["segments"]), str(options.sync_every)]
+    given = ((name.replace("_", "-"), value) for name, value in vars(options).items() if name != "report")
+    command = " ".join(f"--{name} {value}" for name, value in given)
+    return f"""
+### {time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores, {found["device"]}
+
+    python benchmarks/jax_overhead.py {command}
+
+| parameters | step | steps/s with over without, median | quartiles | pairs | H |
+|---|---|---|---|---|---|
+| {" | ".join(row)} |
+"""
 
 
 def address_in(folder: Path) -> str:
@@ -93,6 +118,7 @@ def measure(options: argparse.Namespace, address: str) -> dict[str, Any]:
         segment(options.steps, False)
         for number in range(2 * options.segments + 1):
             rates[number % 2 == 1].append(segment(options.steps, number % 2 == 1))
+        segment(1, True)  # what the learner was given before has been donated since
         versions = learner.versions()
     plain = rates[False]
     ratios = [with_atoll * 2 / (plain[i] + plain[i + 1]) for i, with_atoll in enumerate(rates[True])]

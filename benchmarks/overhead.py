@@ -40,7 +40,7 @@ from pathlib import Path
 from atoll.core.config import SyncConfig
 from atoll.syncer import SyncerOptions, run_syncer
 config = SyncConfig(sync_every=int(sys.argv[2]))
-sys.exit(run_syncer(SyncerOptions("127.0.0.1:0", config, Path(sys.argv[1]), durability=sys.argv[3])))
+sys.exit(run_syncer(SyncerOptions("127.0.0.1:0", config, Path(sys.argv[1]), durability=sys.argv[3], new_run=True)))
 """
 
 

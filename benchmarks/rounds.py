@@ -8,8 +8,10 @@ at once with a ready-made int4 contribution, fetch every update, and report step
 rate is what the syncer and the wire can do on this machine, with the learners on the same cores. A run that also trains
 is far below it, and its ratio is nearer to 1.
 
-The floor of a commit is bytes over bandwidth: 12 bytes per parameter of the fragment (Theta, momentum, residual) at the
-disk's write speed, which is measured in the same run.
+Three ways in turn: `none`; `slots`, level commit with 12 bytes per parameter of the fragment in every commit (Theta,
+momentum, residual), as it was before there was a log; and `commit`, by the log. The floor of a commit is bytes over
+bandwidth, at the disk's write speed, which is measured in the same run. `again_s` is how long a syncer that was killed
+takes to read its state and to do the merges of the log again.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from atoll.codec import get_codec
 from atoll.core import (
@@ -47,6 +50,7 @@ from atoll.core import (
     build_layout,
 )
 from atoll.errors import RefusedError
+from atoll.syncer import read_committed
 from atoll.wire import BulkClient, ClientOptions, ControlClient
 
 FRAGMENTS = 24
@@ -63,11 +67,12 @@ class Puppet:
         self.options = ClientOptions(address=address)
         self.layout = build_layout(tensors, FRAGMENTS)
         dice = np.random.default_rng(len(name))
-        self.payloads = []
-        for fragment in self.layout.fragments:
-            values = (dice.standard_normal(fragment.size) * 1e-3).astype(np.float32)
-            payload, _ = get_codec("int4").encode_delta(values, np.zeros_like(values), None)
-            self.payloads.append((payload, xxhash.xxh3_64_intdigest(payload.data)))
+        made: dict[int, tuple[NDArray[np.uint8], int]] = {}
+        for size in {fragment.size for fragment in self.layout.fragments}:
+            values = dice.standard_normal(size, dtype=np.float32) * np.float32(1e-3)
+            payload = get_codec("int4").encode(values)
+            made[size] = payload, xxhash.xxh3_64_intdigest(payload.data)
+        self.payloads = [made[fragment.size] for fragment in self.layout.fragments]
         self.versions = [0] * FRAGMENTS
         self.commits = 0
         self.tokens = 0
@@ -183,8 +188,13 @@ def run_level(
     )
     command = [sys.executable, "-m", "atoll", "syncer", "--listen", "127.0.0.1:0", "--run-folder", str(folder)]
     command += ["--learners", str(config.learners_expected), "--fragments", str(FRAGMENTS), "--quorum", "all"]
-    command += ["--sync-every", str(config.sync_every), "--overlap", str(config.overlap), "--durability", level]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    command += ["--sync-every", str(config.sync_every), "--overlap", str(config.overlap)]
+    command += ["--durability", "none" if level == "none" else "commit"]
+    environment = dict(os.environ)
+    if level == "slots":
+        environment["ATOLL_PRELOAD"] = "slots_only"
+        environment["PYTHONPATH"] = f"{Path(__file__).parent}{os.pathsep}{environment.get('PYTHONPATH', '')}"
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     try:
         while not (folder / "syncer.json").exists():
             time.sleep(0.05)
@@ -197,10 +207,14 @@ def run_level(
     commits = [line for line in stored if line["kind"] == "committed" and line["store_bytes"]]
     result = {"rounds_per_s": rate}
     if commits:
-        result["bytes"] = statistics.median(line["store_bytes"] for line in commits)
+        result["bytes"] = statistics.mean(line["store_bytes"] for line in commits)
         result["store_ms"] = statistics.median(line["store_ns"] for line in commits) / 1e6
     merges = [line["merge_ns"] for line in stored if line["kind"] == "committed"]
     result["merge_ms"] = statistics.median(merges) / 1e6
+    if commits:
+        began = time.perf_counter()
+        read_committed(folder / "state")
+        result["again_s"] = time.perf_counter() - began
     return result
 
 
@@ -233,7 +247,7 @@ def main() -> None:
     parameters = sum(rows // FRAGMENTS * ROW for _ in tensors)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         speed = disk_speed(Path(name), 12 * parameters // FRAGMENTS)
-        rates: dict[str, list[dict[str, float]]] = {"none": [], "commit": []}
+        rates: dict[str, list[dict[str, float]]] = {"none": [], "slots": [], "commit": []}
         for number in range(arguments.repeat):
             for level, results in rates.items():
                 results.append(run_level(level, Path(name) / f"{level}-{number}", arguments, tensors))
@@ -241,13 +255,15 @@ def main() -> None:
     ratios = [c["rounds_per_s"] / n["rounds_per_s"] for n, c in zip(rates["none"], rates["commit"], strict=True)]
     bytes_ = rates["commit"][-1]["bytes"]
     print(f"{parameters / 1e6:.1f}M parameters, {arguments.learners} learners, {FRAGMENTS} fragments")
-    print(f"{'level':8} {'rounds/s':>9} {'merge ms':>9} {'store ms':>9} {'bytes/commit':>13}")
+    print(f"{'level':8} {'rounds/s':>9} {'merge ms':>9} {'store ms':>9} {'bytes/commit':>13} {'again s':>8}")
     for level, results in rates.items():
         middle = {k: statistics.median(r[k] for r in results) for k in results[0]}
         print(
             f"{level:8} {middle['rounds_per_s']:9.2f} {middle['merge_ms']:9.2f} "
-            f"{middle.get('store_ms', 0):9.2f} {middle.get('bytes', 0):13,.0f}"
+            f"{middle.get('store_ms', 0):9.2f} {middle.get('bytes', 0):13,.0f} {middle.get('again_s', 0):8.2f}"
         )
+    before = [s["rounds_per_s"] / n["rounds_per_s"] for n, s in zip(rates["none"], rates["slots"], strict=True)]
+    print(f"ratio slots/none: median {statistics.median(before):.2f}, each {[round(r, 2) for r in before]}")
     print(f"ratio commit/none: median {statistics.median(ratios):.2f}, each {[round(r, 2) for r in ratios]}")
     print(f"disk: {speed / 1e6:.0f} MB/s, so the floor of a commit is {bytes_ / speed * 1e3:.1f} ms")
 

@@ -1,11 +1,13 @@
 """What shards bring: payload bytes per second through S shards on one machine, and how long one needs to come back.
 
     python benchmarks/shards.py                                  # 400M parameters, 4 learners, S = 0, 1, 2, 4, 8
-    python benchmarks/shards.py --parameters 7000 --shards 8 --durability commit --restart
+    python benchmarks/shards.py --parameters 7000 --shards 8 --seconds 10 --overlap 6      # 110 GB of memory
+    python benchmarks/shards.py --parameters 1000 --shards 8 --durability commit --restart  # 48 GB of disk
     python benchmarks/shards.py --parameters 10 --shards 0,2 --seconds 5
 
 As in rounds.py, learners compute nothing; each has a process of its own, so that one interpreter does not limit them.
-S = 0 is the syncer alone. `--restart` kills a shard and says how long it took until its fragments were merged again.
+S = 0 is the syncer alone. `--restart` kills a shard and says how long it took, from its start, until the coordinator
+led it again. `shard GB` is the memory of the largest shard at the end, `disk GB` what all of them have on disk.
 """
 
 from __future__ import annotations
@@ -76,10 +78,17 @@ def tensors_of(millions: float) -> tuple[TensorSpec, ...]:
 
 def start(folder: Path, file: str, *argv: str) -> tuple[subprocess.Popen[bytes], str]:
     """A process of the run, and the address that it announces."""
+    return wait_for(folder, file, begin(folder, file, *argv))
+
+
+def begin(folder: Path, file: str, *argv: str) -> subprocess.Popen[bytes]:
     folder.mkdir(exist_ok=True)
     (folder / file).unlink(missing_ok=True)
     log = (folder / "log").open("ab")
-    process = subprocess.Popen([sys.executable, "-m", "atoll", *argv, "--run-folder", str(folder)], stdout=log)
+    return subprocess.Popen([sys.executable, "-m", "atoll", *argv, "--run-folder", str(folder)], stdout=log)
+
+
+def wait_for(folder: Path, file: str, process: subprocess.Popen[bytes]) -> tuple[subprocess.Popen[bytes], str]:
     deadline = time.monotonic() + WAIT_S
     while not (folder / file).exists():
         assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
@@ -89,7 +98,8 @@ def start(folder: Path, file: str, *argv: str) -> tuple[subprocess.Popen[bytes],
 
 def run(count: int, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
     folder.mkdir()
-    shards = [start(folder / str(n), "shard.json", "shard", "--listen", "127.0.0.1:0") for n in range(count)]
+    begun = [begin(folder / str(n), "shard.json", "shard", "--listen", "127.0.0.1:0") for n in range(count)]
+    shards = [wait_for(folder / str(n), "shard.json", process) for n, process in enumerate(begun)]
     sync = ["--fragments", str(FRAGMENTS), "--quorum", "all", "--learners", str(arguments.learners)]
     sync += ["--sync-every", "24", "--overlap", str(arguments.overlap), "--durability", arguments.durability]
     if count:
@@ -103,6 +113,8 @@ def run(count: int, folder: Path, arguments: argparse.Namespace) -> dict[str, fl
     try:
         told = [json.loads(puppet.communicate(timeout=WAIT_S)[0]) for puppet in puppets]
         result = {"rounds_per_s": told[0]["rounds_per_s"], "bytes_per_s": sum(one["bytes_per_s"] for one in told)}
+        result["shard_gb"] = max((memory_gb(shard.pid) for shard, _ in shards), default=memory_gb(syncer.pid))
+        result["disk_gb"] = sum(path.stat().st_blocks for path in folder.glob("*/state/*/*")) * 512 / 1e9
         if arguments.restart and count:
             result["restart_s"] = restart(folder, shards, address)
         return result
@@ -110,6 +122,14 @@ def run(count: int, folder: Path, arguments: argparse.Namespace) -> dict[str, fl
         for process in (*puppets, syncer, *(shard for shard, _ in shards)):
             process.kill()
             process.wait()
+
+
+def memory_gb(pid: int) -> float:
+    """Resident memory of a process at its highest."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e9
+    return 0.0
 
 
 def restart(folder: Path, shards: list[tuple[subprocess.Popen[bytes], str]], address: str) -> float:
@@ -144,7 +164,7 @@ def main() -> None:
         print(json.dumps(asyncio.run(drive(arguments.puppet, arguments.address, tensors, arguments.seconds))))
         return
     print(f"{arguments.parameters:g}M parameters, {arguments.learners} learners, durability {arguments.durability}")
-    print(f"{'shards':>6} {'rounds/s':>9} {'GB/s':>7} {'over S=1':>9} {'restart s':>10}", flush=True)
+    print(f"{'shards':>6} {'rounds/s':>9} {'GB/s':>7} {'over S=1':>9} {'restart s':>10} {'shard GB':>9} {'disk GB':>8}")
     one = 0.0
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         for count in (int(text) for text in arguments.shards.split(",")):
@@ -154,7 +174,7 @@ def main() -> None:
             over = middle["bytes_per_s"] / one if one else 0.0
             print(
                 f"{count:6} {middle['rounds_per_s']:9.2f} {middle['bytes_per_s'] / 1e9:7.3f} {over:9.2f} "
-                f"{middle.get('restart_s', 0.0):10.1f}",
+                f"{middle.get('restart_s', 0.0):10.1f} {middle['shard_gb']:9.2f} {middle['disk_gb']:8.2f}",
                 flush=True,
             )
 

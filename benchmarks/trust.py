@@ -157,7 +157,7 @@ def verdict(card: dict[str, Any], storm: Side, twin: Side) -> list[tuple[str, st
 
 def report(options: argparse.Namespace, card: dict[str, Any], storm: Side, twin: Side) -> str:
     model = count_parameters(model_config(options.model))
-    command = " ".join(["python benchmarks/trust.py", *_given(options)])
+    command = " ".join(["python benchmarks/trust.py", *_given(options), *(["--beside"] if options.beside else [])])
     asked = verdict(card, storm, twin)
     rows = [f"| {what} | {goal} | {came} | {'holds' if ok else '**no**'} |" for what, goal, came, ok in asked]
     lines = [

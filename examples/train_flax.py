@@ -16,6 +16,7 @@ from flax import nnx
 import atoll.jax  # Atoll, line 1
 
 CONTEXT = 32
+optimizer = optax.adamw(3e-3)
 
 
 class Model(nnx.Module):
@@ -26,9 +27,6 @@ class Model(nnx.Module):
 
     def __call__(self, context: jax.Array) -> jax.Array:
         return self.down(nnx.gelu(self.up(self.embed(context).reshape(len(context), -1))))
-
-
-optimizer = optax.adamw(3e-3)
 
 
 def loss_of(graph: nnx.GraphDef, params: nnx.State, windows: jax.Array) -> jax.Array:
@@ -46,8 +44,8 @@ def train_step(graph: nnx.GraphDef, params: nnx.State, opt_state: optax.OptState
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
-    steps = parser.parse_args().steps
-    text = b"".join(file.read_bytes() for file in sorted(Path(os.__file__).parent.glob("[a-b]*.py")))
+    steps, files = parser.parse_args().steps, sorted(Path(os.__file__).parent.glob("[a-b]*.py"))
+    text = b"".join(file.read_bytes() for file in files)
     data = np.lib.stride_tricks.sliding_window_view(np.frombuffer(text, np.uint8), CONTEXT + 1).astype(np.int32)
     graph, params = nnx.split(Model(nnx.Rngs(0)), nnx.Param)
     with atoll.jax.Learner(params, optimizer.init(params)) as learner:  # Atoll, line 2

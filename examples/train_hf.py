@@ -17,17 +17,9 @@ from atoll.integrations.hf import AtollCallback  # Atoll, line 1
 CONTEXT = 64
 
 
-class Windows(torch.utils.data.Dataset):
-    """The text cut into windows of CONTEXT bytes."""
-
-    def __init__(self, data: torch.Tensor) -> None:
-        self.data = data[: len(data) // CONTEXT * CONTEXT].view(-1, CONTEXT)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"input_ids": self.data[index], "labels": self.data[index]}
+def cut(data: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+    """The text in windows of CONTEXT bytes."""
+    return [{"input_ids": window, "labels": window} for window in data.split(CONTEXT) if len(window) == CONTEXT]
 
 
 def main() -> None:
@@ -45,16 +37,15 @@ def main() -> None:
         per_device_train_batch_size=16,
         learning_rate=3e-3,
         warmup_steps=10,
-        lr_scheduler_type="cosine",
         eval_strategy="steps",
-        eval_steps=max(1, options.steps // 2),
+        eval_steps=50,
         save_strategy="no",
         report_to="none",
         use_cpu=not torch.cuda.is_available(),
     )
-    train, held_out = Windows(data[:-65536]), Windows(data[-65536:])
-    callback = AtollCallback()  # Atoll, line 2
-    trainer = Trainer(model=model, args=args, train_dataset=train, eval_dataset=held_out, callbacks=[callback])
+    train, held_out = cut(data[:-65536]), cut(data[-65536:])
+    callbacks = [AtollCallback()]  # Atoll, line 2
+    trainer = Trainer(model=model, args=args, train_dataset=train, eval_dataset=held_out, callbacks=callbacks)
     trainer.train()
     print(f"published model: held-out loss {trainer.evaluate()['eval_loss']:.3f} nats per byte")
 

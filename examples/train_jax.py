@@ -17,13 +17,9 @@ import atoll.jax  # Atoll, line 1
 CONTEXT, WIDTH, HIDDEN = 32, 32, 512
 
 
-def logits(params: dict[str, jax.Array], context: jax.Array) -> jax.Array:
-    embedded = params["embed"][context].reshape(len(context), -1)
-    return jax.nn.gelu(embedded @ params["up"]) @ params["down"]
-
-
 def loss_of(params: dict[str, jax.Array], windows: jax.Array) -> jax.Array:
-    guesses = logits(params, windows[:, :-1])
+    embedded = params["embed"][windows[:, :-1]].reshape(len(windows), -1)
+    guesses = jax.nn.gelu(embedded @ params["up"]) @ params["down"]
     return optax.softmax_cross_entropy_with_integer_labels(guesses, windows[:, -1]).mean()
 
 
@@ -40,7 +36,7 @@ def train_step(params: dict[str, jax.Array], opt_state: optax.OptState, windows:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
-    options = parser.parse_args()
+    steps = parser.parse_args().steps
     text = b"".join(file.read_bytes() for file in sorted(Path(os.__file__).parent.glob("[a-b]*.py")))
     data = np.lib.stride_tricks.sliding_window_view(np.frombuffer(text, np.uint8), CONTEXT + 1).astype(np.int32)
     keys = jax.random.split(jax.random.key(0), 3)
@@ -50,12 +46,10 @@ def main() -> None:
     with atoll.jax.Learner(params, optimizer.init(params)) as learner:  # Atoll, line 2
         params, opt_state = learner.params, learner.opt_state  # Atoll, line 3
         dice = np.random.default_rng(1 + learner.rank)  # each learner reads data of its own
-        while learner.step_count < options.steps and not learner.done:
+        while learner.step_count < steps and not learner.done:
             batch = data[dice.integers(len(data) - 4096, size=512)]
             params, opt_state, loss = train_step(params, opt_state, batch)
             params = learner.step(params, opt_state, tokens=len(batch), loss=loss)  # Atoll, line 4
-            if learner.step_count % 20 == 0:
-                print(f"step {learner.step_count:4d}  loss {loss:.3f}")
         held_out = loss_of(learner.published(), data[-2048:])
         print(f"published model: held-out loss {held_out:.3f} nats per byte")
 

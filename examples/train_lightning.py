@@ -48,12 +48,7 @@ def main() -> None:
     train = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data[:-2048]), 64, shuffle=True)
     held_out = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data[-2048:]), 512)
     callback = AtollCallback(tokens=lambda batch: len(batch[0]))  # Atoll, line 2
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = lightning.Trainer(max_steps=steps, val_check_interval=50, callbacks=[callback], **quiet)
     trainer.fit(module, train, held_out)
     (result,) = trainer.validate(module, held_out, verbose=False)

@@ -18,14 +18,11 @@ CONTEXT = 16  # bytes that the model looks back
 
 
 def load_bytes() -> torch.Tensor:
-    """A megabyte or so of text that every machine with Python has."""
     files = sorted(Path(os.__file__).parent.glob("[a-d]*.py"))
     return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
 
 
 class NextByte(nn.Module):
-    """Embeds the last bytes, and an MLP guesses the one that follows."""
-
     def __init__(self, width: int = 24, hidden: int = 256) -> None:
         super().__init__()
         self.embed = nn.Embedding(256, width)
@@ -41,34 +38,22 @@ def windows(data: torch.Tensor, batch: int, generator: torch.Generator) -> tuple
     return window[:, :-1], window[:, -1]
 
 
-def main() -> None:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=128)
-    options = parser.parse_args()
-
-    data = load_bytes()
-    train, held_out = data[: -len(data) // 10], data[-len(data) // 10 :]
+    steps, data = parser.parse_args().steps, load_bytes()
     torch.manual_seed(0)
     model = NextByte()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-
     with atoll.Learner(model, optimizer) as learner:  # Atoll, line 2
         generator = torch.Generator().manual_seed(1 + learner.rank)  # each learner reads data of its own
-        for step in range(options.steps):
-            context, target = windows(train, options.batch, generator)
+        for _ in range(steps):
+            context, target = windows(data[: -len(data) // 10], 128, generator)
             loss = nn.functional.cross_entropy(model(context), target)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            learner.step(tokens=target.numel())  # Atoll, line 3
-            if step % 50 == 0:
-                print(f"step {step:4d}  loss {loss.item():.3f}")
-
-        context, target = windows(held_out, 4096, torch.Generator().manual_seed(0))
+            learner.step(tokens=target.numel(), loss=loss)  # Atoll, line 3
+        context, target = windows(data[-len(data) // 10 :], 4096, torch.Generator().manual_seed(0))
         with torch.no_grad(), learner.global_params():  # evaluate the published model, not this learner's copy
             print(f"held-out loss {nn.functional.cross_entropy(model(context), target).item():.3f} nats per byte")
-
-
-if __name__ == "__main__":
-    main()

@@ -108,11 +108,13 @@ class SyncerProcess:
         self.folder = folder
         self._listen = f"{host}:{quiet_port()}"
         self._options = options
-        self.process = self._start(environment)
+        # As launchers do: else the first learners wait for somebody who might hold an earlier run.
+        known = {"--snapshots", "--new-run", "--must-continue", "--first-start", "--standby", "--take-over"}
+        self.process = self._start(environment, *(() if known & {*options} else ("--first-start",)))
         self.address = self._wait_ready()
 
-    def _start(self, environment: dict[str, str]) -> subprocess.Popen[str]:
-        where = ("--listen", self._listen, "--run-folder", str(self.folder))
+    def _start(self, environment: dict[str, str], *first: str) -> subprocess.Popen[str]:
+        where = ("--listen", self._listen, "--run-folder", str(self.folder), *first)
         self.log = (self.folder / "syncer.log").open("a")
         return _remembered(
             subprocess.Popen(

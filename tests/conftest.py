@@ -1,4 +1,4 @@
-"""Makes tests/cluster.py and tests/core/world.py importable, and cleans up what a failing test leaves behind."""
+"""Makes helpers in tests, tests/core and tests/learner importable, and cleans up what a failing test leaves behind."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "core")]
+sys.path[:0] = [str(Path(__file__).parent / place) for place in ("", "core", "learner")]
 
 
 HEAVY = ("bakeoff", "compat", "conform", "engines", "examples", "fabric", "integrations", "jax", "page")
 """Folders whose tests start whole clusters, frameworks or browsers. scripts/test runs them apart, fewer at a time:
 beside others they wait for the cores and not for what they test."""
-HEAVY_FILES = ("test_island.py", "test_hosts_page.py")
+HEAVY_FILES = (
+    "test_hosts_page.py",
+    "test_island.py",
+    "test_island_models.py",
+    "test_island_parts.py",
+    "test_storms_islands.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

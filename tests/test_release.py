@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import tomllib
 import venv
+import warnings
 import zipfile
 from pathlib import Path
 
@@ -16,8 +19,8 @@ import said
 from cluster import SyncerProcess
 
 import atoll
-from atoll.cli.version import compare
 from atoll.core import PROTOCOL_OLDEST, PROTOCOL_VERSION
+from atoll.launch import compare_builds
 
 ROOT = Path(__file__).parent.parent
 BUILD = "import hatchling.build as b, sys; print(b.build_wheel(sys.argv[1])); print(b.build_sdist(sys.argv[1]))"
@@ -68,6 +71,51 @@ def test_it_installs_into_an_empty_environment_and_runs(built: tuple[Path, Path]
     assert (site / "bin" / "atoll").exists()
 
 
+@pytest.mark.heavy
+def test_it_installs_with_its_dependencies_alone(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """`pip install atoll` as a user would, into an environment that has nothing: no PyTorch comes with it."""
+    home = tmp_path / "empty"
+    venv.create(home, with_pip=True, symlinks=True)
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    pip = [
+        str(home / "bin" / "python"),
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--retries",
+        "0",
+        "--timeout",
+        "15",
+    ]
+    asked = [*pip, "download", "--quiet", "--no-deps", "--dest", str(tmp_path), "xxhash"]
+    if subprocess.run(asked, env=clean, capture_output=True, timeout=120).returncode:
+        warnings.warn("the wheel was NOT installed with its dependencies: no package index answers", stacklevel=1)
+        pytest.skip("no package index answers")
+    done = subprocess.run([*pip, "install", "--quiet", str(built[0])], env=clean, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert subprocess.run([*pip, "check"], env=clean, capture_output=True).returncode == 0
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        argv = [str(home / "bin" / words[0]), *words[1:]]
+        return subprocess.run(argv, env=clean, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+    assert run("atoll", "version").stdout.strip() == atoll.__version__
+    assert run("python", "-c", "import torch").returncode != 0
+    found = run("python", "-c", "import atoll.syncer.serve, atoll.wire, atoll.observe; print('a syncer needs no more')")
+    assert found.returncode == 0, found.stderr
+    told = run("atoll", "train", "--learners", "1")
+    assert told.returncode == 2 and "pip install 'atoll[torch]'" in told.stderr
+    (tmp_path / "runs" / "events").mkdir(parents=True)
+    told = run("atoll", "dash", str(tmp_path / "runs"))
+    assert told.returncode == 2 and "pip install 'atoll[dash]'" in told.stderr, told.stderr
+
+
+def test_every_extra_is_in_the_documentation() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "howto" / "install.md").read_text(), re.MULTILINE)
+    assert told == [name for name in told if name in declared] and set(told) == set(declared)
+
+
 def test_one_version_everywhere() -> None:
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == atoll.__version__
 
@@ -106,6 +154,6 @@ def test_a_build_is_compared_with_a_syncer_that_runs(
     ],
 )
 def test_builds_that_share_no_protocol_are_told_apart(protocols: tuple[int, int], fits: bool) -> None:
-    text, found = compare({"build": {"version": "9", "protocols": list(protocols)}})
+    text, found = compare_builds({"build": {"version": "9", "protocols": list(protocols)}})
     assert found is fits and ("cannot work together" in text) is not fits
-    assert compare({})[1]  # one that does not tell
+    assert compare_builds({})[1]  # one that does not tell

@@ -14,23 +14,12 @@ import pytest
 
 import atoll
 
-PRODUCT = (
-    "core",
-    "codec",
-    "kernels",
-    "wire",
-    "store",
-    "observe",
-    "syncer",
-    "learner",
-    "data",
-    "zoo",
-    "launch",
-    "metrics",
-    "page",
-    "engines",
-    "dash",
-    "cli",
+PRODUCT = tuple(
+    sorted(
+        path.name
+        for path in Path(atoll.__file__).parent.iterdir()
+        if (path / "__init__.py").exists() and path.name != "instruments"
+    )
 )
 FRONT_DOORS = {
     "cli/options.py",  # credentials that nothing keeps
@@ -60,6 +49,17 @@ def test_neither_shells_nor_instruments_reach_into_a_machine() -> None:
     rooms = [*(home / room for room in PRODUCT if room != "core"), home / "instruments"]
     files = [path for room in rooms for path in room.rglob("*.py")]
     assert {path.name: found for path in files if (found := INSIDE_A_MACHINE.findall(path.read_text()))} == {}
+
+
+SETS_IN_A_MACHINE = re.compile(r"machine\.\w+ (?:[-+|]?=) ")
+A_VIEW = {"inner.py": ["machine.run = "]}
+"""In island/: what a rank without the machine has in its place."""
+
+
+def test_nobody_outside_sets_anything_in_a_machine() -> None:
+    home = Path(atoll.__file__).parent
+    files = [path for path in home.rglob("*.py") if "core" not in path.relative_to(home).parts]
+    assert {path.name: found for path in files if (found := SETS_IN_A_MACHINE.findall(path.read_text()))} == A_VIEW
 
 
 ONE_NAME_TWO_MEANINGS = {"Committed", "Refused", "Learner", "AtollCallback"}

@@ -1,4 +1,4 @@
-"""How a user brings a codec, a merge method and an outer optimizer of their own into a run."""
+"""How a user brings a codec, a merge, an outer optimizer and a pacing policy of their own into a run."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ import pytest
 from toy_codec import SPARSE
 from toy_merge import HALF_MEAN
 from toy_outer import ADAM
+from toy_pacing import PATIENT
 
 import atoll
 from atoll.plugins import GROUPS
 
-OWN = {"codec_up": "toy-sparse", "codec_down": "toy-sparse", "merge": "toy-half", "outer": "toy-adam"}
+OWN = {
+    "codec_up": "toy-sparse",
+    "codec_down": "toy-sparse",
+    "merge": "toy-half",
+    "outer": "toy-adam",
+    "pacing": "toy-patient",
+}
 """The settings that name them."""
 _OFFERED = """
 [atoll.codecs]
@@ -21,6 +28,8 @@ toy-sparse = toy_codec:SPARSE
 toy-half = toy_merge:HALF_MEAN
 [atoll.outer]
 toy-adam = toy_outer:ADAM
+[atoll.pacing]
+toy-patient = toy_pacing:PATIENT
 """
 
 
@@ -36,6 +45,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
     atoll.register_codec("toy-sparse", SPARSE)
     atoll.register_merge("toy-half", HALF_MEAN)
     atoll.register_outer("toy-adam", ADAM)
+    atoll.register_pacing("toy-patient", PATIENT)
 
 
 def install(folder: Path) -> None:

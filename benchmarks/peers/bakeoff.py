@@ -1,12 +1,15 @@
 """Atoll beside the systems of its field: one command, same model, data, optimizer, machines and clock.
 
-    scripts/bakeoff --quick                     six systems, five scenarios and loss, in about 15 minutes on 2 cores
+    scripts/bakeoff --quick                     five systems, five scenarios and loss, in about 15 minutes on 2 cores
     scripts/bakeoff --repeat 3                  everything
     scripts/bakeoff --systems atoll,torchft --scenarios clean,kill --repeat 3
+    scripts/bakeoff --short --repeat 3 --jobs 8 what fits into a quarter of an hour of 16 cores
+    scripts/bakeoff --scenarios search,tokens   outer settings of each system by the same search, then loss with them
     scripts/bakeoff --table                     the tables of what is in results.jsonl
 
-Each cell is a run of its own, in turn, so that whatever else the machine does hits all alike. Results are appended to
-FOLDER/results.jsonl (bakeoff/ unless told otherwise); tables go to FOLDER/tables.md.
+Each cell is a run of its own, in turn, so that whatever else the machine does hits all alike: one pass over all cells,
+then the next. With `--jobs` so many run side by side, each on cores of its own. Results are appended to
+FOLDER/results.jsonl (bakeoff/ unless told otherwise) as they come; tables go to FOLDER/tables.md.
 """
 
 from __future__ import annotations
@@ -14,73 +17,165 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import queue
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import scenarios as s
 import systems as y
-from cluster import Cluster, Result
+from cluster import Cluster, end_all
+from net import lack_of_delays, lack_of_links
+from result import Result, read_lines
 from tables import write_tables
 
-EQUAL_TOKENS = "tokens"
-"""Not a scenario: every learner makes as many steps, and the model's held-out loss is compared."""
+OUTER_TRIED = ("0.7,0.0", "0.7,0.3", "0.7,0.6", "0.7,0.9", "1.0,0.0", "1.0,0.3")
+"""The same for every system that has outer settings."""
+SEARCH_SEED = 100
+QUICK_SECONDS, QUICK_STEP_MS, QUICK_STEPS = 12.0, 150.0, 120
+"""Five processes on two cores: their steps together must fit into a step's time."""
+Cell = tuple[int, str, str, str]
+"""Seed, scenario, system, outer settings (empty: its own)."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--short", action="store_true")
     parser.add_argument("--systems", default="", help=f"of {', '.join(y.SYSTEMS)}")
-    parser.add_argument("--scenarios", default="", help=f"of {', '.join(s.SCENARIOS)}, {EQUAL_TOKENS}")
+    parser.add_argument("--scenarios", default="", help=f"of {', '.join((*s.SCENARIOS, s.SEARCH, s.EQUAL_TOKENS))}")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each cell (seeds, for loss)")
     parser.add_argument("--world", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=0.0, help="of each window, where nothing is done to it")
+    parser.add_argument("--jobs", type=int, default=1, help="cells side by side, each on its share of the cores")
+    parser.add_argument("--seconds", type=float, default=0.0, help="of a window, where the scenario has the usual 20")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="of a step, where the scenario has the usual 50")
+    parser.add_argument("--batch", type=int, default=0, help="rows of a step, where the scenario has the usual 8")
     parser.add_argument("--steps", type=int, default=240, help="of each learner, for loss at equal tokens")
+    parser.add_argument("--until-s", type=float, default=1e9, help="start no cell later than this")
+    parser.add_argument("--resume", type=Path, help="leave out cells that are in this file of results")
     parser.add_argument("--folder", type=Path, default=Path("bakeoff"))
     parser.add_argument("--table", action="store_true", help="only write the tables again")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.quick:
+        options.seconds, options.step_ms = options.seconds or QUICK_SECONDS, options.step_ms or QUICK_STEP_MS
+        options.steps = min(options.steps, QUICK_STEPS)
     if not options.table:
-        run_all(options)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end_all)
+        Bakeoff(options).run()
     print(write_tables(options.folder))
 
 
-def run_all(options: argparse.Namespace) -> None:
-    known = {**s.SCENARIOS, EQUAL_TOKENS: s.SCENARIOS["clean"]}
-    names = chosen(options.systems, y.SYSTEMS, y.QUICK if options.quick else tuple(y.SYSTEMS))
-    which = chosen(options.scenarios, known, (*s.QUICK, EQUAL_TOKENS) if options.quick else tuple(known))
-    for name in names:
-        if not y.SYSTEMS[name].there:
-            sys.exit(f"the environment of {name} is missing; run benchmarks/peers/venvs {y.SYSTEMS[name].venv}")
-    cells = list(itertools.product(range(options.repeat), which, names))
-    began = time.monotonic()
-    for number, (seed, label, name) in enumerate(cells, 1):
-        result = run_cell(options, name, label, seed)
-        with (options.folder / "results.jsonl").open("a") as out:
+class Bakeoff:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._results = options.folder / "results.jsonl"
+        names, which = self._names(), self._which()
+        self._cells = list(self._planned(names, which))
+        # Asked once, before there are threads: the answers are kept.
+        for lack, label in ((lack_of_links(), "limited links"), (lack_of_delays(), "delays")):
+            if lack:
+                print(f"no {label} here: {lack}", flush=True)
+        self._began = time.monotonic()
+        self._count = itertools.count(1)
+        self._writing = threading.Lock()
+
+    def _names(self) -> list[str]:
+        options = self._options
+        names = chosen(options.systems, y.SYSTEMS, y.QUICK if options.quick else y.DEVICE if options.short else None)
+        for name in names:
+            if not y.SYSTEMS[name].there:
+                sys.exit(f"the environment of {name} is missing; run benchmarks/peers/venvs {y.SYSTEMS[name].venv}")
+        return names
+
+    def _which(self) -> list[str]:
+        options, known = self._options, (*s.SCENARIOS, s.SEARCH, s.EQUAL_TOKENS)
+        quick = (*s.QUICK, s.EQUAL_TOKENS) if options.quick else s.DEVICE if options.short else None
+        which = chosen(options.scenarios, known, quick)
+        for label in which:
+            least = s.SCENARIOS[label].workers_min if label in s.SCENARIOS else 2
+            if options.world < least:
+                sys.exit(f"{label} needs {least} learners; say --world {least}, or leave it out of --scenarios")
+        return which
+
+    def _planned(self, names: list[str], which: list[str]) -> Iterable[Cell]:
+        done: list[Cell] = [_cell(line) for line in read_lines(self._options.resume)] if self._options.resume else []
+        tried = [(SEARCH_SEED, s.SEARCH, name, outer) for outer in OUTER_TRIED for name in names]
+        searches = [cell for cell in tried if s.SEARCH in which and y.SYSTEMS[cell[2]].outer]
+        rest = [label for label in which if label != s.SEARCH]
+        passes = itertools.product(range(self._options.repeat), rest, names)
+        for cell in [*searches, *((seed, label, name, "") for seed, label, name in passes)]:
+            if cell[1] != s.SEARCH and (*cell[:3], "") in done:
+                done.remove((*cell[:3], ""))
+            elif cell not in done:
+                yield cell
+
+    def run(self) -> None:
+        """A search ends before what depends on it begins."""
+        for searching in (True, False):
+            waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
+            for cell in self._cells:
+                if (cell[1] == s.SEARCH) == searching:
+                    waiting.put(cell)
+            jobs = [threading.Thread(target=self._work, args=(place, waiting)) for place in range(self._options.jobs)]
+            for job in jobs:
+                job.start()
+            for job in jobs:
+                job.join()
+
+    def _work(self, place: int, waiting: queue.SimpleQueue[Cell]) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        each = max(1, len(cores) // self._options.jobs)
+        os.sched_setaffinity(0, cores[place * each : (place + 1) * each] or cores)  # of this thread, and what it starts
+        while time.monotonic() - self._began < self._options.until_s:
+            try:
+                cell = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                self._write(self._measure(cell, place))
+            except Exception as error:  # one cell's trouble is not that of those that wait behind it
+                self._write(Result(cell[2], cell[1], cell[0], outer=cell[3], why=f"the harness failed: {error}"))
+
+    def _measure(self, cell: Cell, place: int) -> Result:
+        seed, label, name, outer = cell
+        options, system, equal = self._options, y.SYSTEMS[name], label in (s.SEARCH, s.EQUAL_TOKENS)
+        if reason := system.cannot.get(label, ""):
+            return Result(name, label, seed, why=reason, person="start all of it again from a checkpoint")
+        scenario = s.scaled(s.SCENARIOS["clean" if equal else label], options.seconds, options.step_ms, options.batch)
+        steps = options.steps if equal else 0
+        outer = outer or (self._best_outer(name) if equal else "")
+        return Cluster(
+            name, system, scenario, world=options.world, seed=seed, steps=steps, outer=outer, place=place
+        ).run(label)
+
+    def _best_outer(self, name: str) -> str:
+        """What the search found for this system; empty where there was none."""
+        lines = [line for line in read_lines(self._results) if line["scenario"] == s.SEARCH and line["system"] == name]
+        if self._options.resume:
+            lines += [x for x in read_lines(self._options.resume) if x["scenario"] == s.SEARCH and x["system"] == name]
+        return min(((line["loss"], line["outer"]) for line in lines if line["loss"]), default=(0.0, ""))[1]
+
+    def _write(self, result: Result) -> None:
+        with self._writing, self._results.open("a") as out:
             out.write(result.line() + "\n")
-        minutes = (time.monotonic() - began) / 60
-        print(
-            f"[{number}/{len(cells)}, {minutes:.1f} min] {label:12} {y.SYSTEMS[name].title:20} {words(result)}",
-            flush=True,
-        )
+            minutes = (time.monotonic() - self._began) / 60
+            head = f"[{next(self._count)}/{len(self._cells)}, {minutes:.1f} min] {result.scenario:12}"
+            print(f"{head} {y.SYSTEMS[result.system].title:20} {words(result)}", flush=True)
 
 
-def run_cell(options: argparse.Namespace, name: str, label: str, seed: int) -> Result:
-    system, equal = y.SYSTEMS[name], label == EQUAL_TOKENS
-    scenario = s.SCENARIOS["clean" if equal else label]
-    reason = system.cannot.get(label, "")
-    if reason:
-        return Result(name, label, seed, why=reason)
-    if options.seconds and not scenario.faults:
-        scenario = s.replace(scenario, seconds=options.seconds)
-    steps = options.steps if equal else 0
-    return Cluster(name, system, scenario, world=options.world, seed=seed, steps=steps).run(label)
+def _cell(line: dict[str, object]) -> Cell:
+    outer = line["outer"] if line["scenario"] == s.SEARCH else ""
+    return (int(str(line["seed"])), str(line["scenario"]), str(line["system"]), str(outer))
 
 
-def chosen(
-    text: str, known: dict[str, object] | dict[str, s.Scenario] | dict[str, y.System], default: tuple[str, ...]
-) -> list[str]:
-    names = text.split(",") if text else list(default)
+def chosen(text: str, known: Iterable[str], default: Iterable[str] | None) -> list[str]:
+    known = list(known)
+    names = text.split(",") if text else list(default or known)
     for name in names:
         if name not in known:
             sys.exit(f"there is no {name!r}; choose from {', '.join(known)}")
@@ -88,9 +183,12 @@ def chosen(
 
 
 def words(result: Result) -> str:
-    numbers = f"{result.steps_per_s:6.2f} steps/s, longest pause {result.pause_s:.2f} s" if result.steps_per_s else ""
-    loss = f"loss {result.loss:.4f}" if result.loss else ""
-    return "; ".join(part for part in (numbers, loss, result.why) if part)
+    parts = [result.why]
+    if result.steps_per_s is not None:
+        parts.insert(0, f"{result.steps_per_s:6.2f} steps/s, longest pause {result.pause_s:.2f} s")
+    if result.loss is not None:
+        parts.insert(-1, f"loss {result.loss:.4f} {result.outer}")
+    return "; ".join(part for part in parts if part)
 
 
 if __name__ == "__main__":

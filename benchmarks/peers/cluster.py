@@ -12,87 +12,91 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from net import Loopback, Net, namespaces_work
+import result as r
+from net import Loopback, Net, lack_of_delays, lack_of_links
+from result import Result
 from scenarios import Fault, Scenario
 from systems import HERE, System
 
 PORT = 29_417
-START_S_MAX = 120.0
+START_S_MAX = 90.0
 FIRST_STEPS = 3
 """A worker takes part once it has made so many."""
+WARM_STEPS, WARM_S_MAX = 30, 30.0
+"""The window begins when all have made so many, an exchange of every system among them, or after so long."""
+EVALUATE_S_MAX = 5.0
+FINISH_S_MAX = 300.0
 TICK_S = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass
-class Result:
-    system: str
-    scenario: str
-    seed: int
-    steps_per_s: float = 0.0
-    pause_s: float = 0.0
-    """The longest gap between two steps of a worker to whom nothing was done."""
-    rejoin_s: float = 0.0
-    """From the start of a process that comes back to its first step; the mean."""
-    start_s: float = 0.0
-    """From the start of the first process to the third step of the last."""
-    megabytes_per_step: float = 0.0
-    cpu_s_per_step: float = 0.0
-    memory_mb: float = 0.0
-    loss: float = 0.0
-    """At equal time: the mean training loss of the last tenth of the window; at equal tokens: held out."""
-    why: str = ""
-    """Not possible, or how it ended early."""
-    notes: list[str] = field(default_factory=list)
-
-    def line(self) -> str:
-        return json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()})
+COORDINATOR = 0
+"""The coordinator's host; worker r is on host r + 1."""
 
 
 class Cluster:
-    def __init__(self, name: str, system: System, scenario: Scenario, *, world: int, seed: int, steps: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        system: System,
+        scenario: Scenario,
+        *,
+        world: int,
+        seed: int,
+        steps: int = 0,
+        outer: str = "",
+        place: int = 0,
+    ) -> None:
         self._name, self._system, self._scenario = name, system, scenario
-        self._world, self._seed, self._steps = world, seed, steps
+        self._world, self._seed, self._steps, self._place = world, seed, steps, place
+        self._outer = outer or system.outer
         self.folder = Path(tempfile.mkdtemp(prefix=f"bakeoff-{name}-"))
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        """By host: 0 is the coordinator, worker r is r + 1."""
+        """By host."""
         self._started: list[tuple[int, float]] = []
+        self._cpu_of_dead_s: dict[bool, float] = {True: 0.0, False: 0.0}
+        """Of the coordinators and of the workers that were killed."""
         self._logs = itertools.count()
 
     def run(self, label: str) -> Result:
-        result = Result(self._name, label, self._seed)
         scenario = self._scenario
-        if scenario.needs_links and not namespaces_work():
-            result.why = "not measured: links need root and network namespaces"
+        result = Result(self._name, label, self._seed, outer=self._outer, window_s=scenario.seconds)
+        result.cores = len(os.sched_getaffinity(0))
+        lack = lack_of_links()
+        if (scenario.needs_links and lack) or (scenario.delay_ms and (lack := lack_of_delays())):
+            result.why = f"not measured: {lack}"
             return result
         rates = [scenario.rate] + [scenario.rates.get(rank, scenario.rate) for rank in range(self._world)]
         hosts = 1 + self._world
-        self._net = Net(hosts, rates, scenario.delay_ms) if namespaces_work() else Loopback(hosts)
+        net = Loopback(hosts, place=self._place)
+        self._net = net if lack else Net(hosts, rates, scenario.delay_ms, place=self._place)
+        LIVING.add(self)
         try:
             with self._net:
                 self._measure(result)
         finally:
-            for host in list(self._processes):
-                self._kill(host)
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self.clear()
+            LIVING.discard(self)
+        result.load = os.getloadavg()[0]
         return result
+
+    def clear(self) -> None:
+        for host in list(self._processes):
+            self._kill(host)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     # ------------------------------------------------------------ a run
 
     def _measure(self, result: Result) -> None:
         began = time.monotonic()
         late = {fault.worker for fault in self._scenario.faults if fault.what == "join"}
-        self._start_coordinator()
-        for rank in range(self._world):
-            if rank not in late:
-                self._start_worker(rank)
         expected = [rank for rank in range(self._world) if rank not in late]
-        while any(len(self._lines(rank)) < FIRST_STEPS for rank in expected):
+        self._start_coordinator()
+        for rank in expected:
+            self._start_worker(rank)
+        while self._fewest_steps(expected) < FIRST_STEPS:
             # -1: the coordinator, where there is one
-            gone = [r for r in (-1, *expected) if (p := self._processes.get(r + 1)) and p.poll() is not None]
+            gone = [rank for rank in (-1, *expected) if self._has_ended(rank)]
             if time.monotonic() - began > START_S_MAX or (gone and not self._steps):
                 result.why = f"did not start: {self._last_words(gone[0] if gone else expected[0])}"
                 return
@@ -102,30 +106,38 @@ class Cluster:
         if self._steps:
             self._wait_for_the_end(result)
         else:
+            warm_until = time.monotonic() + WARM_S_MAX
+            while time.monotonic() < warm_until and self._fewest_steps(expected) < WARM_STEPS:
+                time.sleep(0.05)
             self._window(result)
+
+    def _fewest_steps(self, ranks: list[int]) -> int:
+        return min(len(r.worker_lines(self.folder, rank)) for rank in ranks)
 
     def _wait_for_the_end(self, result: Result) -> None:
         """Equal tokens: every worker makes so many steps, and the model is looked at."""
-        deadline = time.monotonic() + 600
-        final = self.folder / "final-0.json"
+        result.loss = self._loss(FINISH_S_MAX)
+        result.why = "" if result.loss is not None else f"did not finish: {self._last_words(0)}"
+
+    def _loss(self, seconds_max: float) -> float | None:
+        final, deadline = self.folder / "final-0.json", time.monotonic() + seconds_max
         while not final.exists() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        time.sleep(0.2)
-        result.loss = json.loads(final.read_text())["loss"] if final.exists() else 0.0
-        result.why = "" if final.exists() else f"did not finish: {self._last_words(0)}"
+            time.sleep(0.1)
+        return float(json.loads(final.read_text())["loss"]) if final.exists() else None
 
     def _window(self, result: Result) -> None:
         begin = time.monotonic()
-        sent, cpu = self._net.bytes_sent(), self._cpu_s()
+        before = self._net.bytes_sent(), self._cpu_s(coordinator=True), self._cpu_s(coordinator=False)
         end = begin + self._scenario.seconds
-        actions = sorted(self._actions(begin), key=lambda action: action[0])
-        for at, action, fault in actions:
+        for at, action, fault in sorted(self._actions(begin), key=lambda action: action[0]):
             time.sleep(max(0.0, min(at, end) - time.monotonic()))
             if at < end:
                 action(fault)
-        while time.monotonic() < end:
-            time.sleep(0.05)
-        self._reduce(result, begin, end, sent, cpu)
+        time.sleep(max(0.0, end - time.monotonic()))
+        self._reduce(result, begin, time.monotonic(), *before)
+        if self._system.whole and not result.standing:
+            (self.folder / "evaluate").touch()
+            result.loss = self._loss(EVALUATE_S_MAX)
 
     def _actions(self, begin: float) -> list[Any]:
         found: list[Any] = []
@@ -138,9 +150,12 @@ class Cluster:
         if fault.what == "kill":
             self._kill(fault.worker + 1)
         elif fault.what == "coordinator":
-            self._kill(0)
+            self._kill(COORDINATOR)
         elif fault.what == "partition":
             self._net.cut(fault.worker + 1)  # type: ignore[union-attr]
+        elif fault.what == "rate":
+            for host in range(1 + self._world):
+                self._net.set_rate(host, fault.rate)  # type: ignore[union-attr]
 
     def _mend(self, fault: Fault) -> None:
         if fault.what in ("kill", "join"):
@@ -166,53 +181,58 @@ class Cluster:
             "hosts": ",".join(self._net.addresses[1:]),
             "coordinator": self._coordinator,
             "shape": scenario.shape,
+            "device": scenario.device,
+            "batch": scenario.batch,
+            "seq": scenario.seq,
             "seed": self._seed,
             "steps": self._steps,
-            "step-ms": 0 if self._steps else scenario.step_ms,
+            "step-ms": scenario.step_ms,
             "factor": scenario.factors.get(rank, 1.0),
             "jitter": scenario.jitter,
             "period": system.period,
-            "outer": system.outer,
+            "outer": self._outer,
             "form": system.form,
         }
         return [word for name, value in words.items() for word in (f"--{name}", str(value))]
 
     @property
     def _coordinator(self) -> str:
-        host = 1 if self._system.coordinator == "rank" else 0
+        host = 1 if self._system.coordinator == "rank" else COORDINATOR
         return f"{self._net.addresses[host]}:{PORT}"
 
     def _start_coordinator(self) -> None:
         system, script = self._system, str(HERE / "systems" / self._system.script)
         if system.coordinator == "syncer":
-            lr, momentum = system.outer.split(",") if system.settings else ("0.7", "0.3")
-            keys = self.folder / "keys"
-            if not keys.exists():
-                subprocess.run(
-                    [sys.executable, "-m", "atoll", "keys", "init", str(keys), "--name", self._net.addresses[0]],
-                    check=True,
-                    capture_output=True,
-                )
-                (self.folder / "token").touch(0o600)
-                (self.folder / "token").write_text("0123456789abcdef")
-            command = [sys.executable, "-m", "atoll", "syncer", "--listen", self._coordinator, "--plain"]
-            command += ["--learners", str(self._world), "--run-folder", str(self.folder / "run"), *system.settings]
-            command += ["--sync-every", str(system.period), "--outer-lr", lr, "--outer-momentum", momentum]
-            command += ["--token-file", str(self.folder / "token")]
-            self._start(0, [*command, "--tls-certificate", str(keys / "cert.pem"), "--tls-key", str(keys / "key.pem")])
+            self._start(COORDINATOR, self._syncer())
         elif system.coordinator == "lighthouse":
-            self._start(0, [system.python, script, "coordinator", self._coordinator, "2"])
+            self._start(COORDINATOR, [system.python, script, "coordinator", self._coordinator, "2"])
         elif system.coordinator == "dht":
-            self._start(0, [system.python, script, "coordinator", self._coordinator], "coordinator.txt")
+            self._start(COORDINATOR, [system.python, script, "coordinator", self._coordinator], "coordinator.txt")
             _wait_for_text(self.folder / "coordinator.txt")
         elif system.coordinator == "server":
-            self._start(0, [system.python, script, "coordinator", *self._arguments(0)])
+            self._start(COORDINATOR, [system.python, script, "coordinator", *self._arguments(0)])
+
+    def _syncer(self) -> list[str]:
+        """With TLS and a token, as it must be beyond one machine; the others speak in plain text."""
+        keys, token = self.folder / "keys", self.folder / "token"
+        if not keys.exists():
+            make = [sys.executable, "-m", "atoll", "keys", "init", str(keys), "--name", self._net.addresses[0]]
+            place = {**os.environ, "PYTHONPATH": self._system.python_path}  # cryptography may be there alone
+            subprocess.run(make, check=True, capture_output=True, env=place)
+            token.touch(0o600)
+            token.write_text("0123456789abcdef")
+        lr, momentum = self._outer.split(",")
+        command = [sys.executable, "-m", "atoll", "syncer", "--listen", self._coordinator, "--plain"]
+        command += ["--learners", str(self._world), "--run-folder", str(self.folder / "run"), *self._system.settings]
+        command += ["--sync-every", str(self._system.period), "--outer-lr", lr, "--outer-momentum", momentum]
+        command += ["--token-file", str(token)]
+        return [*command, "--tls-certificate", str(keys / "cert.pem"), "--tls-key", str(keys / "key.pem")]
 
     def _start(self, host: int, command: list[str], output: str = "") -> None:
         log = self.folder / (output or f"host-{host}-{next(self._logs)}.log")
         environment = {
-            **os.environ,
-            "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}",
+            **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
+            "PYTHONPATH": self._system.python_path,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "eth0" if self._net.limited else "lo",
             "ATOLL_TOKEN_FILE": str(self.folder / "token"),
@@ -229,57 +249,91 @@ class Cluster:
             )
 
     def _kill(self, host: int) -> None:
-        process = self._processes.pop(host, None)
+        process = self._processes.get(host)
         if process is not None:
+            self._cpu_of_dead_s[host == COORDINATOR] += sum(_cpu_s(f) for _, f in self._stats({process.pid}))
+            del self._processes[host]
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
     # ------------------------------------------------------------ numbers
 
-    def _reduce(self, result: Result, begin: float, end: float, sent: list[int], cpu: float) -> None:
-        lines = {rank: [x for x in self._lines(rank) if begin <= x["t"] < end] for rank in range(self._world)}
-        count = sum(map(len, lines.values()))
+    def _reduce(
+        self, result: Result, begin: float, end: float, sent: list[int] | None, cpu_first_s: float, cpu_rest_s: float
+    ) -> None:
+        workers = [r.worker_lines(self.folder, rank) for rank in range(self._world)]
         touched = {fault.worker for fault in self._scenario.faults}
-        result.steps_per_s = count / (end - begin)
-        gaps = [
-            after - before
-            for rank, found in lines.items()
-            if rank not in touched
-            for before, after in itertools.pairwise([begin, *(x["t"] for x in found), end])
-        ]
-        result.pause_s = max(gaps, default=0.0)
-        comebacks = [(rank, at) for rank, at in self._started if at > begin]
-        waits = [min((x["t"] for x in lines[rank] if x["t"] > at), default=end) - at for rank, at in comebacks]
-        result.rejoin_s = sum(waits) / len(waits) if waits else 0.0
+        made = sum(begin <= line["t"] < end for lines in workers for line in lines)
+        result.lost_steps = self._lost(workers, begin, end)
+        result.steps_per_s = (made - max(0.0, result.lost_steps or 0.0)) / (end - begin)
+        if self._scenario.step_ms:
+            factors = (self._scenario.factors.get(rank, 1.0) for rank in range(self._world))
+            result.ideal_steps_per_s = sum(1e3 / self._scenario.step_ms / factor for factor in factors)
+        untouched = [lines for rank, lines in enumerate(workers) if rank not in touched]
+        result.pause_s = r.longest_pause(untouched, begin, end)
+        self._rejoin(result, workers, begin)
         now = self._net.bytes_sent()
-        if count:
-            result.megabytes_per_step = (sum(now) - sum(sent)) / count / 1e6
-            result.cpu_s_per_step = max(0.0, self._cpu_s() - cpu) / count
-        result.memory_mb = self._memory_mb() / max(1, self._world)
-        last = [x["loss"] for found in lines.values() for x in found if x["t"] > end - (end - begin) / 10]
-        result.loss = sum(last) / len(last) if last else 0.0
-        ended = [rank for rank in range(self._world) if (p := self._processes.get(rank + 1)) and p.poll() is not None]
+        if made:
+            result.megabytes_per_step = None if sent is None or now is None else (sum(now) - sum(sent)) / made / 1e6
+            first_s, rest_s = self._cpu_s(coordinator=True) - cpu_first_s, self._cpu_s(coordinator=False) - cpu_rest_s
+            result.coordinator_cpu_s_per_step, result.learner_cpu_s_per_step = first_s / made, rest_s / made
+            result.busy = (first_s + rest_s) / (end - begin) / result.cores
+        result.coordinator_memory_mb = self._memory_mb(coordinator=True)
+        result.learner_memory_mb = self._memory_mb(coordinator=False) / self._world
+        self._condition(result, workers, end)
+
+    def _lost(self, workers: list[list[r.Line]], begin: float, end: float) -> float | None:
+        if self._system.kept == "ledger":
+            return r.lost_by_ledger(self.folder, workers, begin, end, self._scenario.batch * self._scenario.seq)
+        if self._system.kept == "rounds":
+            return r.lost_by_round(self.folder, workers, self._alive(), begin, end)
+        return r.lost_by_count(workers, self._alive(), begin, end)
+
+    def _rejoin(self, result: Result, workers: list[list[r.Line]], begin: float) -> None:
+        comebacks = [(rank, at) for rank, at in self._started if at > begin]
+        firsts = [(min((x["t"] for x in workers[rank] if x["t"] > at), default=None), at) for rank, at in comebacks]
+        waits = [first - at for first, at in firsts if first is not None]
+        result.rejoin_s = sum(waits) / len(waits) if waits else None
+        result.returned = f"{len(waits)} of {len(comebacks)}" if comebacks else ""
+
+    def _condition(self, result: Result, workers: list[list[r.Line]], end: float) -> None:
+        """Who stands still at the end, and what somebody would have to do about it. Where no process was killed and no
+        link cut, who makes no step waits for a slow link or a slow peer, and will go on."""
+        back = {rank for rank, at in self._started if at > end - self._scenario.seconds}
+        absent = {rank for rank in back if not any(line["t"] > self._latest_start(rank) for line in workers[rank])}
+        broken = any(fault.what != "rate" for fault in self._scenario.faults)
+        still = [rank for rank in r.standing_still(workers, end) if broken and rank not in absent]  # see `returned`
+        ended = [rank for rank in range(self._world) if self._has_ended(rank)]
+        result.standing = len(still)
         if ended:
             result.why = f"{len(ended)} of {self._world} workers had ended: {self._last_words(ended[0])}"
+        elif still:
+            result.why = f"{len(still)} of {self._world} workers stood still: {self._last_words(still[0])}"
+        result.person = f"start {len(still)} learners again by hand" if still else "nothing"
 
-    def _lines(self, rank: int) -> list[dict[str, Any]]:
-        try:
-            text = (self.folder / f"worker-{rank}.jsonl").read_text()
-        except FileNotFoundError:
-            return []
-        return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    def _latest_start(self, rank: int) -> float:
+        return max(at for one, at in self._started if one == rank)
+
+    def _has_ended(self, rank: int) -> bool:
+        process = self._processes.get(rank + 1)
+        return process is not None and process.poll() is not None
 
     def _last_words(self, rank: int) -> str:
         logs = sorted(self.folder.glob(f"host-{rank + 1}-*.log"), key=lambda path: path.stat().st_mtime)
         lines = [line for line in (logs[-1].read_text(errors="replace") if logs else "").splitlines() if line.strip()]
         return lines[-1][:160] if lines else "it said nothing"
 
-    def _sessions(self) -> set[int]:
-        return {process.pid for process in self._processes.values()}
+    def _pids(self, *, coordinator: bool) -> set[int]:
+        return {process.pid for host, process in self._processes.items() if (host == COORDINATOR) == coordinator}
 
-    def _stats(self) -> list[tuple[Path, list[str]]]:
-        sessions, found = self._sessions(), []
+    def _alive(self) -> set[int]:
+        """Every process of the workers, with their children: who records its steps may be any of them."""
+        return {int(path.name) for path, _ in self._stats(self._pids(coordinator=False))}
+
+    @staticmethod
+    def _stats(sessions: set[int]) -> list[tuple[Path, list[str]]]:
+        found = []
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError, IndexError):
                 fields = stat.read_text().rpartition(")")[2].split()
@@ -287,18 +341,35 @@ class Cluster:
                     found.append((stat.parent, fields))
         return found
 
-    def _cpu_s(self) -> float:
-        """Of all processes that live now: those that were killed take their share with them."""
-        return sum((int(fields[11]) + int(fields[12])) / TICK_S for _, fields in self._stats())
+    def _cpu_s(self, *, coordinator: bool) -> float:
+        living = sum(_cpu_s(fields) for _, fields in self._stats(self._pids(coordinator=coordinator)))
+        return self._cpu_of_dead_s[coordinator] + living
 
-    def _memory_mb(self) -> float:
+    def _memory_mb(self, *, coordinator: bool) -> float:
         total = 0.0
-        for process, _ in self._stats():
+        for process, _ in self._stats(self._pids(coordinator=coordinator)):
             with contextlib.suppress(OSError):
                 for line in (process / "status").read_text().splitlines():
                     if line.startswith("VmHWM"):
                         total += int(line.split()[1]) / 1024
         return total
+
+
+LIVING: set[Cluster] = set()
+"""Runs that are under way, in whichever thread."""
+
+
+def end_all(number: int, _: object) -> None:
+    """For a signal: nothing that was started stays behind."""
+    for cluster in list(LIVING):
+        cluster.clear()
+        cluster._net.__exit__()
+    os._exit(128 + number)
+
+
+def _cpu_s(fields: list[str]) -> float:
+    """Of a process, from /proc/PID/stat, with the children that it has waited for."""
+    return sum(map(int, fields[11:15])) / TICK_S
 
 
 def _wait_for_text(path: Path) -> None:

@@ -5,17 +5,21 @@
     host 2 (worker 1)    --veth, tbf--+
 
 A delay is a pair of TAP devices and a process that carries each frame across after so long: there is no netem here.
-Without root, or without namespaces, all hosts are loopback, and links cannot be limited.
+Without root, or without namespaces, all hosts are loopback, and links cannot be limited. Several nets may be up at
+once: each has a place of its own.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import heapq
 import json
 import os
 import select
+import shutil
+import socket
 import struct
 import subprocess
 import sys
@@ -26,16 +30,38 @@ RATE_QUEUE_MS = 200
 BURST_BYTES = 16_384
 TUNSETIFF, IFF_TAP_NO_PI = 0x400454CA, 0x1002
 FRAME_BYTES_MAX = 65_536
+PROBE = 999
+CLONE_NEWUTS, CLONE_NEWNET = 0x04000000, 0x40000000
 
 
-def namespaces_work() -> bool:
+TOOLS = Path(__file__).parent / ".unpacked" / "tools"
+"""`ip` and `tc` that came along, for a machine without."""
+
+
+@functools.cache
+def lack_of_links() -> str:
+    """Why links cannot be limited here; empty: they can."""
     if os.geteuid() != 0:
-        return False
-    name = f"bake{os.getpid()}probe"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True)
-    if made.returncode == 0:
-        subprocess.run(["ip", "netns", "del", name], capture_output=True)
-    return made.returncode == 0
+        return "links need root"
+    if shutil.which("ip") is None and (TOOLS / "ip").exists():
+        os.environ["PATH"] += f":{TOOLS}"
+    if shutil.which("ip") is None or shutil.which("tc") is None:
+        return "there is no `ip` or no `tc` here; benchmarks/peers/wheels takes them along"
+    try:
+        with Net(2, [1e6, 1e6], place=PROBE):
+            return ""
+    except subprocess.CalledProcessError as error:
+        return f"`{' '.join(error.cmd)}` says: {error.stderr.decode().strip()}"
+
+
+@functools.cache
+def lack_of_delays() -> str:
+    """Why nothing can be late here; empty: it can."""
+    try:
+        with Net(2, [0, 0], delay_ms=1.0, place=PROBE):
+            return ""
+    except (subprocess.CalledProcessError, RuntimeError) as error:
+        return str(error)
 
 
 class Loopback:
@@ -43,8 +69,9 @@ class Loopback:
 
     limited = False
 
-    def __init__(self, count: int) -> None:
-        self.addresses = ["127.0.0.1"] * count
+    def __init__(self, count: int, *, place: int = 0) -> None:
+        """All of 127.0.0.0/8 is this machine: two nets at once do not meet at a port."""
+        self.addresses = [f"127.{1 + place}.0.{1 + host}" for host in range(count)]
 
     def __enter__(self) -> Loopback:
         return self
@@ -55,8 +82,8 @@ class Loopback:
     def wrap(self, host: int, command: list[str]) -> list[str]:
         return command
 
-    def bytes_sent(self) -> list[int]:
-        return []
+    def bytes_sent(self) -> list[int] | None:
+        return None
 
 
 class Net:
@@ -64,8 +91,8 @@ class Net:
 
     limited = True
 
-    def __init__(self, count: int, rates: list[float], delay_ms: float = 0.0) -> None:
-        self._prefix = f"bake{os.getpid()}"
+    def __init__(self, count: int, rates: list[float], delay_ms: float = 0.0, *, place: int = 0) -> None:
+        self._prefix = f"bake{os.getpid()}n{place}"
         self._switch = f"{self._prefix}sw"
         self._count = count
         self._rates = rates
@@ -116,7 +143,7 @@ class Net:
     def mend(self, host: int) -> None:
         _inside(self._switch, "ip", "link", "set", f"p{host}", "up")
 
-    def bytes_sent(self) -> list[int]:
+    def bytes_sent(self) -> list[int] | None:
         """By each host, on its link."""
         said = subprocess.run(
             ["ip", "netns", "exec", self._switch, "ip", "-s", "-j", "link"], capture_output=True, check=True
@@ -125,7 +152,8 @@ class Net:
         return [int(received[f"p{host}"]) for host in range(self._count)]
 
     def wrap(self, host: int, command: list[str]) -> list[str]:
-        return ["ip", "netns", "exec", self._name(host), *command]
+        named = [sys.executable, str(Path(__file__)), "as", self.addresses[host], *command]
+        return ["ip", "netns", "exec", self._name(host), *named]
 
     def __exit__(self, *_: object) -> None:
         for carrier in self._carriers:
@@ -150,7 +178,7 @@ def _tap(namespace: str, name: str) -> int:
     """A TAP device in this namespace; its file descriptor works from anywhere."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(f"/var/run/netns/{namespace}").open() as place:
-        if libc.setns(place.fileno(), 0x40000000):
+        if libc.setns(place.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
     device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
     fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH", name.encode(), IFF_TAP_NO_PI))
@@ -178,5 +206,15 @@ def carry(host: str, switch: str, port: str, delay_ms: float) -> None:
                 continue  # the link is down: frames are lost, as on any wire
 
 
+def run_as(address: str, command: list[str]) -> None:
+    """Under a host name of its own, the address: systems that tell others their host's name (torchft) are reachable."""
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWUTS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    socket.sethostname(address)
+    os.execvp(command[0], command)
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "as":
+        run_as(sys.argv[2], sys.argv[3:])
     carry(sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4]))

@@ -1,17 +1,22 @@
-"""Who takes part, how each is started, and what it cannot do."""
+"""Who takes part, how each is started, with whose settings, and what it cannot do."""
 
 from __future__ import annotations
 
+import ast
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
+UNPACKED = HERE / ".unpacked"
+"""Where `wheels unpack` puts the peers on a machine that has no environments of theirs."""
 DILOCO = ("--overlap", "0", "--fragments", "1", "--quorum", "all", "--grace-cap", "0", "--merge", "mean")
-NO_COORDINATOR = "it has none"
+NO_COORDINATOR = "not possible: it has no coordinator"
 DIES = "not possible: the group ends with any of its ranks"
 FIXED = "not possible: the number of ranks is fixed when it starts"
+ONE_GPU = "not measured: its exchange is of arrays in the CPU's memory, and nobody's example puts it on one shared GPU"
 
 
 @dataclass(frozen=True)
@@ -20,17 +25,35 @@ class System:
     script: str
     venv: str = ""
     """Empty: the environment that runs this."""
-    period: int = 8
-    outer: str = "0.7,0.9"
+    period: int = 24
+    outer: str = ""
+    """Outer learning rate and momentum, as its authors have them; empty: it has none."""
     form: str = ""
     coordinator: str = ""
     """none: nobody; rank: the address of worker 0; else how it is started."""
     cannot: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
+    kept: str = "steps"
+    """How steps that are in the model are told: ledger (Atoll's events), steps (what each worker has recorded)."""
+    source: str = ""
+    """Where its settings come from."""
+    whole: bool = True
+    """Each worker has the whole model, and can look at it alone."""
 
     @property
     def python(self) -> str:
-        return str(HERE / ".venvs" / self.venv / "bin" / "python") if self.venv else sys.executable
+        environment = HERE / ".venvs" / self.venv / "bin" / "python"
+        return str(environment) if self.venv and not self.unpacked else sys.executable
+
+    @property
+    def unpacked(self) -> bool:
+        return bool(self.venv) and (UNPACKED / self.venv).is_dir()
+
+    @property
+    def python_path(self) -> str:
+        """Its own packages first, then the workload's folder, then what this process was given."""
+        own = [str(UNPACKED / (self.venv or "atoll"))] if self.unpacked or not self.venv else []
+        return ":".join([*own, str(HERE), os.environ.get("PYTHONPATH", "")])
 
     @property
     def there(self) -> bool:
@@ -38,26 +61,112 @@ class System:
 
     @property
     def code_lines(self) -> int:
-        """Lines of a user's script that are there for this system."""
-        return sum(line.rstrip().endswith("# +") for line in (HERE / "systems" / self.script).read_text().splitlines())
+        """Lines of code that the system's script has and the bare one has not; see `added_lines`."""
+        return added_lines(HERE / "systems" / self.script)
+
+
+def added_lines(script: Path) -> int:
+    """Without blank lines, comments, docstrings, and what only this benchmark needs (`# bench`)."""
+    rest = _code(script.with_name("bare.py"))
+    added = 0
+    for line in _code(script):
+        if line in rest:
+            rest.remove(line)
+        else:
+            added += 1
+    return added
+
+
+def _code(script: Path) -> list[str]:
+    text = script.read_text()
+    first = ast.parse(text).body[0]  # every script begins with its docstring
+    lines = [line.strip() for line in text.splitlines()[first.end_lineno :]]
+    return [line for line in lines if line and not line.startswith("#") and not line.endswith("# bench")]
 
 
 IN_STEP = {"kill": DIES, "kills": DIES, "join": FIXED, "all": DIES, "coordinator": NO_COORDINATOR}
+CPU_ONLY = {"gpu": ONE_GPU}
+OWN = "its defaults"
+TORCHFT = "its train_diloco.py: outer SGD 0.7, Nesterov 0.9, use_async_quorum=False; lighthouse: min_replicas 2"
+FLOWER = "its guides: fraction_fit 1, min_fit_clients and min_available_clients 2, checkpoint in aggregate_fit; "
+HIVEMIND = "its guide: use_local_updates, delay_state_averaging; matchmaking 1 s, requests 0.5 s, averaging 5 s"
 SYSTEMS = {
-    "atoll": System("Atoll", "atoll_learner.py", coordinator="syncer"),
-    "atoll-24": System("Atoll, H=24", "atoll_learner.py", coordinator="syncer", period=24),
-    "atoll-diloco": System("Atoll, diloco", "atoll_learner.py", coordinator="syncer", period=24, settings=DILOCO),
-    "torchft": System("torchft DiLoCo", "torchft_diloco.py", "torchft", period=24, coordinator="lighthouse"),
+    "atoll": System(
+        "Atoll", "atoll_learner.py", period=8, outer="0.7,0.3", coordinator="syncer", kept="ledger", source=OWN
+    ),
+    "atoll-24": System(
+        "Atoll, H=24", "atoll_learner.py", outer="0.7,0.3", coordinator="syncer", kept="ledger", source="defaults, H=24"
+    ),
+    "atoll-diloco": System(
+        "Atoll, diloco",
+        "atoll_learner.py",
+        outer="0.7,0.9",
+        coordinator="syncer",
+        settings=DILOCO,
+        kept="ledger",
+        source="DiLoCo's paper: H=24 here, outer 0.7 and 0.9, nobody is left behind",
+    ),
+    "atoll-adaptive": System(
+        "Atoll, adaptive",
+        "atoll_learner.py",
+        period=8,
+        outer="0.7,0.3",
+        coordinator="syncer",
+        settings=("--adaptive", "on"),
+        kept="ledger",
+        source="defaults, --adaptive on",
+    ),
+    "torchft": System(
+        "torchft DiLoCo", "torchft_diloco.py", "torchft", outer="0.7,0.9", coordinator="lighthouse", source=TORCHFT
+    ),
     "torchft-retries": System(
-        "torchft, 20 retries", "torchft_diloco.py", "torchft", period=24, form="retries", coordinator="lighthouse"
+        "torchft, 20 retries",
+        "torchft_diloco.py",
+        "torchft",
+        outer="0.7,0.9",
+        form="retries",
+        coordinator="lighthouse",
+        source=TORCHFT + "; TORCHFT_QUORUM_RETRIES=20",
     ),
     "torchft-streaming": System(
-        "torchft streaming", "torchft_diloco.py", "torchft", period=24, form="streaming", coordinator="lighthouse"
+        "torchft streaming",
+        "torchft_diloco.py",
+        "torchft",
+        outer="0.7,0.9",
+        form="streaming",
+        coordinator="lighthouse",
+        source=TORCHFT + "; a fragment for each block, fragment_sync_delay=1",
     ),
-    "hivemind": System("hivemind", "hivemind_local.py", "hivemind", coordinator="dht"),
-    "flower": System("Flower FedAvgM", "flower.py", "flower", outer="1.0,0.0", coordinator="server"),
-    "ddp": System("DDP gloo", "ddp.py", coordinator="rank", cannot=IN_STEP),
-    "fsdp": System("FSDP2 gloo", "ddp.py", form="fsdp", coordinator="rank", cannot=IN_STEP),
-    "bare": System("no system", "bare.py", coordinator="none", cannot={"coordinator": NO_COORDINATOR}),
+    "hivemind": System(
+        "hivemind", "hivemind_local.py", "hivemind", coordinator="dht", cannot=CPU_ONLY, source=HIVEMIND
+    ),
+    "flower": System(
+        "Flower FedAvg",
+        "flower.py",
+        "flower",
+        outer="1.0,0.0",
+        coordinator="server",
+        kept="rounds",
+        cannot=CPU_ONLY,
+        source=FLOWER + "FedAvgM's defaults, which make it FedAvg",
+    ),
+    "flower-adam": System(
+        "Flower FedAdam",
+        "flower.py",
+        "flower",
+        form="adam",
+        coordinator="server",
+        kept="rounds",
+        cannot=CPU_ONLY,
+        source=FLOWER + "FedAdam with eta 0.01 and tau 1e-3, of its paper's grid",
+    ),
+    "ddp": System("DDP gloo", "ddp.py", period=1, coordinator="rank", cannot=IN_STEP, source=OWN),
+    "fsdp": System(
+        "FSDP2 gloo", "fsdp.py", period=1, coordinator="rank", cannot={**IN_STEP, **CPU_ONLY}, source=OWN, whole=False
+    ),
+    "bare": System(
+        "no system", "bare.py", period=0, coordinator="none", cannot={"coordinator": NO_COORDINATOR}, source="-"
+    ),
 }
-QUICK = ("bare", "atoll", "torchft", "hivemind", "flower", "ddp")
+QUICK = ("atoll", "torchft", "hivemind", "flower", "ddp")
+DEVICE = ("atoll", "atoll-24", "atoll-diloco", "torchft", "torchft-streaming", "hivemind", "flower", "ddp")

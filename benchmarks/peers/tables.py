@@ -7,69 +7,110 @@ import os
 import platform
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from scenarios import SCENARIOS
+from scenarios import EQUAL_TOKENS, SCENARIOS, SEARCH
 from systems import SYSTEMS
 
 Row = dict[str, Any]
-MEASURES: dict[str, tuple[str, Callable[[Row], float], str]] = {
-    "steps_per_s": ("Useful steps per second, all learners", lambda row: row["steps_per_s"], "{:.1f}"),
-    "pause_s": ("Longest pause of a learner to whom nothing was done, s", lambda row: row["pause_s"], "{:.2f}"),
-    "rejoin_s": ("From a process's start to its first step, s (faults)", lambda row: row["rejoin_s"], "{:.1f}"),
-    "start_s": ("From the first process to the last learner's third step, s", lambda row: row["start_s"], "{:.1f}"),
-    "megabytes_per_step": ("Megabytes on the links per step", lambda row: row["megabytes_per_step"], "{:.3f}"),
-    "cpu_s_per_step": ("CPU seconds of all processes per step", lambda row: row["cpu_s_per_step"], "{:.4f}"),
-    "memory_mb": ("Memory per learner, coordinator included, MB", lambda row: row["memory_mb"], "{:.0f}"),
-    "loss": ("Training loss at equal time (last row: held out, at equal tokens)", lambda row: row["loss"], "{:.3f}"),
+Cells = dict[tuple[str, str], list[Row]]
+MEASURES = {
+    "steps_per_s": ("Useful steps per second, all learners", "{:.1f}"),
+    "pause_s": ("Longest pause of a learner to whom nothing was done, s", "{:.2f}"),
+    "lost_steps": ("Steps made and thrown away", "{:.0f}"),
+    "rejoin_s": ("From the start of a process that comes in, or comes back, to its first step, s", "{:.1f}"),
+    "start_s": ("From the first process to the last learner's third step, s", "{:.1f}"),
+    "megabytes_per_step": ("Megabytes on the links per step", "{:.3f}"),
+    "learner_cpu_s_per_step": ("CPU seconds of the learners per step", "{:.4f}"),
+    "coordinator_cpu_s_per_step": ("CPU seconds of the coordinator per step", "{:.4f}"),
+    "busy": ("Share of its cores that a run used (near 1 the cores were measured, not the system)", "{:.2f}"),
+    "learner_memory_mb": ("Memory of a learner's processes, MB", "{:.0f}"),
+    "coordinator_memory_mb": ("Memory of the coordinator's processes, MB", "{:.0f}"),
+    "loss": ("Held-out loss at equal time (rows search and tokens: at equal tokens)", "{:.3f}"),
 }
 
 
 def write_tables(folder: Path) -> str:
-    rows = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
-    cells: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for row in rows:
-        cells[row["scenario"], row["system"]].append(row)
-    names = [name for name in SYSTEMS if any(system == name for _, system in cells)]
-    labels = [name for name in (*SCENARIOS, "tokens") if any(label == name for label, _ in cells)]
-    parts = [
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
-    ]
-    for title, value, form in MEASURES.values():
-        body = [_line(label, names, cells, value, form) for label in labels]
-        if any(any(c.strip() for c in cell[1:]) for cell in body):
-            parts += [f"\n## {title}\n", _table(["", *(SYSTEMS[name].title for name in names)], body)]
-    whys = sorted(
-        {(SYSTEMS[n].title, label, row["why"]) for (label, n), found in cells.items() for row in found if row["why"]}
-    )
-    parts.append("\n## What did not work\n")
-    parts += [f"- {title}, {label}: {why}" for title, label, why in whys]
-    lines = [[SYSTEMS[name].title, str(SYSTEMS[name].code_lines)] for name in names]
-    parts += ["\n## Lines of the user's script that the system asks for\n", _table(["system", "lines"], lines)]
-    parts += ["\n## Scenarios\n"] + [f"- {name}: {SCENARIOS[name].what}" for name in labels if name in SCENARIOS]
-    text = "\n".join(parts) + "\n"
+    cells = read_cells(folder / "results.jsonl")
+    text = "\n".join([*head(cells), *tables(cells), *the_rest(cells)]) + "\n"
     (folder / "tables.md").write_text(text)
     return text
 
 
-def _line(
-    label: str, names: list[str], cells: dict[tuple[str, str], list[Row]], value: Callable[[Row], float], form: str
-) -> list[str]:
-    return [label, *(_cell([value(row) for row in cells.get((label, name), [])], form) for name in names)]
+def read_cells(results: Path) -> Cells:
+    cells: Cells = defaultdict(list)
+    for line in results.read_text().splitlines():
+        row = json.loads(line)
+        cells[row["scenario"], row["system"]].append(row)
+    return cells
 
 
-def _cell(values: list[float], form: str) -> str:
-    found = sorted(value for value in values if value)
+def head(cells: Cells) -> list[str]:
+    runs = [len(found) for found in cells.values()]
+    cores = sorted({row["cores"] for found in cells.values() for row in found if row["cores"]})
+    return [
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({', '.join(map(str, cores))} for each run), "
+        f"{platform.system()}, Python {platform.python_version()}. "
+        f"{min(runs)} to {max(runs)} runs of each cell: the median, and the range.",
+    ]
+
+
+def tables(cells: Cells) -> list[str]:
+    names = [name for name in SYSTEMS if any(system == name for _, system in cells)]
+    labels = [name for name in (*SCENARIOS, SEARCH, EQUAL_TOKENS) if any(label == name for label, _ in cells)]
+    parts = []
+    for measure, (title, form) in MEASURES.items():
+        shown = [label for label in labels if any(row[measure] is not None for row in _rows(cells, label, names))]
+        if shown:
+            body = [[label, *(_cell(cells.get((label, n), []), measure, form) for n in names)] for label in shown]
+            parts += [f"\n## {title}\n", table(["", *(SYSTEMS[name].title for name in names)], body)]
+    return parts
+
+
+def the_rest(cells: Cells) -> list[str]:
+    names = [name for name in SYSTEMS if any(system == name for _, system in cells)]
+    parts = ["\n## What a person had to do, besides starting again what was killed\n"]
+    parts += _said(cells, "person") or ["- nothing, anywhere"]
+    parts += ["\n## What did not work\n", *_said(cells, "why")]
+    lines = [[SYSTEMS[name].title, str(SYSTEMS[name].code_lines), SYSTEMS[name].source] for name in names]
+    parts += ["\n## Settings, and lines of code that the system adds to the bare script\n"]
+    parts += [table(["system", "lines", "settings"], lines), "\n## Scenarios\n"]
+    return parts + [f"- {name}: {one.what}" for name, one in SCENARIOS.items() if any(name == x for x, _ in cells)]
+
+
+def _said(cells: Cells, what: str) -> list[str]:
+    """Each thing once, with how many runs said it."""
+    counts: dict[tuple[str, str, str], int] = defaultdict(int)
+    for (label, name), found in cells.items():
+        for row in found:
+            if row[what] and row[what] != "nothing":
+                counts[SYSTEMS[name].title, label, row[what]] += 1
+    return [f"- {title}, {label}: {text} ({count}x)" for (title, label, text), count in sorted(counts.items())]
+
+
+def _rows(cells: Cells, label: str, names: list[str]) -> list[Row]:
+    return [row for name in names for row in cells.get((label, name), [])]
+
+
+def _cell(rows: list[Row], measure: str, form: str) -> str:
+    """The median and the range; a measured zero is one, and what is not there says why."""
+    found = sorted(row[measure] for row in rows if row[measure] is not None)
+    back = [row["returned"] for row in rows if row["returned"]] if measure == "rejoin_s" else []
+    absent = sum(not text.startswith(text.split(" of ")[1]) for text in back)
     if not found:
-        return "-" if values else ""
-    middle = form.format(statistics.median(found))
-    low, high = form.format(found[0]), form.format(found[-1])
-    return middle if low == high else f"{middle} ({low} to {high})"
+        return "did not return" if absent else _why(rows)
+    middle, low, high = (form.format(value) for value in (statistics.median(found), found[0], found[-1]))
+    shown = middle if low == high else f"{middle} ({low} to {high})"
+    return f"{shown}; {absent} of {len(rows)} did not return" if absent else shown
 
 
-def _table(head: list[str], body: list[list[str]]) -> str:
+def _why(rows: list[Row]) -> str:
+    whys = {row["why"].split(":")[0] for row in rows if row["why"]}
+    return ", ".join(sorted(whys)) if whys else "-" if rows else ""
+
+
+def table(head: list[str], body: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *body]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

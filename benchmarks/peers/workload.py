@@ -10,7 +10,8 @@ A worker of any system reads
 
 Each step takes at least `--step-ms` times this worker's factor: sleeping makes equal machines of unequal ones, so that
 the systems are compared and not the noise of the cores. Lines of `record` go to FOLDER/worker-RANK.jsonl with the time
-of CLOCK_MONOTONIC, which all processes of a machine share.
+of CLOCK_MONOTONIC, which all processes of a machine share. A system whose steps can be lost says how many of this
+process's are in the model (`kept`) and how many were thrown away (`lost`), or to which `round` a step belongs.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ import torch.nn.functional as F
 from torch import nn
 
 VOCAB = 256
-SHAPES = {"tiny": (2, 4, 128), "medium": (6, 6, 384)}
-"""layers, heads, width: 0.46M and 10.8M parameters."""
+READY_S_MAX = 60.0
+SHAPES = {"tiny": (2, 4, 128), "medium": (6, 6, 384), "large": (12, 12, 768)}
+"""layers, heads, width: 0.46M, 10.8M and 85M parameters."""
 
 
 class Block(nn.Module):
@@ -61,7 +63,7 @@ class GPT(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCAB, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1]))
+        x = self.embed(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))
         return self.head(self.norm(self.blocks(x)))
 
 
@@ -74,7 +76,8 @@ def corpus() -> tuple[torch.Tensor, torch.Tensor]:
 
 def held_out_loss(model: nn.Module, seq: int) -> float:
     _, data = corpus()
-    windows = data[: len(data) // (seq + 1) * (seq + 1)].view(-1, seq + 1)[:256]
+    device = next(model.parameters()).device
+    windows = data[: len(data) // (seq + 1) * (seq + 1)].view(-1, seq + 1)[:256].to(device)
     with torch.no_grad():
         return float(F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()))
 
@@ -94,6 +97,7 @@ class Workload:
         parser.add_argument("--shape", choices=SHAPES, default="tiny")
         parser.add_argument("--batch", type=int, default=8)
         parser.add_argument("--seq", type=int, default=64)
+        parser.add_argument("--device", default="cpu", help="cuda: several workers share one GPU")
         parser.add_argument("--lr", type=float, default=3e-3)
         parser.add_argument("--seed", type=int, default=0)
         parser.add_argument("--steps", type=int, default=0, help="0: until it is killed")
@@ -101,7 +105,7 @@ class Workload:
         parser.add_argument("--factor", type=float, default=1.0, help="this worker is so many times slower")
         parser.add_argument("--jitter", type=float, default=0.0, help="standard deviation of a step's time, as a share")
         parser.add_argument("--period", type=int, default=8, help="H, where the system has one")
-        parser.add_argument("--outer", default="0.7,0.9", help="outer learning rate and momentum, where it has them")
+        parser.add_argument("--outer", default="", help="outer learning rate and momentum, where it has them")
         parser.add_argument("--form", default="", help="of the system, where it has several")
         return parser
 
@@ -113,14 +117,15 @@ class Workload:
         options = self.options
         torch.set_num_threads(1)
         torch.manual_seed(options.seed)  # all start from the same parameters
-        self.model = GPT(options.shape, options.seq)
+        self.model = GPT(options.shape, options.seq).to(options.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr)
         self.host = options.hosts.split(",")[options.rank]
-        self.outer_lr, self.outer_momentum = (float(part) for part in options.outer.split(","))
+        self.outer_lr, self.outer_momentum = (float(part) for part in (options.outer or "1,0").split(","))
         self._data, _ = corpus()
         self._draw = torch.Generator().manual_seed(1000 * options.seed + options.rank + 1)
         self._pace = random.Random(options.rank)
         self._lines = (options.folder / f"worker-{options.rank}.jsonl").open("a", buffering=1)
+        self._asked: Path | None = options.folder / "evaluate" if options.rank == 0 else None
         self._stopped = False
         self._next = 0.0
         signal.signal(signal.SIGTERM, self._stop)
@@ -134,17 +139,26 @@ class Workload:
 
     def steps(self, start: int = 0) -> Iterator[int]:
         """Step numbers from `start`; each lasts as long as this worker's pace says."""
+        if self.options.steps:
+            self._wait_for_all()
         self._next = time.monotonic()
         step = start
         while not self._stopped and (not self.options.steps or step < self.options.steps):
             yield step
             step += 1
 
+    def _wait_for_all(self) -> None:
+        """Equal tokens are of learners that train at the same time: nobody begins before the last is there."""
+        folder, deadline = self.options.folder, time.monotonic() + READY_S_MAX
+        (folder / f"ready-{self.options.rank}").touch()
+        while len(list(folder.glob("ready-*"))) < self.options.world and time.monotonic() < deadline:
+            time.sleep(0.02)
+
     def forward(self, model: nn.Module | None = None) -> torch.Tensor:
         """The loss of one batch, and what it takes of the step's time."""
         self.optimizer.zero_grad()
         starts = torch.randint(len(self._data) - self.options.seq - 1, (self.options.batch,), generator=self._draw)
-        window = self._data[starts[:, None] + torch.arange(self.options.seq + 1)]
+        window = self._data[starts[:, None] + torch.arange(self.options.seq + 1)].to(self.options.device)
         logits = (model or self.model)(window[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
         self._wait()
@@ -159,11 +173,17 @@ class Workload:
         if pause > 0:
             time.sleep(pause)
 
-    def record(self, step: int, loss: float | torch.Tensor = math.nan) -> None:
-        line = {"t": time.monotonic(), "step": step, "loss": round(float(loss), 4), "pid": os.getpid()}
+    def record(self, step: int, loss: float | torch.Tensor = math.nan, **fates: int | str) -> None:
+        """A step was made; `fates` as above. Worker 0's model is looked at once, when it is asked for."""
+        line = {"t": time.monotonic(), "step": step, "loss": round(float(loss), 4), "pid": os.getpid(), **fates}
         self._lines.write(json.dumps(line) + "\n")
+        if self._asked is not None and self._asked.exists():
+            self._asked = None
+            self.finish()
 
     def finish(self, model: nn.Module | None = None) -> None:
         """The held-out loss of the model that this system would hand to a user."""
         loss = held_out_loss(model or self.model, self.options.seq)
-        (self.options.folder / f"final-{self.options.rank}.json").write_text(json.dumps({"loss": loss}))
+        final = self.options.folder / f"final-{self.options.rank}.json"
+        final.with_suffix(".new").write_text(json.dumps({"loss": loss}))
+        final.with_suffix(".new").rename(final)

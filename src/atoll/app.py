@@ -25,6 +25,7 @@ from atoll.cli import (
     logs,
     parts,
     run_script,
+    snapshot,
     status,
     takes,
     track,
@@ -54,6 +55,7 @@ app.command("resume")(folder.resume)
 app.command("join")(folder.join)
 app.command("leave")(folder.leave)
 app.command("export")(folder.export)
+app.command("snapshot")(snapshot.snapshot)
 app.command("syncer")(parts.syncer)
 app.command("shard")(fabric.shard)
 app.command("relay")(fabric.relay)

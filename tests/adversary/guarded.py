@@ -20,6 +20,12 @@ METHODS = (STATUS_METHOD, LEAVE_METHOD, SESSION_METHOD, PUSH_METHOD, FETCH_METHO
 OPTIONS = ("--learners", "1", "--sync-every", "4", "--fragments", "2")
 
 
+def memory_peak(syncer: SyncerProcess) -> int:
+    """The most bytes that the process ever had in memory."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{syncer.process.pid}/status").read_text().splitlines())
+    return int(fields["VmHWM"].split()[0]) * 1024
+
+
 class GuardedSyncer(SyncerProcess):
     """`descriptors` is the soft and the hard limit that it starts with."""
 
@@ -51,9 +57,7 @@ class GuardedSyncer(SyncerProcess):
 
     @property
     def memory_peak(self) -> int:
-        """The most bytes that the process ever had in memory."""
-        fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines())
-        return int(fields["VmHWM"].split()[0]) * 1024
+        return memory_peak(self)
 
     @property
     def descriptors(self) -> int:

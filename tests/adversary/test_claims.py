@@ -11,7 +11,7 @@ import pytest
 from cluster import SyncerProcess, TrainingThread, check_books, kill_leftovers
 from raw_learner import RawLearner
 
-from atoll.core import Committed, TensorSpec
+from atoll.core import TensorSpec
 from atoll.core import messages as m
 from atoll.errors import RefusedError
 from atoll.observe import read_events
@@ -88,6 +88,17 @@ def run(lied_to: Run) -> Iterator[Run]:
     lied_to.send_liars_away()
 
 
+def test_what_a_learner_says_neither_steers_a_terminal_nor_looks_like_our_own_words(run: Run) -> None:
+    """The first one here: of many who come and go, as below, not every line is told."""
+    liar = run.liar("evil").join()
+    liar.say(m.Leave("bye \x1b[2J\x1b]0;owned\x07\nsyncer warns: all is well\r"))
+    run.syncer.wait_for(lambda _: "evil has left" in run.syncer.output(), "what it said is told")
+    told = run.syncer.output()
+    assert "\x1b" not in told and "\x07" not in told
+    (line,) = [line for line in told.splitlines() if "all is well" in line]
+    assert "evil has left: bye" in line, "on the line that says who said it"
+
+
 def test_an_epoch_out_of_the_future_ends_no_syncer(run: Run) -> None:
     status = run.syncer.status()
     for index in range(20):
@@ -119,27 +130,6 @@ def test_many_ids_that_never_answer_stop_no_round(run: Run) -> None:
     run.goes_on()
 
 
-def test_a_claim_of_a_hundred_times_the_tokens_does_not_take_the_merge(run: Run) -> None:
-    liar = run.liar().join()
-    for _ in range(3):
-        liar.progress(4, tokens=3200)
-        liar.wait_until(lambda: bool(liar._asked(0)), "a request")
-        liar.contribute(0, steps=4, tokens=4 * 3200)
-        run.goes_on()
-    weights = []
-    for *_, event in read_events(run.folder):
-        if isinstance(event, Committed) and "liar" in event.contributors and len(event.contributors) > 2:
-            weights.append(event.weights[event.contributors.index("liar")])
-    assert all(weight < 0.95 for weight in weights), "by its claim it would be 0.9998"
-
-
-def test_one_learner_cannot_fill_the_syncer_with_contributions(run: Run) -> None:
-    liar = run.liar().join()
-    codes = [liar.contribute(0, base_version=0, steps=1, tokens=1, round=0).code for _ in range(60)]
-    assert set(codes) <= {"", m.Refusal.BUSY, m.Refusal.COUNTERS, m.Refusal.STALE_BASE, m.Refusal.NORM_OUTLIER}
-    run.goes_on()
-
-
 def test_data_that_was_leased_to_another_stays_with_it(run: Run) -> None:
     one, liar = run.liar("reader").join(), run.liar().join()
     one.say(m.DataReport("books", 1, 100, 3))
@@ -150,27 +140,6 @@ def test_data_that_was_leased_to_another_stays_with_it(run: Run) -> None:
     one.say(m.DataReport("books", 2, 100, 0, holding=(0, 1, 2)))
     assert one.wait(m.DataLeases, lambda answer: answer.serial == 2).revoked == ()
     assert run.syncer.status()["data"]["books"]["done"] == 0
-
-
-def test_a_version_out_of_nowhere_does_not_win_after_a_restart(run: Run) -> None:
-    status = run.syncer.status()
-    run.syncer.kill()
-    run.syncer.again()
-    liar = run.liar("one-more")
-    liar.hello(run=status["run"], generation=3, bases=(2**40,) * 2, checksums=(1, 1))
-    after = run.syncer.wait_for(lambda now: now["committed"], "the run goes on")
-    assert max(after["versions"]) < 2**20
-    run.goes_on()
-
-
-def test_what_a_learner_says_neither_steers_a_terminal_nor_looks_like_our_own_words(run: Run) -> None:
-    liar = run.liar("evil").join()
-    liar.say(m.Leave("bye \x1b[2J\x1b]0;owned\x07\nsyncer warns: all is well\r"))
-    run.syncer.wait_for(lambda _: "evil has left" in run.syncer.output(), "what it said is told")
-    told = run.syncer.output()
-    assert "\x1b" not in told and "\x07" not in told
-    (line,) = [line for line in told.splitlines() if "all is well" in line]
-    assert "evil has left: bye" in line, "on the line that says who said it"
 
 
 def test_a_flood_of_reports_and_losses_that_are_no_numbers_stop_nobody(run: Run) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from atoll.instruments.chaos import ChaosExecutor, Fault
-from atoll.instruments.chaos.injector import NO_LINKS, NOT_RUNNING, _thaw_later
+from atoll.instruments.chaos.injector import NO_LINKS, NO_RANK, NOT_RUNNING, _thaw_later
 from atoll.instruments.chaos.real import PATIENCE_NS, describe
 from atoll.observe.events import FaultEnded, FaultInjected, FaultSkipped
 
@@ -118,6 +121,83 @@ def test_seconds_count_from_the_first_step(control: Control, sleeper: subprocess
     assert sleeper.wait() == -9
     assert emitted == [FaultInjected("kill", "learner-0")]
     assert [(one.fault, one.t_s) for one in executor.injected] == [("kill", 5.0)]
+
+
+@pytest.fixture
+def island(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], dict[int, int]]]:
+    """A process as torchrun: two ranks with sessions of their own."""
+    rank = "import time; time.sleep(600)"
+    program = f"""
+import os, subprocess, sys, time
+for rank in range(2):
+    told = {{**os.environ, "RANK": str(rank)}}
+    child = subprocess.Popen([sys.executable, "-c", {rank!r}], start_new_session=True, env=told)
+    open({str(tmp_path)!r} + f"/rank-{{rank}}", "w").write(f"{{child.pid}} ")
+time.sleep(600)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    told = [tmp_path / f"rank-{rank}" for rank in range(2)]
+    wait_for(lambda: all(one.exists() and one.read_text().endswith(" ") for one in told))
+    ranks = {rank: int(one.read_text()) for rank, one in enumerate(told)}
+    wait_for(lambda: all(b"RANK" in Path(f"/proc/{pid}/environ").read_bytes() for pid in ranks.values()))
+    yield process, ranks
+    for pid in (*ranks.values(), process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_freeze_of_an_island_stops_all_of_its_ranks(
+    control: Control, island: tuple[subprocess.Popen[bytes], dict[int, int]]
+) -> None:
+    starter, ranks = island
+    control.pids["learner-1"] = starter.pid
+    everybody = (starter.pid, *ranks.values())
+    executor, _ = executor_of(control, Fault("freeze", "learner-1", at_s=1.0, lasts_s=3.0))
+    executor.tick(0.0, at(1), begun=True)
+    wait_for(lambda: all(stopped(pid) for pid in everybody))
+    executor.tick(0.0, at(4), begun=True)
+    wait_for(lambda: not any(stopped(pid) for pid in everybody))
+
+
+def test_an_island_that_is_slow_by_signals_stands_still_with_all_of_its_ranks(
+    control: Control, island: tuple[subprocess.Popen[bytes], dict[int, int]]
+) -> None:
+    starter, ranks = island
+    control.pids["learner-1"] = starter.pid
+    executor, _ = executor_of(control, Fault("slow", "learner-1", at_s=1.0, lasts_s=30.0, amount=4.0), duty_cycle=True)
+    executor.tick(0.0, at(1), begun=True)
+    executor.tick(0.0, at(1.1), begun=True)
+    executor.tick(0.0, at(2.9), begun=True)
+    wait_for(lambda: all(stopped(pid) for pid in ranks.values()))
+    executor.finish()
+    wait_for(lambda: not any(stopped(pid) for pid in ranks.values()))
+
+
+def test_one_rank_can_be_frozen_or_killed_and_the_others_are_left_alone(
+    control: Control, island: tuple[subprocess.Popen[bytes], dict[int, int]]
+) -> None:
+    starter, ranks = island
+    control.pids["learner-1"] = starter.pid
+    faults = (
+        Fault("freeze", "learner-1", at_s=1.0, lasts_s=1.0, rank=0),
+        Fault("kill", "learner-1", at_s=3.0, rank=1),
+        Fault("kill", "learner-1", at_s=4.0, rank=5),
+    )
+    executor, emitted = executor_of(control, *faults)
+    executor.tick(0.0, at(1), begun=True)
+    wait_for(lambda: stopped(ranks[0]))
+    assert not stopped(ranks[1]) and not stopped(starter.pid)
+    executor.tick(0.0, at(2), begun=True)
+    wait_for(lambda: not stopped(ranks[0]))
+    executor.tick(0.0, at(3), begun=True)
+    wait_for(lambda: "Z" in Path(f"/proc/{ranks[1]}/stat").read_text().rsplit(")", 1)[1].split()[0])
+    assert starter.poll() is None
+    executor.tick(0.0, at(4), begun=True)
+    executor.finish()
+    assert [one.target for one in executor.injected] == ["learner-1"] * 2, "a report says which learner was hit"
+    assert [one.detail for one in executor.injected] == ["rank 0", "rank 1"]
+    assert any(isinstance(one, FaultSkipped) and one.reason == NO_RANK for one in emitted)
 
 
 def test_a_freeze_stops_the_process_until_its_end(control: Control, sleeper: subprocess.Popen[bytes]) -> None:

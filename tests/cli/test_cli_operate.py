@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import SyncerThread
+from certificates import certificate
+from cluster import SyncerProcess, SyncerThread
 from typer.testing import CliRunner, Result
 
 from atoll.app import app
 from atoll.cli.terminal import JsonLines, logged_as
 from atoll.core.config import SyncConfig
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import AtollError, ConfigError, UnreachableError
 from atoll.launch.checkup import check_syncer, disk_speed
-from atoll.observe import EventWriter
+from atoll.observe import EventWriter, bound_logs
 from atoll.observe import events as ev
 from atoll.wire import ClientOptions, LinkSpeed
 
@@ -89,6 +92,31 @@ def test_what_a_syncer_prints_can_be_json() -> None:
         pass
 
 
+def test_what_a_run_prints_can_be_json_and_its_numbers_stay_last(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('hello from the script')\n")
+    argv = [sys.executable, "-m", "atoll", "run", "--learners", "1", "--log-format", "json", "--json"]
+    argv += ["--out", str(tmp_path / "run"), "--", sys.executable, str(script)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    told = [json.loads(line) for line in done.stderr.splitlines()]
+    assert {"time", "level", "text"} == set(told[0]) and {one["level"] for one in told} <= {"info", "warning"}
+    assert "hello from the script" in [one["text"] for one in told]
+    assert json.loads(done.stdout)["run_folder"] == str(tmp_path / "run")
+
+
+def test_logs_of_months_stay_within_their_bound(tmp_path: Path) -> None:
+    log = tmp_path / "east-0.log"
+    with log.open("ab") as writing:  # as a launcher opens it for its process
+        for turn in range(3):
+            writing.write(f"turn {turn} ".encode() * 1000)
+            writing.flush()
+            assert bound_logs(tmp_path, bytes_max=5000) == [log]
+        writing.write(b"after all that\n")
+    assert log.read_bytes() == b"after all that\n"
+    assert (tmp_path / "east-0.log.1").read_bytes() == b"turn 2 " * 1000
+    assert {path.name for path in tmp_path.iterdir()} == {"east-0.log", "east-0.log.1"}
+
+
 # ---------------------------------------------------------------- doctor
 
 
@@ -117,6 +145,7 @@ def test_a_real_syncer_is_asked_and_its_run_told() -> None:
         found = {one.check: one for one in check_syncer(ClientOptions(syncer.address, token="right"))}
         assert found["port"].level == found["clocks"].level == "good"
         assert "Mbit/s up" in found["link"].text and "Mbit/s down" in found["link"].text
+        assert found["build"].level == "good" and f"this is {version_of('atoll')}" in found["build"].text
         assert found["learners"].level == "warn" and "0 of 3 learners" in found["learners"].text
         wrong = list(check_syncer(ClientOptions(syncer.address, token="wrong")))
         assert wrong[-1].level == "bad" and wrong[-1].check == "status"
@@ -132,13 +161,34 @@ def test_what_a_run_suffers_from_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
     answer = {
         "time_s": time.time() + 3600, "expected": 2, "degraded": "No space left on device", "commits": 5,
+        "build": {"version": "9.0", "protocols": [90, 91]},
+        "shards": [{"name": "s0", "address": "y:1", "away": True}, {"name": "s1", "address": "y:2", "away": False}],
         "members": [member(thin=["up: needs 9 bytes/s, gets 1"]), member(learner="b", protocol=4, up_bytes_s=5e4)],
     }  # fmt: skip
-    found = {
-        one.check: one
-        for one in check_syncer(ClientOptions("x:1"), lambda _: answer, lambda _: LinkSpeed(0.1, 1e5, 0.0))
-    }
+
+    def ask(options: ClientOptions) -> dict[str, Any]:
+        if options.address == "y:2":
+            raise UnreachableError("connection refused at y:2; open the port")
+        return answer
+
+    checked = check_syncer(ClientOptions("x:1"), ask, lambda _: LinkSpeed(0.1, 1e5, 0.0))
+    found = {one.check: one for one in checked}
+    assert found["build"].level == "bad" and "the syncer 9.0" in found["build"].text and found["build"].remedy
+    assert found["shard s0"].level == found["shard s1"].level == "bad"
+    assert "lost it (y:1)" in found["shard s0"].text and found["shard s1"].remedy == "open the port"
     assert found["link"].level == "warn" and "0.8 Mbit/s up, down not told" in found["link"].text
     assert found["clocks"].level == "warn" and "ahead" in found["clocks"].text
     assert found["durability"].level == "bad" and found["versions"].level == "warn"
     assert found["link of a"].level == "warn" and "50 kB/s up" in found["link of b"].text
+
+
+def test_a_certificate_that_ends_soon_is_said_while_there_is_time(tmp_path: Path) -> None:
+    for days, level in ((100, "good"), (3, "warn")):
+        pair = certificate(tmp_path, "127.0.0.1", days=(-1, days), stem=f"for-{days}")
+        (tmp_path / str(days)).mkdir()
+        syncer = SyncerProcess(tmp_path / str(days), "--tls-certificate", pair[0], "--tls-key", pair[1])
+        try:
+            found = {one.check: one for one in check_syncer(ClientOptions(syncer.address, tls_ca=pair[0]))}
+        finally:
+            syncer.stop()
+        assert found["certificate"].level == level and bool(found["certificate"].remedy) == (level == "warn")

@@ -64,7 +64,7 @@ def test_fuzz_explains_a_failure_and_exits_with_1(sim: Command, defect: None) ->
     told = said.stderr
     assert f"seed {SEED} of draw {DRAW_VERSION} broke I10: a second version" in told and "its last events:" in told
     assert "smaller, with 1 learners and 0 faults: I10: a second version" in told
-    assert f"atoll sim run --seed {SEED} --trace" in told
+    assert f"atoll sim run --seed {SEED} --draw {DRAW_VERSION} --trace" in told
     assert "1 seeds broke an invariant: 7" in told and "Traceback" not in told
 
 
@@ -73,6 +73,18 @@ def test_fuzz_on_two_processes_comes_to_the_same(sim: Command) -> None:
     two = sim("fuzz", "--seeds", "2", "--first", "6", "--jobs", "2", "--json").last
     for name in ("seeds", "violations", "simulated_hours", "faults", "fault_kinds", "events", "commits"):
         assert one[name] == two[name], name
+
+
+def test_seeds_of_an_older_draw_are_what_they_were(sim: Command, tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    said = sim("run", "--seed", "1534", "--draw", "3", "--save", str(file), "--json")
+    assert said.code == 0 and said.last["draw"] == 3
+    kept = Path(__file__).parents[1] / "sim" / "scenarios" / "draw-3-seed-1534.json"
+    assert load(file) == load(kept)
+    assert sim("fuzz", "--seeds", "1", "--first", "7", "--draw", "3", "--jobs", "1", "--json").last["draw"] == 3
+    for wrong in (("run", "--seed", "1"), ("fuzz", "--seeds", "1")):
+        assert sim(*wrong, "--draw", "2").code == 2 and sim(*wrong, "--draw", str(DRAW_VERSION + 1)).code == 2
+    assert sim("run", "--scenario", str(kept), "--draw", "3").code == 2
 
 
 # ---------------------------------------------------------------- run

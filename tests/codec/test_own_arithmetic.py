@@ -1,4 +1,4 @@
-"""A codec, a merge method and an outer optimizer of a user's own: one small file each, and a registration."""
+"""A codec, a merge, an outer optimizer and a pacing of a user's own: one small file each, and a registration."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import pytest
 from toy_codec import SPARSE
 from toy_merge import HALF_MEAN
 from toy_outer import ADAM
+from toy_pacing import PATIENT
 from toys import OWN, forgotten_after, install, register
 
 from atoll.codec import get_codec, get_merge, get_outer
 from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import TensorSpec
+from atoll.core.pacing import PACING
 from atoll.errors import ConfigError, PayloadError
 from atoll.instruments.sim.drawing import draw
 from atoll.instruments.sim.run import run_scenario
@@ -32,7 +34,7 @@ registered = pytest.fixture(register)
 
 
 @pytest.mark.usefixtures("registered")
-@pytest.mark.parametrize("names", [("codec_up", "codec_down"), ("merge", "outer")], ids=" ".join)
+@pytest.mark.parametrize("names", [("codec_up", "codec_down"), ("merge", "outer"), ("pacing",)], ids=" ".join)
 def test_a_storm_with_it_breaks_no_invariant(names: tuple[str, ...]) -> None:
     drawn = draw(SEED)
     assert drawn.arrays and any(fault.target == "syncer" for fault in drawn.faults)
@@ -128,7 +130,7 @@ def test_packages_offer_theirs_by_entry_points(tmp_path: Path, monkeypatch: pyte
     load_entry_points()
     config = SyncConfig(**OWN)
     assert get_codec(config.codec_up) is SPARSE and get_merge(config.merge) is HALF_MEAN
-    assert get_outer(config.outer) is ADAM
+    assert get_outer(config.outer) is ADAM and PACING.get(config.pacing) is PATIENT
     load_entry_points.cache_clear()  # for whoever comes next
 
 

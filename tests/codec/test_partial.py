@@ -196,3 +196,26 @@ def test_the_plain_way_gives_the_bits_of_the_fused_one(
     assert ways["nesterov"].bits() == ways["plain"].bits()
     assert one.sample.values.tobytes() == other.sample.values.tobytes()
     assert other.rho == pytest.approx(one.rho, rel=1e-9) and other.sample.norm == pytest.approx(one.sample.norm)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_condensed_part_merges_as_its_members_do(seed: int) -> None:
+    """One column in fp32 stands for a site's contributions, beside others' that came alone."""
+    every = sent(5, seed)
+    flat = finish(every.reduced(0, 5), MERGES).values()
+    part, left = every.reduced(0, 3).condensed(MERGES, get_codec("fp32"), None)
+    merged = finish(combine([every.reduced(3, 5), part]), MERGES).values()
+    assert left is None and len(part.columns) == 1
+    assert np.linalg.norm(merged - flat) < 1e-6 * np.linalg.norm(flat)
+
+
+def test_what_a_codec_loses_of_a_condensed_part_is_in_the_next() -> None:
+    """The same contributions again and again: the mean of what is sent comes to what was meant."""
+    every = sent(3, 1)
+    meant = finish(every.reduced(0, 3), [MEAN] * len(MERGES)).values()
+    residual, total, far = None, np.zeros_like(meant), []
+    for count in range(1, 9):
+        part, residual = every.reduced(0, 3).condensed([MEAN] * len(MERGES), get_codec("int4"), residual)
+        total += finish(part, [MEAN] * len(MERGES)).values()
+        far.append(float(np.linalg.norm(total / count - meant) / np.linalg.norm(meant)))
+    assert far[-1] < 0.3 * far[0]

@@ -16,8 +16,8 @@ from compat_old import OldCode
 from ports import quiet_port
 from test_compat_runs import OLD_LEARNER, TOKENS, OldSyncer, parts, running, wait_until  # noqa: F401
 
-from atoll.cli.version import compare
 from atoll.core import PROTOCOL_VERSION
+from atoll.launch import compare_builds
 from atoll.wire import ClientOptions, fetch_status
 
 
@@ -86,7 +86,7 @@ def test_every_process_is_upgraded_under_load_and_nothing_is_lost(
             wait_until(all_active, f"everybody to train after the upgrade of {part}")
             goes_on(f"the upgrade of {part}")
         told = status(listen)
-    text, fits = compare(told)
+    text, fits = compare_builds(told)
     assert fits and f"both speak protocol {PROTOCOL_VERSION}" in text
     assert {m["protocol"] for m in told["members"]} == {PROTOCOL_VERSION}
     for learner in current.values():

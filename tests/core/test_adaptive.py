@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import count
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.core.adaptive import (
-    CHANGE_EVERY_NS,
-    CHANGES_BURST,
-    WINDOW_NS_MIN,
-    AdaptiveController,
-    LinkPlace,
-    RunMeasured,
-    ladder_of,
-    next_rung,
-)
+from atoll.core.adaptive import WINDOW_NS_MIN, AdaptiveController, RunMeasured
+from atoll.core.change_budget import CHANGE_EVERY_NS, CHANGES_BURST
+from atoll.core.codec_ladder import ladder_of
 from atoll.core.config import CODECS, SECOND_NS, SyncConfig
 from atoll.core.events import Adapted
+from atoll.core.link_ladder import LinkPlace, next_rung
 from atoll.core.link_use import LinkMeasured, LinkWatch
 from atoll.errors import ConfigError
 
 KNOWS = frozenset(CODECS.names())
 CALM = RunMeasured(step_ns=1e8, round_ns=1e7, fragments=4)
 HOUR_NS = 3600 * SECOND_NS
+ROUNDS = count(1)
 
 
 def controller(**changes: object) -> AdaptiveController:
@@ -41,8 +37,9 @@ def window(
     long_ns = WINDOW_NS_MIN
     for turn in range(answers):
         start_ns = now_ns + turn * long_ns // answers
-        made.links.asked("paris", 0, 1, start_ns)
-        made.links.answered("paris", 0, 1, 1000, start_ns + int(busy * long_ns / answers))
+        number = next(ROUNDS)
+        made.links.asked("paris", 0, number, start_ns)
+        made.links.answered("paris", 0, number, 1000, start_ns + int(busy * long_ns / answers))
     return made.look(now_ns + long_ns, 100, run, [("paris", KNOWS)])
 
 
@@ -55,49 +52,76 @@ def windows(made: AdaptiveController, count: int, busy: float, start_ns: int = 0
 
 
 def test_a_thin_link_sends_fewer_bits_and_the_reason_names_the_numbers() -> None:
+    """An answer is wanted every 200 ms. Of four in three seconds each takes 712: with topk:10% it would be 189, too
+    long, with topk:3% 65."""
     made = controller()
     (first,) = windows(made, 1, 0.95)
-    assert (first.subject, first.what, first.before, first.after) == ("paris", "codec_up", "int4", "int2")
-    assert "95% of the time" in first.reason and "ms for each answer" in first.reason
-    assert made.codec("paris") == "int2" and made.codec("rome") == ""
+    assert (first.subject, first.what, first.before, first.after) == ("paris", "codec_up", "int4", "topk:3%")
+    assert first.reason == "it takes 712 ms for each answer, and one is wanted every 200"
+    assert made.codec("paris") == "topk:3%" and made.codec("rome") == ""
 
 
-def test_a_link_with_room_goes_back_but_not_at_once() -> None:
+def test_a_link_that_lacks_little_goes_down_one_rung() -> None:
+    (first,) = windows(controller(), 1, 0.3)
+    assert first.after == "int2"
+
+
+def test_a_link_with_room_goes_back_at_once_as_far_as_it_fits_but_not_soon() -> None:
     made = controller()
     windows(made, 1, 0.95)
-    changes = windows(made, 4, 0.05, start_ns=10 * SECOND_NS)
-    assert [(c.before, c.after) for c in changes] == [("int2", "int4")]
+    changes = windows(made, 2, 0.005, start_ns=10 * SECOND_NS)
+    assert not changes
+    changes = windows(made, 4, 0.005, start_ns=20 * SECOND_NS)
+    assert [(c.before, c.after) for c in changes] == [("topk:3%", "int4")]
     assert "has room" in changes[0].reason
 
 
-def test_fewer_bits_that_do_not_help_are_given_back_once_and_for_all() -> None:
-    """A link that is slow for another reason than bytes: with half of them it answers as seldom."""
-    changes = windows(controller(), 30, 0.95)
-    assert [(c.before, c.after) for c in changes] == [("int4", "int2"), ("int2", "int4")]
-    assert "did not help" in changes[1].reason
-
-
-def test_a_link_that_gets_more_answers_through_goes_on_down_the_ladder() -> None:
+def test_fewer_bits_that_do_not_help_are_given_back_and_not_tried_again_soon() -> None:
+    """A link that is slow for another reason than bytes: with a tenth of them it answers as seldom."""
     made = controller()
-    changes = windows(made, 1, 0.95, answers=2)
-    changes += windows(made, 1, 0.95, start_ns=WINDOW_NS_MIN, answers=4)
-    changes += windows(made, 1, 0.95, start_ns=2 * WINDOW_NS_MIN, answers=8)
-    assert [c.after for c in changes] == ["int2", "topk:10%", "topk:3%"]
-    changes = windows(made, 5, 0.95, start_ns=3 * WINDOW_NS_MIN, answers=16)
-    changes += windows(made, 5, 0.95, start_ns=10 * WINDOW_NS_MIN, answers=2)
-    assert not changes, "there are no fewer bits: it contributes at its own pace"
+    changes = windows(made, 30, 0.95)
+    assert [(c.before, c.after) for c in changes] == [("int4", "topk:3%"), ("topk:3%", "int4")]
+    assert "did not help" in changes[1].reason
+    later = windows(made, 3, 0.95, start_ns=20 * 60 * SECOND_NS)
+    assert later[0].after == "topk:3%", "but not for ever: its link may have thinned out while it was judged"
+
+
+def test_what_was_under_way_when_it_was_decided_says_nothing_about_the_decision() -> None:
+    """The last answer in int4 takes ten seconds, and each in topk 0.3 s."""
+    made = controller(fragments=1)
+    made.look(0, 0, CALM, [("paris", KNOWS)])
+    made.links.asked("paris", 0, 1, 0)
+    run = RunMeasured(1e8, 1e7, 1)
+    (change,) = made.look(WINDOW_NS_MIN, 5, run, [("paris", KNOWS)])
+    assert change.after == "topk:3%" and "no answer for 3.0 s" in change.reason
+    assert not made.look(2 * WINDOW_NS_MIN, 5, run, [("paris", KNOWS)])
+    made.links.answered("paris", 0, 1, 1000, 10 * SECOND_NS)
+    now_ns = 10 * SECOND_NS
+    for number in range(2, 8):
+        made.links.asked("paris", 0, number, now_ns)
+        made.links.answered("paris", 0, number, 1000, now_ns + 3 * SECOND_NS // 10)
+        now_ns += SECOND_NS
+        assert not made.look(now_ns, 5, run, [("paris", KNOWS)])
+    assert made.codec("paris") == "topk:3%"
+
+
+def test_a_link_that_is_too_thin_for_the_last_rung_contributes_at_its_own_pace() -> None:
+    made = controller()
+    windows(made, 1, 0.95, answers=1)
+    changes = windows(made, 5, 0.95, start_ns=3 * WINDOW_NS_MIN, answers=3)
+    assert not changes and made.codec("paris") == "topk:3%", "there are no fewer bits"
 
 
 def test_answers_that_come_soon_are_not_blamed_on_bits() -> None:
-    assert not windows(controller(), 5, 0.95, answers=200)  # 15 ms each
+    busy = RunMeasured(step_ns=1e6, round_ns=1e5, fragments=4)  # one is wanted every two ms
+    assert not windows(controller(), 5, 0.95, run=busy, answers=200)  # 15 ms each
 
 
-def test_who_answers_nothing_at_all_is_asked_for_fewer_bits() -> None:
-    made = controller()
-    made.look(0, 0, CALM, [("paris", KNOWS)])
-    made.links.asked("paris", 0, 1, 0)
-    (change,) = made.look(WINDOW_NS_MIN, 5, CALM, [("paris", KNOWS)])
-    assert change.after == "int2" and "no answer in 3.0 s" in change.reason
+def test_an_answer_without_bytes_says_nothing_about_a_link() -> None:
+    watch = LinkWatch()
+    watch.asked("paris", 0, 1, 0)
+    watch.answered("paris", 0, 1, 0, 10**9)
+    assert watch.take("paris", 10**9) == LinkMeasured(0, 0)
 
 
 def test_rounds_that_do_not_fit_take_more_steps_in_hiding_then_a_longer_period() -> None:
@@ -112,7 +136,7 @@ def test_rounds_that_do_not_fit_take_more_steps_in_hiding_then_a_longer_period()
 def test_the_period_stays_while_somebody_can_send_fewer_bits() -> None:
     made = controller()
     late = RunMeasured(step_ns=1e8, round_ns=2e9, fragments=4)
-    changes = windows(made, 2, 0.95, run=late, answers=2)
+    changes = windows(made, 1, 0.95, run=late, answers=2)
     assert {c.what for c in changes} == {"codec_up"}
 
 
@@ -143,8 +167,8 @@ def test_numbers_that_cannot_be_move_nothing_and_are_said_once(bad: float, field
 @pytest.mark.parametrize("jump_ns", [-HOUR_NS, 10 * HOUR_NS])
 def test_a_clock_that_jumps_moves_nothing(jump_ns: int) -> None:
     made = controller()
-    windows(made, 1, 0.5)
-    made.links.asked("paris", 0, 1, WINDOW_NS_MIN)
+    windows(made, 1, 0.05)
+    made.links.asked("paris", 0, next(ROUNDS), WINDOW_NS_MIN)
     (change,) = made.look(WINDOW_NS_MIN + jump_ns, 5, CALM, [("paris", KNOWS)])
     assert change.what == "nothing" and "passed at once" in change.reason
     assert made.codec("paris") in ("", "int4")
@@ -175,10 +199,34 @@ def test_off_decides_nothing_and_same_numbers_give_the_same_decisions() -> None:
     assert windows(controller(), 9, 0.95) == windows(controller(), 9, 0.95)
 
 
-def test_a_ladder_begins_at_the_run_s_codec_and_one_of_a_user_s_own_has_none() -> None:
-    assert [name for name, _ in ladder_of(SyncConfig(adaptive="on"))] == ["int4", "int2", "topk:10%", "topk:3%"]
-    assert [name for name, _ in ladder_of(SyncConfig(adaptive="on", codec_up="topk:5%"))] == ["topk:5%"]
-    assert [name for name, _ in ladder_of(SyncConfig())] == ["int4"]
+def names(**settings: str) -> list[str]:
+    return [name for name, _ in ladder_of(SyncConfig(**{"adaptive": "on", **settings}))]  # type: ignore[arg-type]
+
+
+def test_a_ladder_begins_at_the_run_s_codec_and_has_fewer_bits_from_there_on() -> None:
+    assert names() == ["int4", "int2", "topk:10%", "topk:3%"]
+    assert names(codec_up="topk:5%") == ["topk:5%", "topk:3%"]
+    assert names(adaptive="off") == ["int4"]
+    assert names(codec_up="lowrank:4") == ["lowrank:4"], "its bits depend on shapes"
+    assert names(codec_ladder="int8,lowrank:4,int4") == ["int8", "int4"]
+    assert [round(bits, 3) for _, bits in ladder_of(SyncConfig(adaptive="on"))] == [4.125, 2.125, 1.094, 0.375]
+
+
+def test_a_registered_codec_stands_where_its_bits_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Three:
+        def size_max(self, n: int) -> int:
+            return 3 * n // 8
+
+    monkeypatch.setitem(CODECS._entries, "three", Three())
+    assert names(codec_ladder="int2,three,int4") == ["int4", "three", "int2"]
+    assert names(codec_up="three") == ["three", "int2", "topk:10%", "topk:3%"]
+
+
+def test_a_fat_link_gets_more_bits_than_the_settings_only_where_a_ladder_says_so() -> None:
+    assert not windows(controller(), 9, 0.01)
+    made = controller(codec_ladder="int8,int4,int2")
+    assert [(c.before, c.after) for c in windows(made, 9, 0.01)] == [("int4", "int8")]
+    assert [(c.before, c.after) for c in windows(made, 1, 0.3, start_ns=HOUR_NS)] == [("int8", "int4")]
 
 
 def test_a_build_that_does_not_know_a_rung_is_not_asked_for_it() -> None:
@@ -189,7 +237,7 @@ def test_a_build_that_does_not_know_a_rung_is_not_asked_for_it() -> None:
         made.look((turn + 1) * WINDOW_NS_MIN, 1, CALM, [("old", frozenset())])
     assert made.codec("old") == ""
     link = LinkPlace((("int4", 4.0), ("int2", 2.0)), rung=1)
-    assert next_rung(link, LinkMeasured(10, 10, 0, 0))[0] == 1
+    assert next_rung(link, LinkMeasured(10**10, 1), 1e9, 0)[0] == 1
 
 
 def test_time_that_runs_backwards_counts_as_none() -> None:
@@ -197,7 +245,7 @@ def test_time_that_runs_backwards_counts_as_none() -> None:
     watch.asked("paris", 0, 1, 100)
     watch.answered("paris", 0, 1, 5, 50)
     measured = watch.take("paris", 60)
-    assert measured is not None and measured.busy_ns == 0 and measured.share == 0.0
+    assert measured is not None and measured.busy_ns == 0 and measured.each_ns == 0.0
     assert watch.take("rome", 60) is None
 
 
@@ -206,11 +254,18 @@ def test_a_link_stays_in_use_while_a_newer_round_waits() -> None:
     watch.asked("paris", 0, 7, 0)
     watch.asked("paris", 0, 9, 40)
     watch.answered("paris", 0, 7, 5, 50)
-    measured = watch.take("paris", 100)
-    assert measured is not None and (measured.busy_ns, measured.answers) == (100, 1)
+    assert watch.take("paris", 100) == LinkMeasured(50, 1, waiting_ns=50)
     watch.answered("paris", 0, 9, 5, 110)
-    measured = watch.take("paris", 200)
-    assert measured is not None and measured.busy_ns == 10
+    assert watch.take("paris", 200) == LinkMeasured(60, 1)
+
+
+def test_answers_of_several_fragments_share_a_link() -> None:
+    watch = LinkWatch()
+    for fragment in range(3):
+        watch.asked("paris", fragment, 1 + fragment, 0)
+    for fragment in range(3):
+        watch.answered("paris", fragment, 1 + fragment, 5, 30)
+    assert watch.take("paris", 50) == LinkMeasured(30, 3)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +275,34 @@ def test_a_link_stays_in_use_while_a_newer_round_waits() -> None:
         ({"adaptive": "on", "sync_every": 2}, "sync_every 2, where it begins, is outside"),
         ({"adaptive": "on", "sync_every": 100}, "sync_every 100, where it begins, is outside"),
         ({"adaptive": "yes"}, "adaptive must be one of off, on, network, learning"),
+        ({"codec_ladder": "int8,int2"}, "the run's codec_up int4 among them"),
+        ({"codec_ladder": "int4,int5"}, "codec_ladder is 'int5', which is no codec"),
         ({"period_min": 0}, "period_min must be a whole number from 1"),
     ],
 )
 def test_bounds_that_exclude_each_other_are_refused(changes: dict[str, object], what: str) -> None:
     with pytest.raises(ConfigError, match=what):
         SyncConfig(**changes)  # type: ignore[arg-type]
+
+
+def test_what_was_decided_is_restored_from_its_row_and_said_again() -> None:
+    made = controller(overlap=0, quorum="all")
+    windows(made, 1, 0.95, answers=2)
+    made.period = 12
+    row = made.row()
+    again = controller(overlap=0, quorum="all")
+    again.restore(row, 77)
+    assert (again.period, again.codec("paris"), again.decided) == (12, made.codec("paris"), True)
+    told = again.look(0, 78, CALM, [("paris", KNOWS)])
+    assert [(c.subject, c.after) for c in told] == [("run", "12"), ("paris", made.codec("paris"))]
+    assert not controller().decided
+
+
+def test_a_row_that_the_settings_no_longer_allow_for_is_passed_over() -> None:
+    for row in ({}, {"period": 1000, "codecs": {"paris": "fp32"}}, {"period": "x", "codecs": {"paris": "none"}}):
+        made = controller()
+        made.restore(row, 5)
+        assert not made.decided and made.codec("paris") == ""
+    off = controller(adaptive="off")
+    off.restore({"period": 12, "codecs": {"paris": "int2"}}, 5)
+    assert off.period == 8

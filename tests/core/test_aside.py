@@ -10,6 +10,8 @@ from world import STEP_NS, FakeLearner, World, config
 from atoll.core import effects as fx
 from atoll.core.events import MemberAside, RoundAborted, Warned
 from atoll.core.expected_learners import SHORT_SAY_NS, SHORT_WAIT_NS
+from atoll.core.membership import PROOF_NS
+from atoll.core.merge_watch import STALL_SAY_NS
 from atoll.core.policy import ASIDE_PERIODS
 from atoll.core.seed_intake import SEED_PATIENCE_NS
 from atoll.core.silence import QUIET_NS
@@ -279,3 +281,67 @@ def test_whoever_hands_over_last_does_not_have_the_last_merge_to_itself() -> Non
     assert world.theta[0] - before < 15, "a quarter of its way"
     assert world.finished
     world.check_ledger()
+
+
+@pytest.mark.parametrize("quorum", ["all", "4"])
+def test_who_holds_everybody_up_is_named_well_before_the_round_is_given_up(quorum: str) -> None:
+    world = running(quorum=quorum)
+    silent = mute(world, "l2@l2-1")
+    before = world.syncer.book.commits
+    pass_time(world, STALL_SAY_NS + 6 * SECOND)
+    (said,) = [note.text for note in world.noted(Warned)]
+    assert "nothing is merged" in said and "answers of l2." in said and "--quorum 50%" in said
+    assert world.syncer.stalled == said and not world.noted(RoundAborted)
+    pass_time(world, 2 * world.config.quorum_timeout_ns)
+    assert [note.text for note in world.noted(Warned)] == [said], "once, although rounds were given up meanwhile"
+    assert world.noted(RoundAborted) and world.syncer.book.commits == before
+    deliver(world, silent)
+    pass_time(world, 20 * SECOND)
+    assert world.syncer.book.commits > before and world.syncer.stalled == ""
+    assert "rounds go on" in world.noted(Warned)[-1].text
+
+
+def test_one_that_stands_still_or_is_gone_is_named_as_well() -> None:
+    world = running(quorum="all", overlap=0, grace_cap_steps=0.0)
+    others = [learner for name, learner in world.learners.items() if name != "l1@l1-1"]
+    for _ in range(STALL_SAY_NS // SECOND + 8):
+        for learner in others:
+            world.boundary(learner)
+            if not learner.machine.must_wait:
+                world.step(learner)
+        for learner in world.learners.values():  # its script hangs in a step, its connection does not
+            if (beat := learner.machine.heartbeat()) is not None:
+                world.to_syncer(fx.FromLearner(learner.session, beat))
+        world.advance(SECOND)
+    assert any("the steps of l1" in note.text for note in world.noted(Warned)), texts(world)
+    gone = running(quorum="4")
+    gone.disconnect(gone.learners["l3@l3-1"])
+    pass_time(gone, STALL_SAY_NS + 6 * SECOND)
+    assert any("a round needs 4 (quorum 4); away: l3" in note.text for note in gone.noted(Warned)), texts(gone)
+
+
+def texts(world: World) -> list[str]:
+    return [note.text for note in world.noted(Warned)]
+
+
+def test_several_that_fall_silent_at_once_hold_nobody_up_for_long() -> None:
+    world = running(quorum="75%")
+    before, began_ns = world.syncer.book.commits, world.now_ns
+    for name in ("l2@l2-1", "l3@l3-1"):
+        mute(world, name)
+    pass_time(world, PROOF_NS + 6 * SECOND)
+    assert world.syncer.book.commits > before and not world.noted(RoundAborted)
+    assert world.now_ns - began_ns < world.config.quorum_timeout_ns / 2
+    aside = {note.learner for note in world.noted(MemberAside) if note.aside}
+    assert aside == {"l2", "l3"}, "as many as had to be"
+
+
+def test_links_on_which_a_round_always_takes_long_are_no_news() -> None:
+    world = running(quorum="75%")
+    for number, learner in enumerate(world.learners.values()):
+        learner.push_delay = (30 + 10 * number) * SECOND
+    pass_time(world, 200 * SECOND)
+    before, known, aside = world.syncer.book.commits, len(texts(world)), len(world.noted(MemberAside))
+    pass_time(world, 600 * SECOND)
+    assert world.syncer.book.commits > before + 5 and len(texts(world)) == known
+    assert not [note for note in world.noted(MemberAside)[aside:] if "did not answer a round" in note.reason]

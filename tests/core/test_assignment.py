@@ -29,10 +29,20 @@ def test_a_shard_without_its_disk_takes_the_place_of_the_missing_one() -> None:
     assert reassign(("a", "b", "b", "a"), held) == ("a", "new", "new", "a")
 
 
+def test_of_two_that_hold_one_fragment_the_recorded_one_counts() -> None:
+    held = {"a": frozenset({0, 1}), "b": frozenset({1})}
+    assert reassign(("a", "b"), held) == ("a", "b")
+
+
+def test_who_is_absent_keeps_its_place_and_nobody_else_gets_it() -> None:
+    held = {"a": frozenset({0}), "new": frozenset[int]()}
+    assert reassign(("a", "b", "c"), held, absent=1) == ("a", "b", "c")
+    assert reassign(("a", "b", "c"), held, absent=1, successors={"c": "new"}) == ("a", "b", "new")
+
+
 @pytest.mark.parametrize(
     ("held", "said"),
     [
-        ({"a": frozenset({0, 1}), "b": frozenset({1})}, "both hold fragment 1"),
         ({"a": frozenset({0})}, "are not among those given"),
         ({"a": frozenset({1}), "b": frozenset({0})}, "which the run's record gives to another shard"),
     ],

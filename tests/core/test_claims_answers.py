@@ -256,3 +256,19 @@ def test_what_is_taken_from_old_contributions_gives_nobody_more_than_its_cap() -
     opened = Round(1, 0, 0, 0, 4, 4, 8, asked=list(bases), waiting=set())
     weights = scales.weigh(track, opened, items, 0).weights
     assert max(weights) <= 0.4 * sum(weights) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("steps_claimed", [20, 5000, 2**40])
+def test_who_claims_many_steps_for_few_tokens_does_not_take_the_weight_of_the_one_beside_it(steps_claimed: int) -> None:
+    """Of two sizes the smaller is the usual one. What counts of the larger is more than that, and never nothing."""
+    settings = config(fragments=1, partial="full")
+    membership, ledger = Membership(), Ledger([4])
+    scales = MergeScales(settings, membership, ledger, LearnerSizes(settings, membership))
+    claims = {"honest": (2, 110), "liar": (steps_claimed, 110)}
+    items = [
+        ContributionRecord(ContributionId(name, 1, 0, 0), 1, 0, steps, tokens, 8, 1.0, False)
+        for name, (steps, tokens) in claims.items()
+    ]
+    opened = Round(1, 0, 0, 0, 4, 4, 8, asked=list(claims), waiting=set())
+    honest, liar = scales.weigh(FragmentTrack(0, 4, 4), opened, items, 0).weights
+    assert honest >= liar > 0.0

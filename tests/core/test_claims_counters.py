@@ -185,6 +185,15 @@ def test_one_claim_does_not_spend_the_budget() -> None:
     assert "budget" in world.syncer.stopping, "what the others make, and what it can have made, is spent"
 
 
+def test_one_of_two_that_says_its_steps_take_no_time_does_not_spend_the_budget() -> None:
+    world = running(2, tokens_budget=6_000)
+    lie(world, "l0", tokens=lambda m: m.tokens + 10**9, step_ns=1)
+    world.everyone_steps(100)
+    assert world.syncer.ledger.processed > 10**9 and not world.syncer.stopping
+    world.everyone_steps(200)
+    assert "budget" in world.syncer.stopping, "its two shares and the other's one are spent"
+
+
 def test_what_did_not_count_does_not_count_after_a_restart() -> None:
     world = running(4, tokens_budget=100_000)
     lie(world, "l0", tokens=lambda m: m.tokens + 10**9)

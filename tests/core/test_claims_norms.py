@@ -127,3 +127,29 @@ def test_a_merge_of_which_nothing_is_finite_ends_and_the_run_goes_on() -> None:
     world.everyone_steps(24)
     assert len(world.merges) >= 2 and not world.driver.held
     world.check_ledger()
+
+
+@pytest.mark.parametrize("lost", [{"l1"}, {"l0", "l1"}])
+def test_what_a_relay_has_lost_is_given_again_and_the_rest_is_merged(lost: set[str]) -> None:
+    world = World(config(quorum="all", learners_expected=2, fragments=1), 2)
+    host = world.driver._host
+    merge = host.merge  # type: ignore[attr-defined]
+    broken = [2]
+
+    def without(effect: fx.Merge, payloads: list[float], done: object) -> None:
+        gone = tuple(identity for identity in effect.contributions if identity.learner in lost)
+        if broken[0] and gone:
+            broken[0] -= 1
+            answer = fx.MergeFinished(effect.fragment, finite=False, lost=gone)
+            world.queue.append(lambda: done(answer))  # type: ignore[operator]
+        else:
+            merge(effect, payloads, done)
+
+    host.merge = without  # type: ignore[attr-defined,method-assign]
+    world.join_all()
+    world.everyone_steps(40)
+    assert not broken[0] and not world.driver.held
+    assert all(codes(world, name) == {"relay_gone"} for name in lost)
+    books = world.syncer.ledger.fragment_totals(0)  # what was lost came again, in a later contribution
+    assert books.merged >= 0.8 * books.processed and not sum(books.discarded.values())
+    world.check_ledger()

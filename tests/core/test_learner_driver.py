@@ -339,6 +339,22 @@ def test_a_learner_that_left_is_let_go_by_the_syncer_and_else_leaves_again(host:
     assert host.gone
 
 
+@pytest.mark.parametrize(("code", "again"), [(m.Refusal.CHECKSUM, True), (m.Refusal.NORM_OUTLIER, False)])
+def test_what_a_leaver_hands_over_is_given_again_if_it_broke_on_the_way(host: ToyHost, code: str, again: bool) -> None:
+    host.join()
+    host.driver.handle(fx.Stepped(10, 1, 1.0))
+    host.driver.handle(fx.Closing(True, "done"))
+    while host.pushes:
+        header, done = host.pushes.pop()
+        done(m.PushReply(False, code, "") if header.fragment == 0 else ACCEPTED)
+    host.driver.handle(fx.Boundary())
+    assert [header.fragment for header, _ in host.pushes] == ([0] if again else [])
+    assert host.driver.left != again
+    for _, done in host.pushes:
+        done(ACCEPTED)
+    assert host.driver.left
+
+
 def test_a_learner_that_has_joined_is_heard_even_when_it_stands_still(host: ToyHost) -> None:
     host.driver.start()
     host.pass_ns(HEARTBEAT_NS)

@@ -238,12 +238,13 @@ def test_another_model_is_refused_with_the_difference(tensors: tuple[TensorSpec,
     assert words in stranger.stopped and "same model" in stranger.stopped
 
 
-def test_a_run_of_an_older_builds_names_is_told_from_another_model() -> None:
+@pytest.mark.parametrize("wrapped", ["module._orig_mod", "_checkpoint_wrapped_module"])
+def test_a_run_of_an_older_builds_names_is_told_from_another_model(wrapped: str) -> None:
     world = World(config())
-    world.add("old", tensors=tuple(TensorSpec(f"module._orig_mod.{t.name}", t.shape, t.dtype) for t in TENSORS))
+    world.add("old", tensors=tuple(TensorSpec(f"{wrapped}.{t.name}", t.shape, t.dtype) for t in TENSORS))
     refused = world.add("new")
     assert refused.code == "wrong_layout"
-    assert "'w0' for 'module._orig_mod.w0'" in refused.stopped and "atoll.load_model" in refused.stopped
+    assert f"'w0' for '{wrapped}.w0'" in refused.stopped and "atoll.load_model" in refused.stopped
 
 
 def test_frozen_parameters_that_differ_are_told_once_for_each_process() -> None:

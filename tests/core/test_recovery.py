@@ -16,7 +16,7 @@ from atoll.core.config import SECOND_NS
 from atoll.core.events import ContributionRefused, FragmentHealed, Warned
 from atoll.core.healing import HEAL_WAIT_NS
 from atoll.core.inner_slots import INNER_SILENCE_NS
-from atoll.core.messages import PROTOCOL_VERSION, DataReport, Hello, InnerPiece, Lease, Refusal
+from atoll.core.messages import PROTOCOL_VERSION, DataReport, Hello, InnerPiece, InnerPieceRequest, Lease, Refusal
 
 
 def running(learners: int = 3, steps: int = 20, **changes: object) -> World:
@@ -214,7 +214,7 @@ def test_learners_that_speak_of_a_newer_syncer_end_none_that_the_disk_does_not_k
 def test_a_joiner_gets_inner_state_from_a_peer_that_has_caught_up() -> None:
     world = running(learners=2)
     joiner = world.add_later("new")
-    joiner.machine.wants_inner = True
+    joiner.driver.handle(fx.InnerMissing())
     world.connect(joiner)
     world.boundary(joiner)
     assert joiner.machine.joined and len(world.syncer.inner_slots.open) == 1
@@ -232,6 +232,8 @@ def test_a_piece_of_inner_state_that_nobody_waits_for_is_refused_and_counts_no_t
     secret = world.syncer.membership.members["l0"].secret
     piece = InnerPiece("l0", 1, slot=3, piece=0, pieces=1, whole_bytes=5000, size=5000, checksum=7, secret=secret)
     assert InnerPiece.of(piece.header()) == piece
+    wanted = InnerPieceRequest("l0", 1, slot=3, piece=2, secret=secret)
+    assert InnerPieceRequest.of(wanted.request()) == wanted
     reply = world.driver.complete_push(piece.header(), b"", finite=True)
     assert (reply.accepted, reply.code) == (False, Refusal.NOT_READY)
     assert [event.tokens for event in world.noted(ContributionRefused)] == [0]
@@ -244,7 +246,7 @@ def test_a_joiner_alone_is_told_at_once_that_nobody_can_help() -> None:
     world.everyone_steps(10)
     world.close(world.learners["l0@l0-1"])
     joiner = world.add_later("new")
-    joiner.machine.wants_inner = True
+    joiner.driver.handle(fx.InnerMissing())
     world.connect(joiner)
     world.boundary(joiner)
     assert world.taken_inner == [("new", 0)]
@@ -255,7 +257,7 @@ def test_a_joiner_at_step_0_gets_nobodys_inner_state() -> None:
     world = World(config(quorum="all", learners_expected=2))
     first, second = world.add_later("first"), world.add_later("second")
     for learner in (first, second):
-        learner.machine.wants_inner = True
+        learner.driver.handle(fx.InnerMissing())
         world.connect(learner)
         world.boundary(learner)
         world.step(learner)

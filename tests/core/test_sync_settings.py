@@ -32,6 +32,7 @@ USED: dict[str, Any] = {
     "adaptive": "network",
     "period_min": 2,
     "period_max": 128,
+    "codec_ladder": "int8,int4",
 }
 """What older versions do not do."""
 
@@ -130,6 +131,9 @@ def test_a_partial_merge_takes_a_part_of_the_step() -> None:
     assert step_share(scaled, 0, [24, 24], []) == step_share(scaled, 0, [24], [0, -1]) == 1.0, "nothing is missing"
     assert step_share(scaled, 0, [24], [3]) == 24 / 27, "a slow one holds little"
     assert step_share(uniform, 0, [24], [3]) == 0.5
+    forgets, halves = replace(scaled, age_discount=0.0), replace(scaled, age_discount=0.5)
+    assert step_share(forgets, 0, [24], [24]) == 1.0, "what comes late weighs nothing: nothing is waited for"
+    assert step_share(halves, 0, [24], [24]) == 24 / 36
     assert step_share(scaled, 0, [0], [3]) == 1.0 and step_share(full, 0, [1], [1]) == 1.0
     both = SyncConfig(outer_schedule="linear", tokens_budget=1000)
     assert step_share(both, 500, [2], [2]) == pytest.approx(0.5 * 0.55)

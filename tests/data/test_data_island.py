@@ -119,6 +119,33 @@ def test_a_batch_that_was_revoked_reaches_no_rank(run: FakeRun) -> None:
     assert both[:4] == [0, 1, 2, 3] and not set(elsewhere[4:]) & set(both)
 
 
+def test_islands_that_share_a_store_read_only_their_own_plans(run: FakeRun) -> None:
+    """Two learners of one torch.distributed world, and one that comes after another."""
+    first, read = Ranks(run), []
+    for name in ("one", "two"):
+        ranks = Ranks(run)
+        ranks.store = first.store
+        ranks.leader = run.learner(name)
+        ranks.leader.island_name = ranks.other.island_name = name  # type: ignore[attr-defined]
+        thread = ranks.follow(ranks.loader(1, Numbers(40), shuffle=False, stream="train", epochs=1))
+        own: list[int] = []
+        for number, batch in enumerate(ranks.loader(0, Numbers(40), shuffle=False, epochs=1)):
+            own += batch.tolist()
+            ranks.leader.step()
+            if name == "one" and number == 3:
+                break
+        for source in ranks.leader.sources:
+            source.leaving()
+            source.dropped()
+        ranks.other.done = True
+        thread.join(WAIT_S)
+        assert ranks.error is None and not thread.is_alive()
+        assert not set(own) & set(ranks.read), "no sample twice within the island"
+        assert len(own) == len(ranks.read) > 0
+        read.append({*own, *ranks.read})
+    assert not read[0] & read[1], "what the first island had in hand is not the second's"
+
+
 def test_the_end_of_the_run_ends_every_rank(run: FakeRun) -> None:
     ranks = Ranks(run)
     thread = ranks.follow(ranks.loader(1, Numbers(1000), epochs=0))

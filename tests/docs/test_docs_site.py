@@ -90,6 +90,18 @@ def test_wrapping_changes_line_ends_and_nothing_else(tmp_path: Path) -> None:
     assert "\n- item a long" in text and "\n  " in text
 
 
+def test_wrapping_leaves_code_alone_that_follows_a_list(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    drawing = "    one line of a drawing\n    and another\n\n    and a third, " + "x " * 60 + "\n"
+    lists = ("- item\n", "1. item\n\n   more of it\n", "- item\n  - inner item\n")
+    between = ("\n## Head\n\n", "## Head\n\n", "\nProse.\n\n")
+    text = "".join(before + gap + drawing for before in lists for gap in between)
+    page.write_text(text + "- item\n\n      code of the item\n      more\n")
+    before = page.read_text()
+    subprocess.run([sys.executable, ROOT / "scripts" / "wrap", page], check=True, capture_output=True, timeout=60)
+    assert page.read_text() == before
+
+
 def test_the_readme_is_short_and_everything_it_names_is_there() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.split("\n")) <= README_LINES_MAX
@@ -150,9 +162,40 @@ def test_the_page_on_the_paper_lists_every_setting_of_the_preset_where_it_belong
         assert f"\n| `{name}`" in place, name
 
 
+def test_the_tree_of_the_page_on_places_is_the_tree_of_the_checkout() -> None:
+    page = (DOCS / "concepts" / "places.md").read_text()
+    package = ROOT / "src" / "atoll"
+
+    def named(columns: int) -> set[str]:
+        """The entries that stand so many columns in, with what is behind the last dot left on."""
+        return set(re.findall(rf"^ {{{columns}}}([a-z]+(?:/|\.py))  ", page, re.MULTILINE))
+
+    def here(folder: Path) -> set[str]:
+        rooms = {f"{path.name}/" for path in folder.iterdir() if (path / "__init__.py").exists()}
+        return rooms | {path.name for path in folder.glob("[a-z]*.py")}
+
+    assert named(6) == here(package)
+    assert named(8) == here(package / "instruments")
+    scripts = page.partition("    scripts/ ")[2].partition("    docs/ ")[0]
+    commands = {path.name for path in (ROOT / "scripts").iterdir() if path.is_file() and not path.suffix}
+    assert {name for name in commands if not re.search(rf"\b{name}\b", scripts)} == set()
+
+
 def test_the_walk_of_one_contribution_is_a_way_without_returns() -> None:
     page = (DOCS / "concepts" / "walk.md").read_text()
     drawn = re.findall(r"^ +\d+ (\S+\.py) ", page, re.MULTILINE)
     told = re.findall(r"`([\w/]+\.py)`", page)
     assert len(drawn) >= 10 and len(told) == len(set(told))
     assert [name for name in told if name in drawn] == drawn
+
+
+def test_every_name_on_the_walk_is_one_of_the_file_or_of_the_protocol() -> None:
+    page = (DOCS / "concepts" / "walk.md").read_text()
+    sources = [path.read_text() for path in (ROOT / "src" / "atoll").rglob("*.py")]
+    named = re.findall(r"`([A-Za-z_]+)`", page)
+    assert len(named) > 8
+    missing = [name for name in named if not any(re.search(rf"(class|def) {name}\b", text) for text in sources)]
+    assert set(missing) <= {"robust", "overwrite"}  # settings
+    for stop, word in (("publication", "Published("), ("contribution_maker", "Contribute("), ("arrays", "adopt(")):
+        path = next(path for path in (ROOT / "src" / "atoll").rglob(f"{stop}.py") if path.parent.name in page)
+        assert word in path.read_text(), f"{stop} is where the walk says that {word} is made"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from cluster import WAIT_S
 from ports import quiet_port
 
+WIDE = socket.gethostname()
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel", "scontrol")
 CONF = """
 ClusterName=atoll
@@ -42,8 +44,9 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SchedulerParameters=sched_interval=1,bf_interval=1
 {nodes}
-PartitionName=main Nodes=ALL Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
-PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=main Nodes={small} Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=urgent Nodes={small} State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=wide Nodes={wide} State=UP PriorityTier=1 PreemptMode=REQUEUE
 """
 
 
@@ -56,22 +59,28 @@ def missing() -> str:
 
 
 class SlurmCluster:
+    """Nodes n0, n1 ... of two CPUs each, and one in a partition of its own, called wide, that says it has
+    16. It has this machine's name, so that others find what listens there."""
+
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder = folder
-        for name in ("state", *(f"spool/n{index}" for index in range(nodes))):
+        small = [f"n{index}" for index in range(nodes)]
+        for name in ("state", *(f"spool/{node}" for node in (*small, WIDE))):
             (folder / name).mkdir(parents=True)
         lines = [
-            f"NodeName=n{index} NodeHostName=localhost NodeAddr=127.0.0.1 Port={quiet_port()} CPUs=2 State=UNKNOWN"
-            for index in range(nodes)
+            f"NodeName={node} NodeHostName=localhost NodeAddr=127.0.0.1 Port={quiet_port()} CPUs={cpus} State=UNKNOWN"
+            for node, cpus in (*((node, 2) for node in small), (WIDE, 16))
         ]
         conf = folder / "slurm.conf"
-        conf.write_text(CONF.format(port=quiet_port(), folder=folder, nodes="\n".join(lines)))
+        places = {"port": quiet_port(), "folder": folder, "small": ",".join(small), "wide": WIDE}
+        conf.write_text(CONF.format(nodes="\n".join(lines), **places))
         self.environment = {"SLURM_CONF": str(conf)}
         self._daemons = [self._start("munged", "--foreground", "--force", *self._munge_files())]
         wait_until((folder / "munge.socket").exists, "munged to listen")
         self._daemons += [self._start("slurmctld", "-D", "-c")]
-        self._daemons += [self._start("slurmd", "-D", "-N", f"n{index}") for index in range(nodes)]
-        wait_until(lambda: self.ask("sinfo", "-h", "-o", "%T %D") == f"idle {nodes}", "idle nodes", self.logs)
+        self._daemons += [self._start("slurmd", "-D", "-N", node) for node in (*small, WIDE)]
+        ready = {f"idle {node}" for node in (*small, WIDE)}
+        wait_until(lambda: set(self.ask("sinfo", "-hN", "-o", "%T %N").splitlines()) == ready, "idle nodes", self.logs)
 
     def _munge_files(self) -> list[str]:
         """Of its own, so that it meets no munged of this machine."""

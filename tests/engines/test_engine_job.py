@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import said
 
-from atoll.engines import Places, engine_of, job_from, parse_counts, parts_of, read_job
+from atoll.engines import Places, engine_of, ignored_by, job_from, parse_counts, parts_of, read_job
 from atoll.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "jobs" / "two-islands.toml"
@@ -139,3 +139,12 @@ def test_shards_get_their_places_from_the_engine() -> None:
     job = job_from(changed(shards={"count": 2, "hosts": ["s1", "s2"]}, ssh={"hosts": ["a"]}))
     text = engine_of("ssh", job).plan()
     assert "--shards s1:7177,s2:7177" in text and "# shard-1 on s2" in text
+
+
+def test_what_an_engine_cannot_give_is_named() -> None:
+    asks = {"name": "east", "spot": True, "memory_gb": 4.0, "hosts": ["n1"], "site": "x"}
+    job = job_from(changed(islands=[asks, {"name": "west"}], run={**MINIMAL["run"], "setup": "module load x"}))
+    told = {engine: " ".join(ignored_by(engine, job)) for engine in ("slurm", "k8s", "ray", "ssh")}
+    assert told["slurm"] == "" and told["k8s"] == "k8s does not use hosts of islands east"
+    assert told["ray"].startswith("ray does not use hosts, site, spot of islands east") and "setup" in told["ray"]
+    assert told["ssh"] == "ssh does not use memory_gb, spot of islands east"

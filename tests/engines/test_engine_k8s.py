@@ -1,12 +1,14 @@
 """Kubernetes: manifests against the published schemas, the shells inside, and what kubectl is asked to do.
 
-There is no cluster here. kubectl itself runs for what it does on this side alone (kustomize); for apply and the other
-verbs a program of that name on PATH writes down its words, so only the words are tested.
+There is no cluster here. kubectl itself runs for what it does on this side alone (kustomize, and a client-side dry run,
+for which it must be told which kinds there are); for apply and the other verbs a program of that name on PATH writes
+down its words, so only the words are tested.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -19,6 +21,7 @@ import jsonschema
 import pytest
 import said
 import yaml
+from discovery import discovery
 
 from atoll.engines import engine_of, job_from
 
@@ -72,8 +75,55 @@ def test_every_manifest_is_what_kubernetes_publishes(tmp_path: Path, monkeypatch
     assert "operator.token" in shown and "operator.token" not in found["Secret", "big-shard-keys"]["stringData"]
     kinds = {kind for kind, _ in objects()}
     assert kinds == {
-        *("ConfigMap", "Secret", "Service", "StatefulSet", "Job", "JobSet", "PodDisruptionBudget", "ServiceMonitor")
+        *("ConfigMap", "Secret", "Service", "StatefulSet", "Job", "JobSet", "PodDisruptionBudget", "ServiceMonitor"),
+        "NetworkPolicy",
     }
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl here (scripts/debian)")
+def test_kubectl_takes_every_object_in_a_client_side_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = engine_of("k8s", job_from({**JOB, "shards": {"count": 2}})).plan()
+    (tmp_path / "all.yaml").write_text(text)
+    rule = ROOT / "deploy" / "k8s" / "prometheus-rule.yaml"
+    with discovery() as server:
+        argv = ["kubectl", f"--server={server}", f"--cache-dir={tmp_path / 'cache'}", "create", "--dry-run=client"]
+        argv += ["--validate=false", "-o", "yaml", "-f", "all.yaml", "-f", str(rule)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={**os.environ, "KUBECONFIG": ""})
+    assert done.returncode == 0, done.stderr
+    found = yaml.safe_load_all(done.stdout)
+    wanted = [*yaml.safe_load_all(text), yaml.safe_load(rule.read_text())]
+    assert [(one["kind"], one["metadata"]["name"]) for one in found] == [
+        (one["kind"], one["metadata"]["name"]) for one in wanted
+    ]
+
+
+def test_the_rules_for_the_prometheus_operator_are_the_alerts() -> None:
+    rule = yaml.safe_load((ROOT / "deploy" / "k8s" / "prometheus-rule.yaml").read_text())
+    alerts = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())
+    assert rule["kind"] == "PrometheusRule" and rule["spec"] == alerts
+
+
+def test_metrics_have_the_role_that_alerts_ask_by_and_only_prometheus_may_ask(tmp_path: Path) -> None:
+    found = objects({**JOB, "shards": {"count": 2}})
+    for role in ("syncer", "shard"):
+        [endpoint] = found["ServiceMonitor", f"big-{role}"]["spec"]["endpoints"]
+        assert {"targetLabel": "role", "replacement": role} in endpoint["relabelings"]
+        container = found["StatefulSet", f"big-{role}"]["spec"]["template"]["spec"]["containers"][0]
+        assert {"name": "ATOLL_METRICS", "value": "0.0.0.0:9477"} in container["env"]
+    policy = found["NetworkPolicy", "big-metrics"]["spec"]
+    [open_rule, asked] = policy["ingress"]
+    assert open_rule == {"ports": [{"port": "grpc"}]} and asked["ports"] == [{"port": "metrics"}] and asked["from"]
+    assert 'up{role="syncer"}' in (ROOT / "deploy" / "monitoring" / "alerts.yml").read_text()
+
+
+def test_nobody_runs_as_root_unless_the_job_says_so() -> None:
+    pods = [one["spec"]["template"]["spec"] for (kind, _), one in objects().items() if kind in ("Job", "StatefulSet")]
+    for pod in pods:
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["fsGroup"] == 1000
+        assert pod["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
+    own = objects({**JOB, "k8s": {"user": 0}})["StatefulSet", "big-syncer"]["spec"]["template"]["spec"]
+    assert own["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
 
 
 def test_a_misspelt_field_would_be_found(tmp_path: Path) -> None:
@@ -197,6 +247,10 @@ def test_what_kubectl_is_asked_to_do(
     asked = [line.removeprefix("--namespace=ml ") for line in words]
     assert asked[1] == "apply -f -"
     assert 'patch job big-east --type=merge --patch {"spec": {"completions": 3, "parallelism": 3}}' in asked
+    budgets = [one for one in yaml.safe_load_all((kubectl / "applied").read_text()) if one["kind"][:3] == "Pod"]
+    assert [one["spec"]["minAvailable"] for one in budgets] == [1, 2]  # two islands, then three
+    assert launch("scale", "job.toml", "1").code == 0
+    assert "delete poddisruptionbudget big-east --ignore-not-found" in (kubectl / "words").read_text()
     assert "exec big-syncer-0 -- touch /run/atoll/stopping" in asked
     assert asked[-1].startswith("delete job,statefulset,service")
     assert not any(token.strip() in line for line in words)

@@ -17,6 +17,7 @@ from ssh_hosts import SshHosts, missing
 
 import atoll
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no sshd here: {missing()}")
 
 JOB = """
@@ -81,7 +82,9 @@ def test_a_run_on_two_hosts_outlives_the_connection_and_stop_leaves_nothing(
     job.write_text(job_text(tmp_path, hosts))
 
     def logs() -> str:
-        return "".join(f"\n== {path.name}\n{path.read_text()[-1500:]}" for path in tmp_path.glob("there/logs/*.log"))
+        return "".join(
+            f"\n== {path.name}\n{path.read_text()[-1500:]}" for path in tmp_path.glob("there/run/logs/*.log")
+        )
 
     done = launch(job)
     assert done.code == 0, done.stderr
@@ -119,6 +122,37 @@ def test_a_run_on_two_hosts_outlives_the_connection_and_stop_leaves_nothing(
     assert {state for state, _ in states(launch, job).values()} == {"ended"}
     assert (run / "model.safetensors").exists()
     assert launch("status", job).code == 1
+
+
+def test_islands_of_one_host_have_devices_of_their_own_and_torchrun_ranks(
+    hosts: SshHosts, launch: said.Command, tmp_path: Path
+) -> None:
+    job, run = tmp_path / "job.toml", tmp_path / "there" / "run"
+    text = job_text(tmp_path, hosts).replace('"train.py"]', f'"{EXAMPLES}/train_ddp.py", "{EXAMPLES}/train_plain.py"]')
+    text = text.replace(f"train.py {tmp_path}/finish", "train_ddp.py --steps 150").replace("export PATH=", "export X=")
+    job.write_text(
+        text.replace('name = "east"\n', 'name = "east"\ngpus = 2\nranks = 2\nspot = true\nhosts = ["paris"]\n')
+    )
+    done = launch(job)
+    assert done.code == 0 and "ssh does not use spot of islands east" in done.stderr, done.stderr
+
+    def devices() -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        for environ in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                own = dict(line.split("=", 1) for line in environ.read_text().split("\0") if "=" in line)
+            except (OSError, ValueError):
+                continue
+            if own.get("ATOLL_PART", "").startswith("far/east") and "LOCAL_RANK" in own:
+                found.setdefault(own["ATOLL_PART"], set()).add(f"{own['LOCAL_RANK']} of {own['CUDA_VISIBLE_DEVICES']}")
+        return found
+
+    both = {"far/east-0": {"0 of 0,1", "1 of 0,1"}, "far/east-1": {"0 of 2,3", "1 of 2,3"}}
+    wait_until(lambda: devices() == both, "two ranks of each island")
+    wait_until(lambda: {state for state, _ in states(launch, job).values()} == {"ended"}, "the end of all")
+    assert contributors(run) == {"east-0", "east-1"}
+    # What they printed is where `atoll logs` and the page look for it.
+    assert "held-out loss" in (run / "logs" / "east-1.log").read_text()
 
 
 def test_a_host_that_does_not_answer_is_named_with_what_to_do(

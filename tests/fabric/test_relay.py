@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-from cluster import WAIT_S, TrainingThread, _remembered, check_books, small_model
+from cluster import WAIT_S, Proxy, SyncerProcess, TrainingThread, _remembered, check_books, small_model
 from ports import quiet_port
-from shards import sharded_syncer
+from safetensors.numpy import load_file
+from shards import ShardProcess, sharded_syncer
 from torch import nn
 
-from atoll.wire import ClientOptions, fetch_status
+from atoll.core import (
+    PROTOCOL_VERSION,
+    SECOND_NS,
+    ContributionId,
+    Hello,
+    SyncConfig,
+    TensorSpec,
+    Welcome,
+    build_layout,
+)
+from atoll.core import effects as fx
+from atoll.syncer.relay import Relay
+from atoll.syncer.relay_links import AtRelay, RelayLinks
+from atoll.syncer.state import ModelState
+from atoll.wire import ClientOptions, ShardPeer, fetch_status
 
 WIDE = 2400
 """Makes updates too large to travel inside their notices."""
+TENSORS = (TensorSpec("w", (256,), "float32"),)
 
 
 class RelayProcess:
-    def __init__(self, upstream: str, log: Path) -> None:
-        self.address = f"127.0.0.1:{quiet_port()}"
+    def __init__(self, upstream: str, log: Path, *options: str, address: str = "") -> None:
+        self.address = address or f"127.0.0.1:{quiet_port()}"
         self.log = log.open("a")
-        argv = [sys.executable, "-m", "atoll", "relay", "--upstream", upstream, "--listen", self.address]
+        argv = [sys.executable, "-m", "atoll", "relay", "--upstream", upstream, "--listen", self.address, *options]
         self.process = _remembered(subprocess.Popen(argv, stdout=self.log, stderr=subprocess.STDOUT))
         deadline = time.monotonic() + WAIT_S
         while "listens on" not in log.read_text():
@@ -49,7 +68,7 @@ def same_model() -> nn.Module:
 
 def test_a_site_fetches_each_update_once_and_outlives_its_relay(tmp_path: Path) -> None:
     rhythm = ("--fragments", "1", "--sync-every", "4", "--overlap", "2", "--quorum", "all", "--learners", "2")
-    syncer, shards = sharded_syncer(tmp_path, 1, *rhythm)
+    syncer, shards = sharded_syncer(tmp_path, 1, *rhythm, "--new-run")
     relay = RelayProcess(syncer.address, tmp_path / "relay.log")
     places = f"{relay.address},{syncer.address}"
     learners = [TrainingThread(places, f"l{i}", seed=i, step_s=0.05, model=same_model()) for i in range(2)]
@@ -74,7 +93,175 @@ def test_a_site_fetches_each_update_once_and_outlives_its_relay(tmp_path: Path) 
     assert all(learner.error is None for learner in learners)
 
 
+EXACT = ("--fragments", "2", "--sync-every", "4", "--overlap", "0", "--quorum", "all", "--grace-cap", "0", "--new-run")
+"""Synchronous: what is merged follows from the data alone, never from who was faster."""
+STEPS = 16
+
+
+def train_a_site(folder: Path, *options: str, relayed: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Two learners of a site and one elsewhere, over a few rounds: the model, the syncer's status, the relay's."""
+    folder.mkdir()
+    syncer = SyncerProcess(folder, *EXACT, *options, "--learners", "3")
+    relay = RelayProcess(syncer.address, folder / "relay.log") if relayed else None
+    site = relay.address if relay is not None else syncer.address
+    places = [site, site, syncer.address]
+    learners = [
+        TrainingThread(place, f"l{i}", seed=i, steps=STEPS, model=same_model()) for i, place in enumerate(places)
+    ]
+    try:
+        for learner in learners:
+            learner.thread.join(WAIT_S)
+            assert learner.error is None
+        status = syncer.wait_for(lambda s: min(s["versions"]) >= STEPS // 4, "every version")
+        told = relay.status() if relay is not None else {}
+    finally:
+        if relay is not None:
+            relay.kill()
+        syncer.stop()
+    return load_file(folder / "model.safetensors"), status, told
+
+
+def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+    """Relative to the second."""
+    far = sum(float(np.square(one[name] - other[name]).sum()) for name in other)
+    return math.sqrt(far / sum(float(np.square(values).sum()) for values in other.values()))
+
+
+def test_a_site_merges_to_the_model_of_the_flat_merge(tmp_path: Path) -> None:
+    flat, expected, _ = train_a_site(tmp_path / "flat", "--codec-up", "fp32", relayed=False)
+    merged, status, told = train_a_site(tmp_path / "site", "--codec-up", "fp32", relayed=True)
+    assert told["merged_payloads"] >= 2 * (STEPS // 4 - 1) and told["merges"], told
+    assert 0.0 < distance(merged, flat) < 1e-6
+    for name in ("versions", "contributions_merged", "tokens_processed", "tokens_merged", "tokens_discarded"):
+        assert status[name] == expected[name], name
+    assert {m["learner"] for m in status["members"]} == {m["learner"] for m in expected["members"]}
+    check_books(status)
+
+
+def test_a_site_costs_one_payload_a_round_in_the_codec_of_the_run(tmp_path: Path) -> None:
+    flat, _, _ = train_a_site(tmp_path / "flat", "--codec-up", "int4", relayed=False)
+    merged, status, told = train_a_site(tmp_path / "site", "--codec-up", "int4", relayed=True)
+    model, _, _ = train_a_site(tmp_path / "exact", "--codec-up", "fp32", relayed=False)
+    assert distance(merged, model) < 2.0 * distance(flat, model)  # the same error once more
+    one = sum(values.size for values in model.values()) / 2 * (0.5 + 4 / 256)  # of one of the two fragments
+    # One for each round; and what both have on hand when they leave comes alone, for the syncer's disk.
+    assert told["bytes_up"] <= 1.05 * (sum(status["versions"]) + 2) * one + seed_bytes(model)
+    check_books(status)
+
+
+def seed_bytes(model: dict[str, Any]) -> int:
+    """The first parameters, which one learner of the site may have brought."""
+    return sum(values.nbytes for values in model.values())
+
+
+def test_what_a_dead_relay_held_is_given_again(tmp_path: Path) -> None:
+    """Killed while it holds contributions of both: nothing is merged twice or lost, and the books balance."""
+    rhythm = ("--fragments", "2", "--sync-every", "4", "--overlap", "2", "--quorum", "all", "--learners", "3")
+    syncer = SyncerProcess(tmp_path, *rhythm, "--new-run")
+    relay, link = RelayProcess(syncer.address, tmp_path / "relay.log"), Proxy(syncer.address)
+    places = [f"{relay.address},{syncer.address}"] * 2 + [link.address]
+    learners = [
+        TrainingThread(place, f"l{i}", seed=i, step_s=0.03, model=same_model()) for i, place in enumerate(places)
+    ]
+    try:
+        syncer.wait_for(lambda s: min(s["versions"], default=0) >= 3, "versions through the relay")
+        link.bytes_per_s = 4000  # the third learner's takes ten seconds now, and its round waits for it
+        syncer.wait_for(lambda _: relay.status()["held"] >= 2, "the site's contributions wait at the relay")
+        relay.kill()
+        link.bytes_per_s = 0
+        dropped = syncer.wait_for(lambda _: "relay_gone" in events_of(tmp_path), "what it held is given again")
+        after = syncer.wait_for(lambda s: min(s["versions"]) >= min(dropped["versions"]) + 3, "they go on without it")
+        assert {one["learner"] for one in after["members"] if one["state"] == "active"} == {"l0", "l1", "l2"}
+        check_books(after)
+        assert not after["tokens_discarded"]  # given again, not given up
+    finally:
+        for learner in learners:
+            learner.stopping.set()
+        for learner in learners:
+            learner.stop()
+        syncer.stop()
+        link.stop()
+    assert all(learner.error is None for learner in learners)
+
+
+def events_of(folder: Path) -> str:
+    return "".join(path.read_text() for path in (folder / "events").glob("syncer*.jsonl"))
+
+
+def test_a_run_that_needs_single_contributions_gets_them(tmp_path: Path) -> None:
+    _, status, told = train_a_site(tmp_path / "robust", "--robust", "cosine", relayed=True)
+    assert not told["merges"] and "--robust" in told["passes_on_because"]
+    assert status["contributions_merged"] >= 3 * (STEPS // 4)
+    check_books(status)
+
+
 def test_a_relay_to_nowhere_says_so() -> None:
     argv = [sys.executable, "-m", "atoll", "relay", "--upstream", f"127.0.0.1:{quiet_port()}"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "no syncer listens on that port" in done.stderr
+
+
+def test_a_relay_to_a_shard_says_whom_it_needs(tmp_path: Path) -> None:
+    shard = ShardProcess(tmp_path / "shard")
+    shard.wait_ready()
+    try:
+        argv = [sys.executable, "-m", "atoll", "relay", "--upstream", shard.address, "--listen", "127.0.0.1:0"]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    finally:
+        shard.kill()
+    assert done.returncode == 2 and "is a shard" in done.stderr and "--upstream" in done.stderr
+
+
+def test_newcomers_are_led_where_the_last_session_found_the_syncer(tmp_path: Path) -> None:
+    """The first address of the list is dead. Whoever joins later must not send the whole site's transfers there."""
+    syncer = SyncerProcess(tmp_path, "--fragments", "1", "--sync-every", "4", "--learners", "1")
+    dead = f"127.0.0.1:{quiet_port()}"
+
+    async def join_twice() -> list[str]:
+        relay = Relay(ClientOptions(address=f"{dead},{syncer.address}"), 2**20)
+        moved: list[str] = []
+
+        async def move(place: ClientOptions) -> None:
+            moved.append(place.address)
+
+        relay._bulk.move = move  # type: ignore[method-assign]
+        for number in range(2):
+            got: list[object] = []
+            relay.open_session(number, Hello(f"l{number}", f"l{number}", PROTOCOL_VERSION, TENSORS), got.append)
+            async with asyncio.timeout(WAIT_S):
+                while not got:
+                    await asyncio.sleep(0.01)
+            assert isinstance(got[0], Welcome)
+        assert [place.address for place in relay._places()] == [syncer.address, dead]
+        await relay.close()
+        return moved
+
+    try:
+        assert asyncio.run(join_twice()) == [syncer.address] * 2
+    finally:
+        syncer.stop()
+
+
+def test_a_merge_does_not_wait_for_ever_for_a_frozen_relay() -> None:
+    """What it holds counts as lost after the round's quorum timeout, and its link is given up."""
+    identities = tuple(ContributionId(name, 1, 0, 0) for name in ("l0", "l1"))
+
+    async def gather() -> tuple[object, str]:
+        config = SyncConfig(fragments=1, quorum_timeout_ns=SECOND_NS // 10)
+        driver: Any = SimpleNamespace(machine=SimpleNamespace(config=config))
+        state = ModelState(build_layout(list(TENSORS), 1), config, owned=())
+        silent: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def write(_data: bytes) -> None: ...
+        async def answer(*_: object) -> Any: ...
+        async def read() -> bytes:
+            return await silent
+
+        peer = ShardPeer(read, write, answer)
+        merge = fx.Merge(0, 1, 1, identities, (0.5, 0.5))
+        async with asyncio.timeout(WAIT_S):
+            found = await RelayLinks(driver, lambda: state).gather(merge, [AtRelay(peer), AtRelay(peer)])
+        return found, peer.closed
+
+    found, closed = asyncio.run(gather())
+    assert found == identities and "--no-merge" in closed

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,7 @@ def a_shard_dies(syncer: SyncerProcess, shards: list[ShardProcess]) -> None:
     )["versions"]
     assert [after[f] for f in dead] == [before[f] for f in dead]
     shards[0].start()
-    goes_on(syncer, after)
+    goes_on(syncer, after, "")
 
 
 def a_disk_is_lost(syncer: SyncerProcess, shards: list[ShardProcess]) -> None:
@@ -93,9 +94,8 @@ def a_disk_is_lost(syncer: SyncerProcess, shards: list[ShardProcess]) -> None:
     shutil.rmtree(shards[1].folder / "state")
     before = syncer.wait_for(lambda s: bool(s["shards"][1]["away"]), "its death is noticed")
     shards[1].start()
-    status = goes_on(syncer, before["versions"])
-    assert status["epoch"] > before["epoch"]
-    assert "a learner that holds them must bring them back" in syncer.output()
+    status = goes_on(syncer, before["versions"], "")
+    assert status["epoch"] == before["epoch"], "the others need not begin anew for it"
 
 
 def the_coordinator_dies(syncer: SyncerProcess, learners: list[TrainingThread]) -> None:
@@ -121,13 +121,81 @@ def a_newer_one_leads(syncer: SyncerProcess, shards: list[ShardProcess], tmp_pat
     second.kill()
 
 
-def goes_on(syncer: SyncerProcess, versions: list[int]) -> dict[str, Any]:
+def goes_on(syncer: SyncerProcess, versions: list[int], source: str = "shards") -> dict[str, Any]:
     status = syncer.wait_for(
         lambda s: all(s["versions"][f] >= versions[f] + 2 for f in range(4)), "every fragment goes on"
     )
-    assert status["recovered_from"] == "shards"
+    assert status["recovered_from"] == source
     check_books(status)
     return status
+
+
+def test_two_dead_shards_stop_their_own_fragments_and_no_others(tmp_path: Path) -> None:
+    """Also for a coordinator that starts while one is dead, which then takes it in."""
+    syncer, shards = sharded_syncer(tmp_path, 3, *RHYTHM, "--learners", "2")
+    learners = [TrainingThread(syncer.address, f"l{i}", seed=i) for i in range(2)]
+    try:
+        status = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
+        epoch, owned = status["epoch"], [shard["fragments"] for shard in status["shards"]]
+        shards[0].kill()
+        shards[1].kill()
+        grows(syncer, owned[2], [])
+        shards[1].start()
+        grows(syncer, [*owned[1], *owned[2]], owned[0])
+        assert syncer.status()["epoch"] == epoch
+        syncer.kill()
+        syncer.again()
+        status = grows(syncer, [*owned[1], *owned[2]], owned[0])
+        assert status["epoch"] > epoch and status["shards"][0]["away"]
+        check_books(status)
+        shards[0].start()
+        check_books(grows(syncer, range(4), []))
+        assert all(learner.error is None for learner in learners)
+    finally:
+        for learner in learners:
+            learner.stopping.set()
+        for shard in shards:
+            shard.kill()
+
+
+def grows(syncer: SyncerProcess, going: Iterable[int], stopped: list[int]) -> dict[str, Any]:
+    """These fragments get versions, and those do not."""
+    first = syncer.wait_for(lambda s: len(s["versions"]) == 4 and s["active"] == 2, "both learners train")["versions"]
+    after = syncer.wait_for(lambda s: all(s["versions"][f] >= first[f] + 3 for f in going), f"{going} go on")
+    assert [after["versions"][f] for f in stopped] == [first[f] for f in stopped]
+    return after
+
+
+def test_without_a_disk_the_run_outlives_a_shard_all_the_same(tmp_path: Path) -> None:
+    syncer, shards = sharded_syncer(tmp_path, 2, *RHYTHM, "--learners", "2", "--durability", "none")
+    learners = [TrainingThread(syncer.address, f"l{i}", seed=i) for i in range(2)]
+    try:
+        before = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
+        shards[0].kill()
+        syncer.wait_for(lambda s: bool(s["shards"][0]["away"]), "its death is noticed")
+        shards[0].start()
+        after = syncer.wait_for(
+            lambda s: all(s["versions"][f] >= before["versions"][f] + 3 for f in range(4)), "every fragment goes on"
+        )
+        assert after["run"] == before["run"]
+        check_books(after)
+    finally:
+        for learner in learners:
+            learner.stopping.set()
+        for shard in shards:
+            shard.kill()
+
+
+def test_a_wrong_token_or_a_syncers_address_is_a_clear_refusal(tmp_path: Path) -> None:
+    shard = ShardProcess(tmp_path / "shard", "--token", "right")
+    shard.wait_ready()
+    where = ("--listen", "127.0.0.1:0", "--run-folder", str(tmp_path / "run"))
+    assert "refuses this syncer" in refusal("syncer", *where, "--shards", shard.address, "--token", "wrong")
+    shard.stop()
+    (tmp_path / "other").mkdir()
+    other = SyncerProcess(tmp_path / "other")
+    assert "is a syncer" in refusal("syncer", *where, "--shards", other.address)
+    other.stop()
 
 
 def refusal(*argv: str) -> str:

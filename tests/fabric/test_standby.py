@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
+import json
 import os
 import signal
 import subprocess
@@ -13,6 +16,9 @@ import pytest
 from cluster import WAIT_S, SyncerProcess, TrainingThread, _remembered, check_books
 from ports import quiet_port
 from shards import ShardProcess
+
+from atoll.store.epoch import LOCK_FILE
+from atoll.syncer.standby import SILENT_S, FolderWatch
 
 RHYTHM = ("--fragments", "2", "--sync-every", "4", "--overlap", "1", "--learners", "1")
 
@@ -57,13 +63,17 @@ def test_it_takes_over_from_one_that_died_and_then_from_one_that_froze(tmp_path:
     try:
         before = primary.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
         if kept:
-            primary.wait_for(lambda s: any((tmp_path / "snapshots").glob("*/*")), "a snapshot")
+            primary.wait_for(lambda s: any((tmp_path / "snapshots").glob("*/manifest.json")), "a finished snapshot")
         assert standby.process.poll() is None
         before = primary.status()
         primary.kill()
         killed_s = time.monotonic()
         floor = max(before["versions"]) + 2  # one merge of each fragment may have been under way
-        after = standby.wait_for(lambda s: min(s["versions"], default=0) > floor, "the run goes on")
+        try:
+            after = standby.wait_for(lambda s: min(s["versions"], default=0) > floor, "the run goes on")
+        except AssertionError:
+            print(standby.output())
+            raise
         print(f"{shared}: {time.monotonic() - killed_s:.1f} s from death to commits of every fragment")
         assert after["run"] == before["run"] and after["epoch"] > before["epoch"]
         check_books(after)
@@ -98,3 +108,34 @@ def test_a_standby_that_shares_nothing_is_refused() -> None:
     argv = [sys.executable, "-m", "atoll", "syncer", "--standby", "--listen", "127.0.0.1:0"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and "shares with the primary" in done.stdout + done.stderr
+
+
+def test_a_primary_that_cannot_be_asked_is_taken_for_alive_while_it_holds_its_lock(tmp_path: Path) -> None:
+    """Its certificate is a file of its own host, which a standby elsewhere does not have."""
+    (tmp_path / "state").mkdir()
+    told = {"address": "0.0.0.0:7077", "host": "127.0.0.1", "certificate": str(tmp_path / "none.pem"), "names": ["a"]}
+    (tmp_path / "syncer.json").write_text(json.dumps(told))
+    watch = FolderWatch(tmp_path, after_s=0.05)
+    with (tmp_path / "state" / LOCK_FILE).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for _ in range(3):
+            assert asyncio.run(watch.look()) == ""
+            time.sleep(0.1)
+        assert "give --tls-ca" in watch.doubt
+    watch._heard_s -= SILENT_S
+    assert "its process is gone" in asyncio.run(watch.look())
+
+
+def test_a_primary_that_listens_everywhere_is_asked_at_its_host(tmp_path: Path) -> None:
+    """0.0.0.0 would be the standby's own machine."""
+    syncer = SyncerProcess(tmp_path, *RHYTHM)
+    try:
+        port = syncer.address.rpartition(":")[2]
+        told = json.loads((tmp_path / "syncer.json").read_text())
+        (tmp_path / "syncer.json").write_text(json.dumps({**told, "address": f"0.0.0.0:{port}", "host": "127.0.0.9"}))
+        watch = FolderWatch(tmp_path, after_s=0.0)
+        assert asyncio.run(watch.look()) != ""  # nobody listens at that host
+        (tmp_path / "syncer.json").write_text(json.dumps({**told, "address": f"0.0.0.0:{port}", "host": "127.0.0.1"}))
+        assert asyncio.run(watch.look()) == ""
+    finally:
+        syncer.stop()

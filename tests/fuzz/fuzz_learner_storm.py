@@ -37,13 +37,15 @@ class LearnerStorm(ArraylessHost):
         self.rng = rng
         self.config = replace(config_of(rng), fragments=4)
         self.machine = LearnerMachine("a", "a1", MODELS[0])
-        self.machine.wants_inner = rng.random() < 0.5
+        missing = rng.random() < 0.5
         self.driver = LearnerDriver(self.machine, self)
         self.driver.watch = self._count
         self.time_ns = 0
         self.timers: list[tuple[int, Callable[..., None], tuple[Any, ...]]] = []
         self.driver.start()
         self.inputs = 0
+        if missing:
+            self.driver.handle(fx.InnerMissing())
         self.run_known = ""
         self.merged = [0] * 4
         self.sent: dict[tuple[int, int], int] = {}

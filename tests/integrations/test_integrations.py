@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from cluster import SyncerThread, TrainingThread
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import nn
 
 from atoll.core import SyncConfig
@@ -159,12 +161,23 @@ def test_evaluations_saves_and_the_model_afterwards_are_the_published_one(syncer
         looked.append(all(torch.equal(own[name].detach(), value) for name, value in published.items()))
         return evaluate(*arguments, **named)
 
-    trainer.evaluate = watched
+    kept: list[dict[str, torch.Tensor]] = []
+    save = trainer._save_checkpoint
+
+    def saved_as(*arguments: Any, **named: Any) -> Any:
+        kept.append(callback.learner.published_state_dict())
+        return save(*arguments, **named)
+
+    trainer.evaluate, trainer._save_checkpoint = watched, saved_as
     trainer.train()
     assert len(looked) == 3 and all(looked)
     published = callback.learner.published_state_dict()
     assert all(torch.equal(dict(trainer.model.named_parameters())[n].detach(), v) for n, v in published.items())
-    assert (tmp_path / "l" / "checkpoint-20").is_dir()
+    saved = load_file(tmp_path / "l" / "checkpoint-20" / "model.safetensors")
+    assert saved.keys() == published.keys()
+    assert all(torch.equal(saved[name], value) for name, value in kept[0].items()), (
+        "what is saved is the published model"
+    )
 
 
 def test_learners_shuffle_apart_and_a_restarted_one_reads_on(syncer: SyncerThread, tmp_path: Path) -> None:
@@ -195,6 +208,81 @@ def test_a_callback_in_two_trainers_is_refused(syncer: SyncerThread, tmp_path: P
     with pytest.raises(ConfigError, match="give each trainer its own"):
         trainer.train()
     callback._loop.end()
+
+
+def orders(learner: str, make: Callable[[int], Any]) -> list[list[int]]:
+    """What each of two ranks of this learner reads."""
+    from atoll.integrations.loop import LearnerLoop, samplers_of
+
+    read = []
+    for rank in range(2):
+        loader, loop = make(rank), LearnerLoop({})
+        loop._learner = SimpleNamespace(learner_id=learner, generation=1)  # type: ignore[assignment]
+        loop.seed(samplers_of(loader))
+        read.append([int(index) for batch in loader for index in batch])
+    return read
+
+
+def by_torch(rank: int) -> Any:
+    sampler = torch.utils.data.DistributedSampler(range(64), 2, rank, shuffle=True)  # type: ignore[arg-type]
+    return torch.utils.data.DataLoader(range(64), 4, sampler=sampler)  # type: ignore[arg-type]
+
+
+def by_accelerate(rank: int) -> Any:
+    loaders = pytest.importorskip("accelerate.data_loader")
+    drawn = loaders.SeedableRandomSampler(range(64), data_seed=42)
+    shared = loaders.BatchSamplerShard(torch.utils.data.BatchSampler(drawn, 4, drop_last=False), 2, rank)
+    return torch.utils.data.DataLoader(range(64), batch_sampler=shared)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [by_torch, by_accelerate])
+def test_learners_of_several_ranks_shuffle_apart_and_their_ranks_together(make: Callable[[int], Any]) -> None:
+    one, other = orders("learner-0", make), orders("learner-1", make)
+    for ranks in (one, other):
+        assert sorted(ranks[0] + ranks[1]) == list(range(64)), "every sample is read by one rank"
+    assert one[0] != other[0] and one == orders("learner-0", make)
+
+
+def test_ranks_say_parts_that_add_up_to_what_the_trainer_counted() -> None:
+    pytest.importorskip("transformers")
+    from atoll.integrations.hf import own_share
+
+    for tokens, size in ((7, 2), (1, 4), (4096, 3)):
+        ranks = [SimpleNamespace(island_size=size, island_rank=rank) for rank in range(size)]
+        assert sum(own_share(tokens, rank) for rank in ranks) == tokens
+
+
+def test_two_callbacks_in_one_trainer_are_refused_with_the_remedy(syncer: SyncerThread, tmp_path: Path) -> None:
+    """The second one would take the first one's id, and fence it."""
+    trainer, callback = hf_trainer(tmp_path, syncer, "l", max_steps=4)
+    from atoll.integrations.hf import AtollCallback
+
+    trainer.add_callback(AtollCallback(address=syncer.address, learner_id="l", run_folder=tmp_path))
+    with pytest.raises(ConfigError, match=r"two callbacks are in one trainer.*give one callback to one trainer"):
+        trainer.train()
+    callback._loop.end(finished=False)
+    again, callback = hf_trainer(tmp_path, syncer, "l", max_steps=callback.learner.step_count + 2)
+    again.train()
+    assert callback.learner.handed_over, "one after the other is no matter"
+
+
+# ---------------------------------------------------------------- LoRA
+
+
+def test_only_adapters_travel(syncer: SyncerThread) -> None:
+    peft = pytest.importorskip("peft")
+    base = nn.Sequential(nn.Linear(32, 200), nn.Tanh(), nn.Linear(200, 32))
+    model = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"]))
+    adapters = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    assert 0 < sum(adapters.values()) < 0.2 * sum(p.numel() for p in model.parameters())
+    thread = TrainingThread(syncer.address, "l", steps=12, model=model)
+    thread.thread.join(120)
+    assert thread.error is None and thread.learner.handed_over
+    tensors = syncer.ask(lambda shell: [(spec.name, spec.shape) for spec in shell.state.layout.tensors])
+    assert {name for name, _ in tensors} == set(adapters) and all("lora_" in name for name, _ in tensors)
+    sizes = syncer.ask(lambda shell: [fragment.theta.size for fragment in shell.state.fragments])
+    padding = 256 * len(adapters)
+    assert sum(sizes) <= sum(adapters.values()) + padding, "nothing of the frozen model is merged or sent"
 
 
 # ---------------------------------------------------------------- Lightning

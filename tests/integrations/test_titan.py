@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import titan_cpu
 
 from atoll.core import SyncConfig
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 titan_cpu.without_kernels()
 pytest.importorskip("torchtitan")
 
@@ -71,6 +73,25 @@ def test_torchtitans_trainer_counts_the_runs_steps_and_validates_the_published_m
     assert rates[12] == pytest.approx(0.008), "the late one joins on the way down from step 10 to step 20"
     assert rates[0] == pytest.approx(0.001)
     assert syncer.check_ledger()["tokens_processed"] == 20 * 4 * 16
+
+
+def test_the_example_is_torchtitans_entry_point_with_atolls_trainer(
+    syncer: SyncerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its script, with a job that a CPU can train in the place of the one on its command line."""
+    titan_cpu.prepare()
+    titan_cpu.register("tiny-example", [])
+    told: list[Any] = []
+
+    def main(trainer: type[Any]) -> None:
+        monkeypatch.setattr(trainer, "learner_options", {"address": syncer.address, "learner_id": "l"})
+        told.append(trainer(titan_cpu.job("tiny-example", 6, str(tmp_path))))
+        told[0].train()
+
+    monkeypatch.setattr("torchtitan.train.main", main)
+    runpy.run_path(str(EXAMPLES / "train_titan.py"), run_name="__main__")
+    assert told[0].learner.step_count == 6 and told[0].learner.handed_over
+    told[0].close()
 
 
 def test_a_token_budget_ends_torchtitan(tmp_path: Path) -> None:

@@ -65,6 +65,27 @@ def test_a_learner_that_is_forty_steps_away_loses_nothing(text: str, workshop: W
     assert facts["tokens_merged"] >= 2400 and not any(lost.values()), lost
 
 
+def test_a_run_tells_what_it_sent_and_when(text: str, workshop: Workshop) -> None:
+    """Sparse up, four bits down: each direction's links carry what their codec has."""
+    facts = go(text, workshop, sync={"codec_up": "topk:3%"}).facts
+    assert 0.3 < facts["bits_up"] < 0.5 and facts["bits_down"] == 4.125
+    assert 6 < facts["period"] < 12 and facts["decisions"] == 0
+    fetched = 2 * facts["parameters"] * (4 + facts["rounds"] * 4.125 / 8)
+    assert 0.9 < facts["bytes_down"] / fetched < 1.1, "the beginning in fp32, and every update, by each of two"
+    assert facts["bytes_up"] < 0.5 * facts["bytes_down"]
+    assert facts["times_s"] == sorted(facts["times_s"]) and len(facts["times_s"]) == 2
+    local = go(text, workshop, method="dp")
+    assert local.facts["times_s"][-1] == local.virtual_s == round(local.tokens / 256)
+
+
+def test_decisions_of_the_controller_are_facts(text: str, workshop: Workshop) -> None:
+    """Uplinks that carry int4 in 2.8 s, where a period has 1.6."""
+    world = {"step_ms": 200, "up_mbit": 0.1}
+    facts = go(text, workshop, sync={"adaptive": "network"}, world=world, tokens=32_000).facts
+    assert facts["decisions"] >= 2 and "codec_up int4 -> " in facts["decided"][0]
+    assert facts["decided_last"]["learner-0 codec_up"] != "int4" and facts["bits_up"] < 4.0
+
+
 def test_a_run_does_not_depend_on_the_optimizer_of_the_run_before(text: str) -> None:
     """Each optimizer has a learning rate of its own, which is the task's."""
     workshop = Workshop("cpu")

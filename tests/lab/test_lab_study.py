@@ -99,7 +99,7 @@ def test_equal_runs_have_equal_keys_however_they_are_written() -> None:
     assert make_spec({"model": "nano", "sync": {"outer_lr": 2}}).key != plain.key
     assert make_spec({"model": "nano", "seed": 1}).key != plain.key
     later = {"pacing": "fixed", "outer": "nesterov", "robust": "off", "sizes": "confirmed", "share_max": 1.0}
-    later |= {"adaptive": "off", "period_min": 4, "period_max": 64}
+    later |= {"adaptive": "off", "period_min": 4, "period_max": 64, "codec_ladder": ""}
     # These are spelled out only where they are others.
     spelled_out = {**plain.sync, **later, "learners_expected": 4, "tokens_budget": plain.tokens}
     assert spelled_out == asdict(plain.config()), "a default that changes later must change the key"

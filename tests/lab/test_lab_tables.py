@@ -12,7 +12,7 @@ from lab_fakes import SMALL, fake_result, records_of, small_study
 
 from atoll.instruments.lab.store import RunRecord
 from atoll.instruments.lab.study import Study
-from atoll.instruments.lab.tables import Estimate, StudyLine, markdown, table_of, text_table, to_dict
+from atoll.instruments.lab.tables import Estimate, StudyLine, markdown, reached_s, table_of, text_table, to_dict
 
 
 @pytest.fixture
@@ -141,3 +141,42 @@ def test_markdown_and_json_say_the_same(study: Study) -> None:
 def test_cells_cannot_break_the_table(tmp_path: Path) -> None:
     study = small_study(tmp_path, '[[arm]]\nlabel = "a|b"\nmethod = "dp"\n')
     assert "| a\\|b |" in text_table(study, table_of(study, records_of(study))).markdown()
+
+
+def test_bits_and_bytes_are_shown_where_runs_know_them(study: Study) -> None:
+    sent = {"bits_up": 0.375, "bits_down": 4.125, "bytes_up": 3e6, "bytes_down": 1e6, "parameters": 1e4}
+    records = {
+        one.spec.key: RunRecord.of(fake_result(one.spec, **({} if one.label == "dp" else sent)))
+        for one in study.planned
+    }
+    lines = table_of(study, records)
+    text = text_table(study, lines)
+    row = dict(zip(text.header, text.rows[-1], strict=True))
+    assert (row["bits up"], row["bits down"]) == ("0.375", "4.12")
+    assert row["B/parameter/Mtoken"] == f"{400 / (12800 / 1e6):.3g}"
+    assert dict(zip(text.header, text.rows[0], strict=True))["bits up"] == ""
+    assert "decisions" not in text.header and "Bits are per parameter" in markdown(study, lines)
+    assert to_dict(study, lines)["lines"][-1]["bits_up"] == 0.375
+
+
+def test_the_time_to_a_loss_is_that_of_every_seed_against_the_quickest_fixed_setting(tmp_path: Path) -> None:
+    text = SMALL.replace("seeds = [0, 1, 2]", "seeds = [0, 1]\ntime_to = 2.5")
+    text += '[[arm]]\nlabel = "follows"\nlearners = 2\nsync = { adaptive = "network" }\n'
+    study = small_study(tmp_path, text)
+    times = {"dp": [10.0, 40.0], "decoupled": [10.0, 20.0], "follows": [10.0, 22.0]}
+    records = {
+        one.spec.key: RunRecord.of(fake_result(one.spec, 2.0, times_s=times[one.label])) for one in study.planned
+    }
+    lines = table_of(study, records)  # curves go from 3.0 to 2.0
+    dp, follows = (line_of(lines, label, optimizer="muon") for label in ("dp", "follows"))
+    fixed = line_of(lines, "decoupled", optimizer="muon", learners=2)
+    assert dp.reached_s is not None and dp.reached_s.mean == pytest.approx(25.0)
+    assert dp.reached_ratio == pytest.approx(25 / 15) and fixed.reached_ratio == pytest.approx(1.0)
+    assert follows.reached_ratio == pytest.approx(16 / 15)
+    assert "16 s (1.07x)" in text_table(study, lines).markdown()
+    one = next(run for run in records.values())
+    assert reached_s(one, 1.0) is None and reached_s(one, 3.5) == one.facts["times_s"][0]
+    records[next(p.spec.key for p in study.planned if p.label == "follows")] = RunRecord.of(
+        fake_result(next(p.spec for p in study.planned if p.label == "follows"), 2.9, times_s=[10.0, 22.0])
+    )
+    assert "not reached" in text_table(study, table_of(study, records)).markdown()

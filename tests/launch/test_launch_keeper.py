@@ -12,7 +12,7 @@ from atoll.errors import LaunchError
 from atoll.instruments.chaos import Fault
 from atoll.instruments.storms.injection import PlannedFaults
 from atoll.launch.folder import RunFolder
-from atoll.launch.keeper import listening_at
+from atoll.launch.keeper import once_more
 from atoll.launch.plan import LaunchPlan, SyncerPolicy
 from atoll.launch.process import Command
 from atoll.observe import read_events
@@ -69,9 +69,14 @@ def test_the_new_syncer_is_listed_and_gets_the_address_that_the_learners_know(tm
     assert [str(e["pid"]) for e in listed if e["role"] == "syncer"] == [second]
 
 
+def test_a_first_start_is_the_first_only_once() -> None:
+    first = Command("syncer", "syncer", ("atoll", "--listen", "127.0.0.1:0", "--first-start", "--stay"), {})
+    assert list(once_more(first, "127.0.0.1:9").argv) == ["atoll", "--listen", "127.0.0.1:9", "--stay"]
+
+
 def test_a_command_without_an_address_stays_as_it_is() -> None:
     plain = Command("syncer", "syncer", ("atoll", "--listen"), {})
-    assert list(listening_at(plain, "127.0.0.1:9").argv) == ["atoll", "--listen"]
+    assert list(once_more(plain, "127.0.0.1:9").argv) == ["atoll", "--listen"]
 
 
 def test_the_old_syncers_file_does_not_pass_for_the_new_ones(tmp_path: Path) -> None:

@@ -7,14 +7,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from atoll.errors import ConfigError
+from atoll.launch import join, near
+from atoll.launch.commands import learner_command
 from atoll.launch.config import describe, run_config
-from atoll.launch.ranks import gpu_shares, gpus_here, island_argv
+from atoll.launch.faults import NoFaults
+from atoll.launch.folder import RunFolder
+from atoll.launch.process import Child, Command
+from atoll.launch.ranks import gpu_share, gpu_shares, gpus_here, island_argv
 from atoll.launch.run import run_command
+from atoll.launch.stored import StoredRun
 
 
 def test_one_rank_is_the_command_itself_and_several_are_torchrun() -> None:
@@ -50,6 +57,82 @@ def test_too_few_gpus_are_said_before_anything_is_started(
     with pytest.raises(ConfigError, match=r"need (8|4), and this machine has 3; use fewer"):
         run_command(config, ["python", "train.py"])
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("ranks", "shares"), [(1, ["0", "1", "2", "3", "0"]), (2, ["0,1", "2,3"])])
+def test_one_that_comes_later_gets_the_next_share(
+    ranks: int, shares: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert [gpu_share(number, ranks=ranks)["CUDA_VISIBLE_DEVICES"] for number in range(len(shares))] == shares
+    with pytest.raises(ConfigError, match="need 6, and this machine has 4"):
+        gpu_share(2, ranks=2)
+
+
+def fake_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two GPUs, the second near CPU 0 only: every machine of a test has that one."""
+    monkeypatch.setattr(near, "DRIVER", folder / "gpus")
+    monkeypatch.setattr(near, "PCI", folder / "pci")
+    for place, uuid, cpus in (("0000:17:00.0", "GPU-aa", "0-4095"), ("0000:A1:00.0", "GPU-bb", "0")):
+        (folder / "gpus" / place).mkdir(parents=True)
+        (folder / "gpus" / place / "information").write_text(f"Model: \t H200\nGPU UUID: \t {uuid}\n")
+        (folder / "pci" / place.lower()).mkdir(parents=True)
+        (folder / "pci" / place.lower() / "local_cpulist").write_text(f"{cpus}\n")
+
+
+def test_a_learner_runs_on_the_cpus_near_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_machine(tmp_path, monkeypatch)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert near.cpus_near(["1"]) == near.cpus_near(["GPU-bb"]) == {0}
+    assert near.cpus_near(["0"]) == near.cpus_near(["0", "1"]) == frozenset(), "all of them are near"
+    assert near.cpus_near([]) == near.cpus_near(["7"]) == frozenset(), "nothing is known"
+    more = {"CUDA_VISIBLE_DEVICES": "1"}
+    place = RunFolder(tmp_path)
+    for given, world, cpus in ((more, 2, {0}), (more, 1, set()), ({}, 2, set())):
+        started = learner_command(place, ["x"], id="l", rank=0, world=world, threads=1, more=given)
+        assert started.cpus == cpus, "who is alone may use all of them"
+    assert near.parse_cpus("0-3,8\n") == {0, 1, 2, 3, 8}
+
+
+def test_what_is_bound_to_cpus_runs_on_them(tmp_path: Path) -> None:
+    script = "import os; print(sorted(os.sched_getaffinity(0)))"
+    log = tmp_path / "log"
+    first = min(os.sched_getaffinity(0))
+    child = Child(Command("learner", "l", [sys.executable, "-c", script], {}, cpus=frozenset({first})), log)
+    assert child.wait(60.0, hurry=lambda: False) == 0
+    assert log.read_text().strip() == str([first])
+
+
+class Asked(NoFaults):
+    """A planner that keeps what it is asked for, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.argv: list[str] = []
+
+    def check(self, config: object) -> None: ...
+
+    def injection(self, config: object, attempt: object, argv: Sequence[str]) -> NoFaults:
+        self.argv = list(argv)
+        raise ConfigError("enough")
+
+
+def test_a_guest_of_a_run_with_ranks_is_an_island_too(tmp_path: Path) -> None:
+    asked = Asked()
+    config = run_config({"learners": 1, "ranks": 2, "out": str(tmp_path / "run")})
+    with pytest.raises(ConfigError, match="enough"):
+        run_command(config, ["python", "train.py"], faults=asked)
+    assert asked.argv == island_argv(["python", "train.py"], 2)
+
+
+def test_a_joiner_of_a_run_gets_the_gpus_after_those_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+    config = run_config({"learners": 2, "ranks": 2, "out": str(tmp_path)})
+    stored = StoredRun(RunFolder(tmp_path), config, ("python", "train.py"), "")
+    command = join._command(stored, join.JoinSeat("late", 2), threads=0, environment={"ATOLL_TOKEN": "t"})
+    assert command.environment["CUDA_VISIBLE_DEVICES"] == "4,5" and command.environment["ATOLL_TOKEN"] == "t"
+    assert list(command.argv) == island_argv(["python", "train.py"], 2)
 
 
 def test_no_gpu_is_used_where_none_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ print("hello again from", me)
 
 @pytest.fixture(autouse=True)
 def fake_syncer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(folder: RunFolder, sync: SyncConfig, durability: DurabilityConfig, *, token: str) -> Command:
+    def fake(folder: RunFolder, sync: SyncConfig, durability: DurabilityConfig, **more: object) -> Command:
         return command(folder, "syncer", "serve()")
 
     monkeypatch.setattr(run_module, "syncer_command", fake)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from launch_fakes import command
+from rich.console import Console
 
+from atoll.cli.run_script import finish_script
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch import run as run_module
@@ -18,6 +23,7 @@ from atoll.launch.config import run_config, train_config
 from atoll.launch.durability import DurabilityConfig, durability_config, durability_names
 from atoll.launch.folder import RunFolder, create_run_folder, is_finished
 from atoll.launch.options import read_config_file, split_values, sync_config
+from atoll.launch.plan import FinishedRun, RunOutcome
 from atoll.launch.process import Command
 
 SCRIPT = """
@@ -32,7 +38,7 @@ print("hello from", me)
 
 @pytest.fixture
 def fake_syncer(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fake(folder: RunFolder, sync: SyncConfig, durability: DurabilityConfig, *, token: str) -> Command:
+    def fake(folder: RunFolder, sync: SyncConfig, durability: DurabilityConfig, **more: object) -> Command:
         return command(folder, "syncer", "serve()")
 
     monkeypatch.setattr(run_module, "syncer_command", fake)
@@ -62,7 +68,19 @@ def test_every_learner_is_told_who_it_is_and_the_first_is_heard(tmp_path: Path) 
 @pytest.mark.usefixtures("fake_syncer")
 def test_scripts_that_never_join_are_noticed(tmp_path: Path) -> None:
     finished = run_module.run_command(run_config({"learners": 2, "out": str(tmp_path / "run")}), ["true"])
-    assert finished.outcome.silent == ("learner-0", "learner-1")
+    assert finished.outcome.silent == finished.outcome.stayed_out == ("learner-0", "learner-1")
+
+
+@pytest.mark.parametrize("stays_out", [True, False])
+def test_one_that_ended_without_joining_is_a_failure_also_where_others_trained(tmp_path: Path, stays_out: bool) -> None:
+    silent = ("learner-1",)
+    outcome = RunOutcome("finished", 0, (), silent, (), 0, stayed_out=silent if stays_out else (), learners=2)
+    said = io.StringIO()
+    console = Console(file=said)
+    with pytest.raises(typer.Exit) if stays_out else contextlib.nullcontext() as ended:
+        finish_script(FinishedRun(tmp_path, outcome, None), console=console, json_wanted=False)
+    assert ended is None or ended.value.exit_code == 1
+    assert "learner-1 never joined the run" in said.getvalue()
 
 
 @pytest.mark.usefixtures("fake_syncer")
@@ -97,8 +115,9 @@ def test_the_syncer_reads_back_the_settings_that_it_is_given(tmp_path: Path) -> 
     folder = create_run_folder(str(tmp_path / "run"), name="run")
     config = SyncConfig(learners_expected=4, quorum="3", grace_cap_steps=0.5, tokens_budget=77)
     kept = DurabilityConfig(durability="interval", durability_interval=7.5, snapshots="memory://run", keep=9)
-    argv = list(syncer_command(folder, config, kept, token="secret").argv)
-    assert "secret" not in argv
+    argv = list(syncer_command(folder, config, kept, token="secret", first_start=True).argv)
+    assert "secret" not in argv and "--first-start" in argv
+    assert "--first-start" not in syncer_command(folder, config, kept, token="secret", first_start=False).argv
     path = Path(argv[argv.index("--config") + 1])
     names = ("learners", "tokens_budget", *durability_names())
     own, sync = split_values(read_config_file(path), names, where=str(path))

@@ -21,6 +21,7 @@ from atoll.launch import local
 from atoll.launch.folder import RunFolder
 from atoll.launch.plan import LaunchPlan, RestartPolicy
 from atoll.launch.running import main_processes
+from atoll.launch.slot import LearnerSlot
 from atoll.observe import read_events
 from atoll.observe.events import FaultEnded, FaultInjected, ProcessExited, ProcessStarted
 
@@ -227,7 +228,7 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_a_learner_that_never_joined_is_known_to_be_silent(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     outcome = supervisor(folder, LaunchPlan([command(folder, "learner-0", "print('hello')")])).run()
-    assert outcome.silent == ("learner-0",)
+    assert outcome.silent == outcome.stayed_out == ("learner-0",)
 
 
 def test_faults_hit_the_learners_at_their_moment(tmp_path: Path) -> None:
@@ -353,3 +354,12 @@ def test_no_process_survives_a_launcher_that_was_killed(tmp_path: Path) -> None:
     wait_for(lambda: not any(alive(pid) for pid in pids))
     for stray in session_members(pids):
         os.kill(stray, signal.SIGKILL)
+
+
+def test_one_death_costs_half_a_second_of_waiting_and_many_in_a_row_are_waited_out(tmp_path: Path) -> None:
+    policy, slot, pauses = RestartPolicy(), LearnerSlot(command(folder_in(tmp_path), "learner-0", "")), []
+    while not slot.spent(policy):
+        slot.died(policy, joined=True, lived_s=1.0)
+        pauses.append(slot.pause_s(policy))
+        slot.row += 1
+    assert pauses[0] == 0.5 and 180 < sum(pauses) < 300

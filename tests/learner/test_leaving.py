@@ -93,6 +93,25 @@ def test_a_learner_told_to_leave_says_by_its_status_whether_it_handed_over(
     assert (last_word(tmp_path).unhanded > 0) == syncer_dies and last_word(tmp_path).reason == "SIGTERM"
 
 
+def test_a_learner_told_to_leave_over_a_thin_link_says_by_its_status_that_it_could_not(
+    parts: list[Any], tmp_path: Path
+) -> None:
+    syncer = SyncerThread(config(learners_expected=2, quorum="all"))  # nobody else comes: nothing is merged before
+    proxy = Proxy(syncer.address)
+    parts += [syncer, proxy]
+    process = spawn(PREEMPTED, proxy.address, str(tmp_path), "0.5")
+    assert process.stdout is not None
+    while process.stdout.readline() != "step\n":
+        assert process.poll() is None
+    proxy.bytes_per_s = 50
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=WAIT_S)
+    assert process.returncode == EXIT_NOT_HANDED_OVER, out
+    [line] = [line for line in out.splitlines() if "could not hand over" in line]
+    assert "may be lost: the link is too slow, " in line, line
+    assert last_word(tmp_path).unhanded > 0 and last_word(tmp_path).reason == "SIGTERM"
+
+
 @pytest.mark.usefixtures("hurried")
 def test_a_link_that_is_too_slow_to_hand_over_is_named_with_its_bytes(
     parts: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]

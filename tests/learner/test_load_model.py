@@ -12,6 +12,7 @@ import torch.distributed as dist
 from cluster import SyncerThread, TrainingThread, small_model
 from safetensors.torch import save_file
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import atoll
 from atoll.core.config import SyncConfig
@@ -57,6 +58,12 @@ def part_compiled() -> nn.Module:
     return model
 
 
+def part_checkpointed() -> nn.Module:
+    model = Own()
+    model.blocks[0] = checkpoint_wrapper(compiled(model.blocks[0]))
+    return model
+
+
 def wrapped(alone: None) -> dict[str, nn.Module]:
     return {
         "compiled": compiled(Own()),
@@ -65,6 +72,10 @@ def wrapped(alone: None) -> dict[str, nn.Module]:
         "distributed": nn.parallel.DistributedDataParallel(Own()),
         "compiled and distributed": nn.parallel.DistributedDataParallel(compiled(Own())),
         "distributed and compiled": compiled(nn.parallel.DistributedDataParallel(Own())),
+        "checkpointed": checkpoint_wrapper(Own()),
+        "a part of it checkpointed": part_checkpointed(),
+        "checkpointed and compiled": compiled(checkpoint_wrapper(part_compiled())),
+        "a part of it checkpointed, and distributed": nn.parallel.DistributedDataParallel(part_checkpointed()),
     }
 
 
@@ -135,7 +146,7 @@ def holds(model: nn.Module, values: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(own[name].float().cpu().reshape(value.shape), value) for name, value in values.items())
 
 
-@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module._orig_mod."])
+@pytest.mark.parametrize("prefix", ["", "_orig_mod.", "module._orig_mod.", "_checkpoint_wrapped_module."])
 def test_a_file_goes_into_a_module_wrapped_or_not(prefix: str, tmp_path: Path) -> None:
     """Up to 0.4, files of compiled and wrapped models had the wrappers' segments in their names."""
     path = tmp_path / "model.safetensors"

@@ -114,6 +114,31 @@ def test_a_parameter_unfrozen_in_a_run_is_in_the_events_and_a_warning(syncer: Sy
     assert len([text for text in warned(tmp_path) if "unfrozen" in text]) == 1
 
 
+@pytest.mark.parametrize("changed_after", [0, 8], ids=["after a step", "just before the end"])
+def test_a_short_run_says_so_too(changed_after: int, syncer: SyncerThread, tmp_path: Path) -> None:
+    model = Tuned().eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Learner(model, optimizer, address=syncer.address, learner_id="l", run_folder=tmp_path) as learner:
+            for step in range(9):
+                learner.step(tokens=1)
+                if step == changed_after:
+                    unfreeze(model)
+                said = [one for one in caught if "unfrozen" in str(one.message)]
+                assert len(said) == int(step > changed_after)
+    assert len([text for text in warned(tmp_path) if "unfrozen" in text]) == 1
+
+
+def test_where_objects_change_by_themselves_names_are_looked_at() -> None:
+    model = Tuned()
+    watch = ModelWatch(model, [name for name, p in model.named_parameters() if p.requires_grad], identities=False)
+    retie(model)
+    assert watch.stepped() == ""
+    add(model)
+    assert "added: 'adapter.bias'" in watch.stepped()
+
+
 # ---------------------------------------------------------------- frozen parameters
 
 

@@ -15,12 +15,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from cluster import TrainingThread
 
 from atoll.errors import ConfigError
 from atoll.metrics import Tracker, make_writer, metered
 from atoll.metrics.endpoint import MeteredWriter
 from atoll.metrics.families import LEARNERS_MAX, Families
 from atoll.metrics.of_learner import LearnerMetrics
+from atoll.metrics.of_parts import RelayMetrics, ShardMetrics
 from atoll.metrics.of_syncer import SyncerMetrics
 from atoll.observe import EventWriter, NullWriter, read_events
 from atoll.observe import events as ev
@@ -127,7 +129,7 @@ def test_names_follow_the_convention(tmp_path: Path) -> None:
     """promtool's linter finds names without a unit, counters without _total and texts that are missing."""
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool (apt-get install prometheus)")
-    for role in ("syncer", "learner"):
+    for role in ("syncer", "learner", "shard", "relay"):
         writer = metered(NullWriter(), "127.0.0.1:0", role=role, name="a", folder=tmp_path)
         assert isinstance(writer, MeteredWriter)
         writer.emit(steps('evil"\n\\'))
@@ -173,12 +175,26 @@ def prometheus(tmp_path: Path) -> Iterator[Callable[[str], list[Any]]]:
     process.wait(30)
 
 
-def test_a_real_prometheus_finds_and_scrapes_a_real_syncer_and_a_learner(
+def test_a_real_prometheus_finds_and_scrapes_one_process_of_each_kind(
     tmp_path: Path, prometheus: Callable[[str], list[Any]]
 ) -> None:
+    from ports import quiet_port
+
     folder = tmp_path / "run"
-    argv = ["syncer", "--listen", "127.0.0.1:0", "--run-folder", str(folder), "--metrics", "127.0.0.1:0", "--plain"]
-    syncer = subprocess.Popen([sys.executable, "-m", "atoll", *argv], stdout=subprocess.DEVNULL)
+    places = {role: f"127.0.0.1:{quiet_port()}" for role in ("shard", "syncer", "relay")}
+    told = ["--metrics", "127.0.0.1:0", "--metrics-folder", str(folder / "metrics")]
+
+    def start(role: str, *more: str) -> subprocess.Popen[bytes]:
+        argv = [sys.executable, "-m", "atoll", role, "--listen", places[role], *more]
+        return subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+
+    shard = start("shard", "--run-folder", str(tmp_path / "shard"), *told)
+    own = ["--run-folder", str(folder), "--metrics", "127.0.0.1:0", "--plain", "--learners", "1"]
+    syncer = start("syncer", *own, "--shards", places["shard"])
+    until(lambda: [folder / "syncer.json"] if (folder / "syncer.json").exists() else [])
+    relay = start("relay", "--upstream", places["syncer"], *told)
+    until(lambda: list((folder / "metrics").glob("relay-*.json")))
+    trains = TrainingThread(f"{places['relay']},{places['syncer']}", "paris", step_s=0.02)
     learner = metered(NullWriter(), "127.0.0.1:0", role="learner", name="paris", folder=folder)
     learner.emit(steps("paris", tokens=4096))
     try:
@@ -187,11 +203,16 @@ def test_a_real_prometheus_finds_and_scrapes_a_real_syncer_and_a_learner(
         [tokens] = until(lambda: prometheus('atoll_learner_tokens_total{learner="paris"}'))
         assert float(tokens["value"][1]) == 4096
         until(lambda: prometheus("atoll_disk_free_bytes") and prometheus("atoll_syncer_epoch == 1"))
+        until(lambda: prometheus('atoll_shard_led{role="shard"} == 1') and prometheus("atoll_shard_versions_total > 3"))
+        until(lambda: prometheus('atoll_relay_learners{role="relay"} == 1'))
+        until(lambda: prometheus("atoll_relay_passed_up_bytes_total > 0"))
         syncer.send_signal(signal.SIGKILL)
         until(lambda: prometheus('ALERTS{alertname="AtollSyncerGone"}'))
     finally:
-        syncer.kill()
-        syncer.wait(30)
+        trains.stop()
+        for process in (syncer, shard, relay):
+            process.kill()
+            process.wait(30)
         learner.close()
 
 
@@ -207,7 +228,7 @@ def test_rules_and_dashboard_ask_for_metrics_that_exist() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     known = {
         f"{name}{'_total' if kind == 'counter' else ''}"
-        for metrics in (SyncerMetrics(), LearnerMetrics())
+        for metrics in (SyncerMetrics(), LearnerMetrics(), ShardMetrics(), RelayMetrics())
         for name, (kind, _, _) in metrics.families._kinds.items()
     }
     known |= {"atoll_disk_free_bytes", "atoll_disk_size_bytes"}

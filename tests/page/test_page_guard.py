@@ -16,10 +16,12 @@ import httpx
 import pytest
 from synthetic_run import SyntheticRun
 
+from atoll.dash.pieces import ROW
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch.running import listed
+from atoll.observe import LearnerSteps
 from atoll.page import PageOptions, serve_page
-from atoll.page.status_feed import StatusFeed
+from atoll.page.status_feed import StatusFeed, _of_member
 from atoll.page.watching import WatchedRun
 from atoll.wire import ClientOptions
 
@@ -146,7 +148,7 @@ def test_what_cannot_be_done_is_said_with_a_remedy(folder: Path, serve: Callable
     page = serve(folder, token=TOKEN, control=True)
     httpx.get(f"{page.address}api/run/run/whole", headers={"Authorization": f"Bearer {TOKEN}"})
     for body, words in (
-        ({"action": "dance"}, "it can drain, add, kill, stop"),
+        ({"action": "dance"}, "it can drain, add, kill, snapshot, stop"),
         ({"action": "kill", "learner": "nobody"}, "choose one of its rows"),
         ({"action": "kill", "learner": "learner-0"}, "does not run on this machine"),
         ({"action": "stop"}, "stop it where it was started"),
@@ -182,14 +184,21 @@ def member(tokens: int, state: str = "active") -> dict[str, Any]:
         "tokens": tokens,
         "loss": 2.5,
         "behind": 1,
+        "up_bytes": 8 * tokens,
+        "down_bytes": tokens * 3 // 5,
     } | {"from": "10.0.0.7:4711"}
+
+
+COMMIT = {"fragment": 0, "version": 5, "round": 7, "time_s": 1, "contributors": ["a"], "tokens": 64}
+COMMIT |= {"closed": "all answered", "bytes": 10}
 
 
 def test_a_run_that_is_known_by_its_address_is_told_by_its_statuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atoll.page.status_feed.ASK_S", 0.0)
     answers = [
-        {"run": "r", "epoch": 1, "members": [member(0)], "tokens_processed": 0, "commits": 1},
-        {"run": "r", "epoch": 1, "members": [member(500)], "tokens_processed": 500, "commits": 9},
+        {"run": "r", "epoch": 1, "members": [member(0)], "tokens_processed": 0, "commits": 1, "versions": [1, 0]},
+        {"run": "r", "epoch": 1, "members": [member(500)], "tokens_processed": 500, "commits": 9, "versions": [5, 4]}
+        | {"rounds": [COMMIT | {"version": 1}, COMMIT], "bytes_up": 7000, "bytes_down": 900},
         {"run": "r", "epoch": 2, "members": [member(500, "away")], "tokens_processed": 500, "commits": 9},
     ]
     run = WatchedRun("r", StatusFeed(ClientOptions("10.0.0.1:1"), ask=lambda options: answers.pop(0)))
@@ -201,4 +210,12 @@ def test_a_run_that_is_known_by_its_address_is_told_by_its_statuses(monkeypatch:
     assert whole["head"]["epoch"] == 2 and whole["head"]["tokens"] == 500
     assert whole["rows"][0][1] in ("away", "cut off") and whole["places"] == {"a": "10.0.0.7"}
     assert ["9", "versions committed"] in whole["tiles"]
+    assert {(fragment, version) for fragment, version, _ in whole["versions"]} == {(0, 5), (1, 4)}
+    assert ["a"] in [one["merged"] for one in whole["rounds"]]
+    assert whole["closed"] == {"all answered": 1} and whole["bytes"]["up"] == 7000
+    row = whole["rows"][0]
+    assert [row[ROW.index("up")], row[ROW.index("down")]] == [4000, 300]
+    assert ["2.500", "training loss, mean of learners"] in whole["tiles"]
+    [steps] = _of_member(member(500) | {"step_ms": 2.0}, member(0), 4 * 10**9)
+    assert isinstance(steps, LearnerSteps) and steps.compute_ns == 10**9  # a part of the time, by its own word
     assert any("counts as away" in what for _, what, _ in whole["decisions"])

@@ -17,7 +17,7 @@ import xxhash
 
 from atoll.codec import get_codec
 from atoll.core import effects as fx
-from atoll.core.config import SyncConfig
+from atoll.core.config import CODECS, SyncConfig
 from atoll.core.layout import build_layout
 from atoll.core.messages import (
     NO_VERSION,
@@ -85,6 +85,7 @@ class Puppet:
             epoch=self.epoch,
             bases=tuple(self.versions) if known else (),
             checksums=tuple(xxhash.xxh3_64_intdigest(theta.data) for theta in self.thetas) if known else (),
+            codecs=CODECS.names(),
         )
         shell.open_session(self.session, hello, self.inbox.append)
 
@@ -140,6 +141,8 @@ class Puppet:
 
     def contribute(self, shell: SyncerShell, request: Request) -> None:
         fragment, codec = request.fragment, shell.machine.config.codec_up
+        if shell.machine.config.adaptive == "network" and self.session % 2:
+            codec = "topk:3%"  # as if its link were thin: a round then holds several codecs
         delta = ((self.dice.standard_normal(self.thetas[fragment].size) + self.way) * 1e-2).astype(np.float32)
         payload = get_codec(codec).encode_delta(delta, None, None)[0].tobytes()
         header = self.header(

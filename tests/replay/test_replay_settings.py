@@ -27,6 +27,10 @@ def check_same(folder: Path) -> int:
     "changes",
     [
         pytest.param({"codec_up": "int2", "codec_down": "int2"}, id="int2"),
+        pytest.param({"codec_up": "topk:10%", "codec_down": "topk:10%"}, id="topk both ways"),
+        pytest.param({"adaptive": "network", "period_min": 1}, id="adaptive: int4 and topk in one round"),
+        pytest.param({"outer": "delayed"}, id="delayed momentum"),
+        pytest.param({"outer": "rownorm"}, id="rownorm"),
         pytest.param({"feedback_down": False, "momentum_restart": 2}, id="no feedback, restarts"),
         pytest.param(
             {"correction": "heloco", "outer_schedule": "linear", "tokens_budget": 2000}, id="heloco, schedule"

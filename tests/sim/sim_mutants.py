@@ -23,6 +23,7 @@ from atoll.core import (
     merging,
     round_scheduler,
     syncer_driver,
+    syncer_machine,
 )
 from atoll.core import effects as fx
 from atoll.core.contribution_intake import ContributionIntake
@@ -356,6 +357,23 @@ def _payloads_kept(patch: MonkeyPatch) -> None:
     patch.setattr(syncer_driver.SyncerDriver, "_perform", keeps)
 
 
+def _all_dismissed(patch: MonkeyPatch) -> None:
+    def everybody(self: Any, learner: str, out: Any) -> None:
+        self._stop(f"{learner} is to leave", out)
+
+    patch.setattr(syncer_machine.SyncerMachine, "_ask_to_leave", everybody)
+
+
+def _revoked_forgotten(patch: MonkeyPatch) -> None:
+    revoke = syncer_machine.SyncerMachine._revoke
+
+    def forgets(self: Any, event: Any, out: Any) -> None:
+        revoke(self, event, out)
+        self.membership.members.pop(event.learner, None)
+
+    patch.setattr(syncer_machine.SyncerMachine, "_revoke", forgets)
+
+
 MUTANTS: tuple[Mutant, ...] = tuple(
     Mutant(apply.__name__[1:], breaks, apply, within, seeds)
     for apply, breaks, within, seeds in (
@@ -369,7 +387,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
             40,
             (19, 62, 63),
         ),
-        (_norms_unchecked, "there is no limit for the norm of a contribution", 30, (13, 40, 63)),
+        (_norms_unchecked, "there is no limit for the norm of a contribution", 130, (13, 40, 63)),
         (
             _guard_never_resets,
             "the norm guard refuses everybody for ever after something huge came in first",
@@ -384,7 +402,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         (_published_before_commit, "a version is published while it is being written", 10, (0,)),
         (_fates_untold, "a learner that comes back hears nothing of its contributions", 10, (1,)),
         (_generations_forgotten, "a restarted syncer gives everybody generation 1", 10, (8, 5)),
-        (_merged_forgotten, "a restarted syncer does not know what it has merged", 60, (187, 30)),
+        (_merged_forgotten, "a restarted syncer does not know what it has merged", 450, (242, 220)),
         (_fenced_syncer_writes, "a syncer writes on after another one has taken over", 20, (9,)),
         (_heal_believes_anybody, "a healed fragment's checksum is not compared", 10, (2, 12)),
         (_folded_twice, "the line of a generation that is over is added twice", 10, (0,)),
@@ -393,5 +411,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         (_version_counted_twice, "every fifth commit counts as two versions", 10, (0,)),
         (_refusals_silent, "a refusal leaves no event", 10, (3, 1)),
         (_payloads_kept, "payloads are kept after their merge", 10, (0,)),
+        (_all_dismissed, "asking one learner to leave stops the run", 120, (60, 77, 80)),
+        (_revoked_forgotten, "a learner whose key is revoked is forgotten with its generation", 30, (14, 58, 157)),
     )
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from atoll.core import INNER_LINGER_NS, SECOND_NS
 from atoll.core.config import SyncConfig
 from atoll.errors import ConfigError
 from atoll.instruments.chaos import Fault
@@ -235,6 +236,19 @@ def test_a_failing_scenario_is_made_small(monkeypatch: pytest.MonkeyPatch) -> No
     assert small.scenario.config == replace(config, quorum="1", learners_expected=1)
     assert small.scenario.inline and not small.scenario.inner and not small.scenario.arrays
     assert small.scenario.seconds < scenario.seconds and small.events < report.events
+
+
+def test_inner_state_of_a_peer_comes_over_the_link_and_through_the_syncer() -> None:
+    """As in production: asked for piece by piece, and given back when the joiner has had time to ask again."""
+    config = SyncConfig(sync_every=8, fragments=2, learners_expected=3)
+    specs = (LearnerSpec(latency_ns=100_000_000),) * 3
+    faults = (SimFault("kill", "learner-1", 20.0),)
+    report = run_scenario(Scenario(1, config, specs, seconds=60.0, faults=faults, inner=True), tracing=True)
+    assert not report.violations
+    taken = [line.split() for line in report.lines if " InnerTaken " in line]
+    asked, ended = ([float(words[0]) for words in taken if f"done={done}" in words] for done in (False, True))
+    assert len(asked) == 1 and len(ended) == 1
+    assert ended[0] - asked[0] == pytest.approx(INNER_LINGER_NS / SECOND_NS)
 
 
 def test_making_smaller_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -405,3 +405,15 @@ def test_a_plan_from_a_file_runs_here_too(tmp_path: Path) -> None:
     plan = load_plan(file, learners=3, seconds=90.0)
     assert len(plan.faults) == 5
     run_plan([SimFault.of_plan(fault, 90.0) for fault in plan.faults], 3, 90.0)
+
+
+def test_small_messages_pass_a_large_one_where_connections_share_the_rate() -> None:
+    for shares, expected in ((False, ["large", "small"]), (True, ["small", "large"])):
+        clock, arrived = Clock(), []
+        link = VirtualLink(clock, Random(1), LinkWeather(bits_per_s=(8000.0, 0.0)))
+        link.shares = shares
+        link.carry(UP, 10_000, Stream(), arrived.append, "large")
+        link.carry(UP, 120, Stream(), arrived.append, "small")
+        clock.run(11_000_000_000)
+        assert arrived == expected
+        assert clock.now_ns == 11_000_000_000, "both have crossed within the time of their bytes"

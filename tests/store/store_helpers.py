@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.store import Loaded, LoadedFragment
+from atoll.store import Loaded, LoadedFragment, RunStore
 
 SIZE = 1536
 """Elements per array: one and a half sectors, so that nothing is aligned by accident."""
@@ -47,6 +47,33 @@ def assert_fragment(found: LoadedFragment, fragment: int, version: int, size: in
     for name, array in expected.items():
         assert found.arrays[name].tobytes() == array.tobytes(), f"{name} of fragment {fragment}"
         assert found.arrays[name].flags.writeable and found.arrays[name].dtype == np.float32
+
+
+def commit_any(store: RunStore, fragment: int, version: int, meta: dict[str, Any], *, log: bool) -> None:
+    """Into a slot, or (`log`) as what it was made from: stands for two contributions."""
+    arrays = arrays_of(fragment, version)
+    if not log:
+        store.commit(fragment, version, arrays, meta)
+        return
+    payloads = [("int4", arrays[name].view(np.uint8)) for name in ("theta", "momentum")]
+    places = store.log_payloads(fragment, version, payloads)
+    store.log_commit(fragment, version, meta, [0.25, 0.75], places)
+
+
+def follow(loaded: Loaded) -> Loaded:
+    """Do what the log says, as far as these payloads go: each is an array of the version that it leads to."""
+    for fragment, merges in loaded.logged.items():
+        for merge in merges:
+            assert merge.version == loaded.fragments[fragment].version + 1 and merge.weights == (0.25, 0.75)
+            expected = arrays_of(fragment, merge.version)
+            for (codec, payload), name in zip(merge.payloads(), ("theta", "momentum"), strict=True):
+                assert codec == "int4" and payload.tobytes() == expected[name].tobytes()
+            before = loaded.fragments[fragment]
+            loaded.fragments[fragment] = LoadedFragment(
+                merge.version, merge.meta, expected, before.epoch, before.sequence
+            )
+    loaded.logged = {}
+    return loaded
 
 
 def versions_of(loaded: Loaded | None) -> dict[int, int]:

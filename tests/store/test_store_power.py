@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_helpers import arrays_of, assert_fragment, meta_of, rows_at, rows_batch
+from store_helpers import assert_fragment, commit_any, follow, meta_of, rows_at, rows_batch
 
 from atoll.store import files, open_store
 
@@ -164,13 +164,13 @@ def work(state: Path, recorder: Recorder) -> None:
         store = open_store(state, tape_bytes_max=500, tape_files_kept=2)
         recorder.log.append(("promise", "epoch", epoch))
         store.load()
-        for turn in range(4):
+        for turn in range(6):
             version += 1
             for fragment in range(2):
                 recorder.log.append(("promise", f"begun {fragment}", version))
-                store.commit(
-                    fragment, version, arrays_of(fragment, version), meta_of(fragment, version, 70_000 * (turn == 2))
-                )
+                # A slot first, then the log, then a slot that outgrows its room, and the log after that.
+                meta = meta_of(fragment, version, 70_000 * (turn == 3))
+                commit_any(store, fragment, version, meta, log=turn in (1, 2, 4, 5))
                 recorder.log.append(("promise", f"done {fragment}", version))
             for _ in range(3):
                 number += 1
@@ -210,6 +210,7 @@ def test_after_a_power_cut_at_any_moment_every_promise_holds(tmp_path: Path, mon
 def check(state: Path, promises: dict[str, int]) -> None:
     with open_store(state) as store:
         loaded = store.load()
+        loaded = follow(loaded) if loaded is not None else None
         assert store.epoch > promises.get("epoch", 0)
     fragments = loaded.fragments if loaded is not None else {}
     rows = loaded.rows if loaded is not None else {}

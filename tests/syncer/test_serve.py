@@ -30,3 +30,11 @@ def test_a_model_that_cannot_be_written_is_an_exit_status_and_a_remedy(
     saved = load_file(tmp_path / "model.safetensors")
     shapes = {name: tuple(parameter.shape) for name, parameter in learner.model.named_parameters()}
     assert {name: array.shape for name, array in saved.items()} == shapes
+
+
+def test_the_status_says_who_holds_rounds_up() -> None:
+    syncer = SyncerThread(SyncConfig(fragments=2))
+    said = "nothing is merged: a round waits for the answers of l2"
+    syncer.ask(lambda shell: setattr(shell.machine._merges, "text", said))
+    assert syncer.ask(lambda shell: shell.status())["waits"] == said
+    syncer.stop()

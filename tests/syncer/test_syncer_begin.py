@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import WAIT_S, SyncerProcess, TrainingThread, small_model
+from cluster import WAIT_S, Proxy, SyncerProcess, TrainingThread, small_model
 
 from atoll.store import SnapshotTarget
 
@@ -98,6 +98,32 @@ def test_a_lost_state_folder_comes_back_from_learners_although_a_newcomer_is_fir
     assert syncer.stop() == 0
 
 
+def test_a_lost_run_folder_comes_back_from_learners_although_a_newcomer_is_first(
+    folder: Path, threads: list[TrainingThread]
+) -> None:
+    """Nothing on the disk tells of the run any more; those who hold it say so."""
+    (folder / "run").mkdir()
+    syncer = SyncerProcess(folder / "run", *OPTIONS)
+    link = Proxy(syncer.address)
+    threads += [TrainingThread(link.address, f"t{i}", seed=i) for i in range(2)]
+    for thread in threads:
+        thread.wait_steps(30)
+    run = syncer.status()["run"]
+    syncer.kill()
+    link.cut()
+    newest = held(threads)
+    shutil.rmtree(folder / "run")
+    (folder / "run").mkdir()
+    threads.append(newcomer(syncer))
+    syncer.again()
+    status = syncer.wait_for(lambda s: bool(s["waits"]), "the newcomer is told to wait")
+    assert not status["committed"] and "no state in" in status["waits"]
+    link.mend()
+    status = syncer.wait_for(lambda s: s["committed"] and s["active"] == 3, "everybody is in the run")
+    assert status["run"] == run and status["recovered_from"] == "learners"
+    assert all(now >= before for now, before in zip(status["versions"], newest, strict=True))
+
+
 def test_a_run_that_had_versions_begins_with_a_newcomer_only_by_the_operators_word(
     folder: Path, threads: list[TrainingThread]
 ) -> None:
@@ -127,6 +153,10 @@ def test_an_empty_snapshot_location_is_named_and_with_must_continue_an_error(fol
     assert told in syncer.output()
     assert syncer.stop() == 0
     assert told in warnings_of(folder)
+    (folder / "launched").mkdir()
+    launched = SyncerProcess(folder / "launched", *OPTIONS, "--snapshots", f"{url}-too", "--first-start")
+    assert launched.stop() == 0  # it can be nothing but a new run: that is said, and is no warning
+    assert "a new run begins" in launched.output() and warnings_of(folder / "launched") == ""
     code, said = refused(folder / "other", *OPTIONS, "--snapshots", url, "--must-continue")
     assert code != 0 and f"no snapshot found at {url}, and --must-continue was given" in said, said
     assert "Traceback" not in said and len(said.strip().splitlines()) == 1
@@ -215,3 +245,30 @@ def test_a_second_syncer_on_one_snapshot_location_is_refused_and_with_take_over_
     loaded, _ = target.load_newest()
     assert loaded is not None, "nothing that the run needs was deleted"
     assert second.stop() == 0
+
+
+def test_who_cannot_serve_takes_nobodys_place(folder: Path) -> None:
+    url = folder / "snapshots"
+    first = SyncerProcess(folder, *OPTIONS, "--snapshots", str(url))
+    none = str(folder / "none")
+    reasons = {
+        "would let the network reach": ("--listen", "0.0.0.0:0"),
+        "is in use by another process": ("--listen", first.address),
+        "none": ("--tls-certificate", none, "--tls-key", none),
+        "atoll keys": ("--keys", none, "--tls-certificate", none, "--tls-key", none),
+    }
+    held = (sorted(url.glob("claim-*.json")), (folder / "state" / "epoch.json").read_text())
+    for number, (why, options) in enumerate(reasons.items()):
+        place = folder if number % 2 else folder / "second"  # what both share: the run folder, or the snapshots alone
+        code, said = refused(place, *OPTIONS, "--snapshots", str(url), "--take-over", *options)
+        assert code not in (0, 3) and why in said and "Traceback" not in said, said
+        assert (sorted(url.glob("claim-*.json")), (folder / "state" / "epoch.json").read_text()) == held, why
+    assert first.stop() == 0
+
+
+def test_who_fails_after_it_has_claimed_a_location_lets_it_go(folder: Path) -> None:
+    url = folder / "snapshots"
+    code, said = refused(folder, "--snapshots", str(url), "--learners", "2", "--quorum", "9")
+    assert code not in (0, 3) and "Traceback" not in said, said
+    (claim,) = url.glob("claim-*.json")
+    assert json.loads(claim.read_text())["ended"], "the next syncer need not watch whether it lives"

@@ -17,13 +17,14 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from atoll.instruments.chaos import failpoints
-from atoll.store import read_state
+from atoll.syncer import read_committed
 
 OPTIONS = ("--learners", "2", "--sync-every", "6", "--fragments", "3")
 RARE = ("slot.create", "slot.allocate", "slot.rename", "slot.folder.sync", "slot.older.delete")
-RARE += ("tape.append.mid", "tape.append.sync", "tape.appended")
+RARE += ("tape.append.mid", "tape.append.sync", "tape.appended", "log.create", "log.folder.sync")
 """Points that a syncer's life passes only a few times: while files are made, or when somebody joins."""
-COMMIT_POINTS = tuple(p for p in failpoints.FAILPOINTS if p.startswith(("slot.", "tape.append", "commit.")))
+COMMIT_POINTS = tuple(p for p in failpoints.FAILPOINTS if p.startswith(("slot.", "log.", "tape.append", "commit.")))
+COMMIT_POINTS = tuple(p for p in COMMIT_POINTS if p != "log.drop")  # a log of this size has one segment
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def held(threads: list[TrainingThread]) -> dict[tuple[int, int], set[bytes]]:
 
 def check_state(folder: Path, threads: list[TrainingThread]) -> None:
     """Nothing that a learner holds is missing on disk, and what both hold is the same to the bit."""
-    stored = read_state(folder / "state")
+    stored = read_committed(folder / "state")
     assert all("never finished" in problem for problem in stored.problems), stored.problems
     for (fragment, version), values in held(threads).items():
         assert len(values) == 1, "learners hold different parameters under one version"
@@ -135,9 +136,8 @@ def test_death_at_every_step_of_a_commit_ten_times(folder: Path) -> None:
 
 def test_a_full_disk_is_told_and_healed(folder: Path) -> None:
     room = folder / "room"
-    syncer = SyncerProcess(
-        folder, *OPTIONS, ATOLL_FAILPOINT="slot.*:40:enospc,tape.*:40:enospc", ATOLL_FAILPOINT_UNTIL=str(room)
-    )
+    full = "log.*:20:enospc,slot.*:40:enospc,tape.*:40:enospc"
+    syncer = SyncerProcess(folder, *OPTIONS, ATOLL_FAILPOINT=full, ATOLL_FAILPOINT_UNTIL=str(room))
     threads = learners(syncer)
     status = syncer.wait_for(lambda s: bool(s["degraded"]), "the disk is full")
     train_on(threads, 40)
@@ -154,7 +154,7 @@ def test_a_full_disk_is_told_and_healed(folder: Path) -> None:
 
 
 def test_what_a_dead_disk_missed_comes_back_from_learners(folder: Path) -> None:
-    syncer = SyncerProcess(folder, *OPTIONS, ATOLL_FAILPOINT="slot.*:40:eio,tape.*:40:eio")
+    syncer = SyncerProcess(folder, *OPTIONS, ATOLL_FAILPOINT="log.*:20:eio,slot.*:40:eio,tape.*:40:eio")
     threads = learners(syncer)
     syncer.wait_for(lambda s: bool(s["degraded"]), "the disk fails")
     train_on(threads, 60)
@@ -312,7 +312,7 @@ def test_the_model_is_exported_from_the_state_alone(folder: Path) -> None:
         thread.stopping.set()
     from atoll.store import export_model
 
-    stored = read_state(folder / "state")
+    stored = read_committed(folder / "state")
     export_model(stored.rows, stored.fragments, folder / "out.safetensors")
     model = threads[0].model
     loaded = {name: torch.from_numpy(values) for name, values in load_file(folder / "out.safetensors").items()}
@@ -372,7 +372,7 @@ def test_what_came_from_a_snapshot_is_in_the_state_folder_soon(folder: Path) -> 
     syncer.again()
     assert syncer.status()["recovered_from"].startswith("snapshot")
     deadline = time.monotonic() + WAIT_S
-    while len(read_state(folder / "state").fragments) < 3 or "run" not in read_state(folder / "state").rows:
+    while len(read_committed(folder / "state").fragments) < 3 or "run" not in read_committed(folder / "state").rows:
         assert time.monotonic() < deadline, "what came from the snapshot was never written"
         time.sleep(0.1)
     syncer.kill()

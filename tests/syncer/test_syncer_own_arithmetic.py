@@ -1,4 +1,4 @@
-"""A real syncer and real learners with a codec, a merge method and an outer optimizer of a user's own."""
+"""A real syncer and real learners with a codec, a merge, an outer optimizer and a pacing of a user's own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from cluster import SyncerProcess, TrainingThread, check_books, small_model
 from toys import OWN, install, register
+
+from atoll.core.events import PaceChanged
+from atoll.observe import read_events
 
 TESTS = Path(__file__).parent.parent
 registered = pytest.fixture(autouse=True)(register)
@@ -33,3 +36,8 @@ def test_processes_train_with_them_through_a_crash(tmp_path: Path, width: int) -
         assert thread.learner._machine.config.codec_up == "toy-sparse"
     check_books(syncer.status())
     assert syncer.stop() == 0
+    paced = [event for _, _, event in read_events(tmp_path) if isinstance(event, PaceChanged)]
+    # The syncer after the crash begins with `sync_every` again. What the first one said may have died with it.
+    assert {(event.fragment, event.period, event.reason) for event in paced} == {
+        (fragment, 8, "the run is under way") for fragment in range(2)
+    }

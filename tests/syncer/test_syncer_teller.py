@@ -89,7 +89,7 @@ def test_a_storm_of_one_kind_is_counted_and_does_not_hide_the_others() -> None:
 
 def test_the_last_warnings_snapshots_and_thin_links_are_kept_for_those_who_look_in() -> None:
     news = News(NullWriter())
-    assert news.status() == {"warnings": [], "snapshots": {}} and not news.ever_active
+    assert news.status() == {"warnings": [], "snapshots": {}, "rounds": []} and not news.ever_active
     for number in range(WARNINGS_KEPT + 5):
         news.emit(events.Warned("syncer", f"warning {number}"))
     news.emit(events.SnapshotWritten("s3://b/r", 3, 1, 1, [4, 5]))

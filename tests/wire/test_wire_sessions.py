@@ -22,7 +22,7 @@ from atoll.wire.control import PIECES_SINCE
 from atoll.wire.convert import encode_learner_message, parse_syncer_message
 from atoll.wire.limits import HELLO_PIECE_BYTES, MESSAGE_BYTES_MAX
 from atoll.wire.seal import unseal
-from atoll.wire.sessions import Session
+from atoll.wire.sessions import EncodedOnce, Session
 from atoll.wire.transport import EOF, PIECES_KEY, SESSION_METHOD, control_channel_arguments, grpc
 
 
@@ -198,7 +198,7 @@ def test_requests_overtake_updates_and_notices_do_not() -> None:
     """On a thin link updates wait; what is small and urgent goes first, and versions of one fragment stay in order."""
 
     async def main() -> None:
-        session, link = Session(1, 10**6), Slow()
+        session, link = Session(1, 10**6, EncodedOnce().bytes_of), Slow()
         writing = asyncio.create_task(session.write_to(link))
         for version, update in ((1, b"x" * 100), (2, b""), (3, b"")):
             session.send(m.Published(0, version, version, 0, -1, 1, 0, update))

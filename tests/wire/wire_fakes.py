@@ -118,6 +118,9 @@ class FakeSyncer:
             raise RefusedError(m.Refusal.UNKNOWN_LEARNER, f"no learner {learner!r} here; give another")
         return "active"
 
+    async def take_snapshot(self) -> str:
+        return "snapshot 1 is written"
+
     async def push_begin(self, header: m.PushHeader) -> int:
         self.begun.append(header)
         return header.size if self.expected is None else self.expected

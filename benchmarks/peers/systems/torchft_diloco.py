@@ -13,7 +13,7 @@ import torch
 from torch.distributed import TCPStore
 from workload import Workload
 
-if sys.argv[1:2] == ["coordinator"]:  # +
+if sys.argv[1:2] == ["coordinator"]:
     from torchft.coordination import LighthouseServer
 
     host, replicas = sys.argv[2], int(sys.argv[3])
@@ -32,11 +32,11 @@ if options.form == "retries":
 from torchft import Manager, ProcessGroupGloo  # noqa: E402
 from torchft.local_sgd import DiLoCo  # noqa: E402
 
-store = TCPStore(work.host, 0, is_master=True, wait_for_workers=False)  # +
+store = TCPStore(work.host, 0, is_master=True, wait_for_workers=False)
 seconds = datetime.timedelta(seconds=60)
 
 
-def outer(parameters):  # +
+def outer(parameters):
     momentum = work.outer_momentum
     return torch.optim.SGD(parameters, lr=work.outer_lr, momentum=momentum, nesterov=momentum > 0)
 
@@ -44,19 +44,19 @@ def outer(parameters):  # +
 state = {}
 
 
-def load_state(saved):  # +
+def load_state(saved):
     work.model.load_state_dict(saved["model"])
     work.optimizer.load_state_dict(saved["optimizer"])
     for optimizer, one in zip(state["outer"], saved["outer"], strict=True):
         optimizer.load_state_dict(one)
 
 
-def save_state():  # +
+def save_state():
     outers = [optimizer.state_dict() for optimizer in state["outer"]]
     return {"model": work.model.state_dict(), "optimizer": work.optimizer.state_dict(), "outer": outers}
 
 
-manager = Manager(  # +
+manager = Manager(
     pg=ProcessGroupGloo(timeout=seconds),
     load_state_dict=load_state,
     state_dict=save_state,
@@ -80,7 +80,7 @@ if streaming:  # what is in no block is a fragment of its own
     fragments.append(rest)
 state["outer"] = [outer(fragment.parameters()) for fragment in fragments]
 period = max(options.period, len(fragments)) // len(fragments) * len(fragments)
-diloco = DiLoCo(  # +
+diloco = DiLoCo(
     manager,
     fragments,
     work.optimizer,
@@ -90,12 +90,18 @@ diloco = DiLoCo(  # +
     pin_memory=False,
     fragment_sync_delay=1 if streaming else 0,
 )
-with diloco:  # +
+kept = lost = 0  # bench
+exchange = period // len(fragments)  # bench
+with diloco:
     for step in work.steps():
         loss = work.forward()
         loss.backward()
+        before = manager.current_step()  # bench
         work.optimizer.step()
-        work.record(step, loss.item())
+        if (step + 1) % exchange == 0:  # bench
+            committed = manager.current_step() > before and manager.is_participating()  # bench
+            kept, lost = (kept + exchange, lost) if committed else (kept, lost + exchange)  # bench
+        work.record(step, loss.item(), kept=kept, lost=lost)  # bench
 work.finish()
 manager.shutdown(wait=False)
 os._exit(0)

@@ -21,7 +21,11 @@ def dash(
     *,
     listen: Annotated[str, typer.Option(help="HOST:PORT of the page; port 0: any free one.")] = "127.0.0.1:8787",
     control: Annotated[
-        bool, typer.Option("--control", help="Let whoever has the page's token drain, add and kill learners, and stop.")
+        bool,
+        typer.Option(
+            "--control",
+            help="Let whoever has the page's token drain, add and kill learners, take a snapshot, and stop.",
+        ),
     ] = False,
     page_token_file: o.PageTokenFile = "",
     tls_certificate: Annotated[str, typer.Option(help="Certificate file (PEM) of the page.")] = "",

@@ -9,6 +9,7 @@ import typer
 
 from atoll.cli import options as o
 from atoll.cli.parts import certificate_of
+from atoll.cli.terminal import logged_as
 from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
 
@@ -29,6 +30,9 @@ def shard(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take the folder over from a shard that still holds it; that one ends.")
     ] = False,
+    metrics: o.OwnMetrics = "",
+    metrics_folder: o.MetricsFolder = None,
+    log_format: o.LogFormat = "text",
     context: typer.Context,
 ) -> None:
     """Run a shard: it has some of a run's fragments, for `atoll syncer --shards HOST:PORT,...`.
@@ -50,8 +54,10 @@ def shard(
     from atoll.syncer import ShardOptions, run_shard
 
     shown = o.run_token(context, token, token_file) if keys is None else ""
-    served = ShardOptions(listen, run_folder, shown, keys, tls_certificate, tls_key, take_over)
-    raise typer.Exit(run_shard(served))
+    served = ShardOptions(listen, run_folder, shown, keys, tls_certificate, tls_key, take_over, metrics, metrics_folder)
+    with logged_as(log_format):
+        code = run_shard(served)
+    raise typer.Exit(code)
 
 
 def relay(
@@ -63,12 +69,16 @@ def relay(
     tls_ca: o.TlsCa = "",
     tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
+    metrics: o.OwnMetrics = "",
+    metrics_folder: o.MetricsFolder = None,
+    log_format: o.LogFormat = "text",
+    merge: Annotated[bool, typer.Option(help="Merge contributions here, where the run's settings allow it.")] = True,
     context: typer.Context,
 ) -> None:
     """Run a relay for the learners of a site: ATOLL_SYNCER=RELAY,SYNCER where they run.
 
-    Every update crosses the link to the syncer once for all of them. What they send is passed on as it is, and the
-    syncer sees learners as without a relay. Learners and relay use the run's one token (not `atoll keys`).
+    Every update crosses the link to the syncer once for all of them, and what they send to a round crosses it as one
+    payload. The syncer sees learners as without a relay. Learners and relay use the run's one token (not `atoll keys`).
     """
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
@@ -77,4 +87,7 @@ def relay(
 
     shown = o.run_token(context, token, token_file)
     place = ClientOptions(address=upstream, token=shown, tls_ca=tls_ca)
-    raise typer.Exit(run_relay(RelayOptions(place, listen, shown, tls_certificate, tls_key)))
+    served = RelayOptions(place, listen, shown, tls_certificate, tls_key, metrics, metrics_folder, merge)
+    with logged_as(log_format):
+        code = run_relay(served)
+    raise typer.Exit(code)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human, print_json
+from atoll.cli.terminal import human, print_json, warn
 
 if TYPE_CHECKING:
     from atoll.engines import Engine, LaunchJob
@@ -47,7 +47,11 @@ def _add(engine: str, help: str) -> None:
         ] = False,
     ) -> None:
         """Start the syncer and the islands of a job. The word submit may be left out."""
+        from atoll.engines import ignored_by
+
         found, read = _engine(engine, job)
+        for text in ignored_by(engine, read):
+            warn(text)
         if dry_run:
             print(found.plan().rstrip("\n"))
             return

@@ -79,14 +79,15 @@ def _happened(folder: RunFolder, level: str, *, follow: bool) -> Iterator[dict[s
 def _printed(folder: RunFolder, learner: str, *, follow: bool) -> Iterator[dict[str, Any]]:
     from atoll.launch import is_finished
 
-    names = [path for role in ("learner", "syncer") if (path := folder.log_file(role, learner)).exists()]
-    if not names:
-        there = sorted(path.stem.partition("-")[2] for path in folder.logs.glob("*.log"))
-        known = f"it has those of {', '.join(there)}" if there else "it has none"
+    log = folder.log_of(learner)
+    if log is None:
+        known = f"it has those of {', '.join(folder.logged())}" if folder.logged() else "it has none"
         raise LaunchError(f"{folder.path} holds no log of {learner!r}: {known}; learners of other machines log there")
     held = b""
-    with names[0].open("rb") as file:
+    with log.open("rb") as file:
         while True:
+            if log.stat().st_size < file.tell():
+                file.seek(0)  # it was begun anew
             over = not follow or is_finished(folder)  # asked before the last read, so that nothing is left out
             while chunk := file.read(READ_BYTES):
                 *lines, held = (held + chunk).split(b"\n")

@@ -86,6 +86,13 @@ Metrics = Annotated[
     ),
 ]
 LOG_FORMATS = ("text", "json")
+OwnMetrics = Annotated[
+    str, typer.Option(envvar="ATOLL_METRICS", help="HOST:PORT where Prometheus may ask (default nowhere).")
+]
+MetricsFolder = Annotated[
+    Path | None,
+    typer.Option(help="Where the file that tells Prometheus of it is written (default RUN_FOLDER/metrics)."),
+]
 LogFormat = Annotated[
     str,
     typer.Option(envvar="ATOLL_LOG_FORMAT", help="text, or json: one object with time, level and text for each line."),
@@ -148,7 +155,7 @@ SYNC = panel(
     sizes=(str, f"Tokens per step that count for weights: {', '.join(SIZES)} (default {SIZES[0]})."),
     share_max=(float, "The most that one learner weighs in a merge, as a share; 1: no limit (default 1)."),
     merge=(str, f"How deltas are merged: {', '.join(MERGES.names())} (default half-rda)."),
-    outer=(str, f"Outer optimizer: {', '.join(OUTERS.names())} (default)."),
+    outer=(str, f"Outer optimizer: {', '.join(OUTERS.names())} (default nesterov)."),
     outer_lr=(float, "Learning rate of the outer step (default 0.7)."),
     outer_momentum=(float, "Momentum of the outer step (default 0.3)."),
     outer_schedule=(
@@ -164,6 +171,10 @@ SYNC = panel(
     adaptive=(str, f"Codecs and periods follow links and learning: {', '.join(ADAPTIVES)} (default off)."),
     period_min=(int, "With --adaptive: the fewest steps between two rounds of a fragment (default 4)."),
     period_max=(int, "With --adaptive: the most steps between two rounds of a fragment (default 64)."),
+    codec_ladder=(
+        str,
+        "With --adaptive: what contributions may be encoded in, such as int8,int4,int2 (default: codec_up and less).",
+    ),
     pacing=(str, f"Steps between two rounds of a fragment: {', '.join(PACING.names())} (default fixed)."),
     feedback_up=(bool, "What encoding a contribution loses goes into the next one (default on)."),
     feedback_down=(bool, "What encoding an update loses goes into the next one (default on)."),

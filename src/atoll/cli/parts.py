@@ -18,15 +18,17 @@ from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
 
 OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key", "shards", "tls_ca")
-OF_THE_PLACE = ("standby", "standby_after")
+OF_THE_PLACE = ("standby", "standby_after", "model", "replica", "replicate", "replicate_or_go_on")
 OF_THE_PROCESS = (
     "take_over",
     "new_run",
+    "first_start",
     "must_continue",
     "end_when_left",
     "end_when_finished",
     "stay",
     "plain",
+    "title",
     "metrics",
     "log_format",
     "context",
@@ -68,8 +70,16 @@ def syncer(
     ] = "",
     tls_ca: Annotated[
         str,
-        typer.Option(envvar="ATOLL_TLS_CA", help="Certificate file (PEM) that a shard's is checked against."),
+        typer.Option(
+            envvar="ATOLL_TLS_CA", help="Certificate file (PEM) that a shard's or a standby's is checked against."
+        ),
     ] = "",
+    model: Annotated[
+        bool,
+        typer.Option(
+            help="Write RUN/model.safetensors at the end; it takes 4 bytes per parameter of this process's memory."
+        ),
+    ] = True,
     standby: Annotated[
         bool,
         typer.Option(
@@ -79,6 +89,23 @@ def syncer(
     standby_after: Annotated[
         str, typer.Option(help="How long a syncer that may be frozen must be silent before a standby takes over.")
     ] = "15s",
+    replica: Annotated[
+        bool,
+        typer.Option(
+            "--replica", help="Be a standby that shares nothing with its primary: that one sends all to --listen here."
+        ),
+    ] = False,
+    replicate: Annotated[
+        str,
+        typer.Option(help="HOST:PORT of a syncer with --replica: nothing is published before it is on its disk, too."),
+    ] = "",
+    replicate_or_go_on: Annotated[
+        bool,
+        typer.Option(
+            "--replicate-or-go-on",
+            help="Publish without that standby once it is away for --standby-after; it may have taken over as well.",
+        ),
+    ] = False,
     take_over: Annotated[
         bool,
         typer.Option("--take-over", help="Take the run over from a syncer that still holds its state or snapshots."),
@@ -86,6 +113,7 @@ def syncer(
     new_run: Annotated[
         bool, typer.Option("--new-run", help="Where no state is left, begin anew, whatever run learners may hold.")
     ] = False,
+    first_start: Annotated[bool, typer.Option("--first-start", hidden=True)] = False,
     must_continue: Annotated[
         bool, typer.Option("--must-continue", help="End with an error where there is no state and no snapshot.")
     ] = False,
@@ -102,9 +130,8 @@ def syncer(
     stay: Annotated[
         bool, typer.Option("--stay", help="Stay after the tokens budget is spent and everybody has left.")
     ] = False,
-    metrics: Annotated[
-        str, typer.Option(envvar="ATOLL_METRICS", help="HOST:PORT where Prometheus may ask (default nowhere).")
-    ] = "",
+    title: Annotated[str, typer.Option(help="What views call the run (default the name of its folder).")] = "",
+    metrics: o.OwnMetrics = "",
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of the live view, also on a terminal.")] = False,
     log_format: o.LogFormat = "text",
     config: o.ConfigFile = None,
@@ -164,12 +191,16 @@ def syncer(
         listen=listen,
         config=settings,
         run_folder=run_folder,
-        token=shown if keys is None or not shards else "",
+        token=shown if keys is None or not (shards or replicate) else "",
         keys=keys,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
-        standby=standby,
+        standby=standby or replica,
+        replica=replica,
+        replicate=replicate,
+        replicate_or_go_on=replicate_or_go_on,
         standby_after_s=parse_duration("standby_after", standby_after),
+        model=model,
         shards=o.shard_addresses(shards),
         shard_token=shown,
         shard_tls_ca=tls_ca,
@@ -182,10 +213,12 @@ def syncer(
         record=kept.record,
         take_over=take_over,
         new_run=new_run,
+        first_start=first_start,
         must_continue=must_continue,
         end_when_left=end_when_left,
         end_when_finished=end_when_finished,
         stay=stay,
+        title=title,
         metrics=metrics,
         lines=plain or log_format == "json" or run_folder is None or not sys.stdout.isatty(),
     )
@@ -195,7 +228,8 @@ def syncer(
         raise typer.Exit(code)
     with logged_as(log_format) if chosen.lines else _live_view(run_folder):
         code = run_syncer(chosen)
-    if code != EXIT_FENCED:  # else the run is another syncer's
+    served = (not standby and not replica) or (run_folder / "events").exists()
+    if code != EXIT_FENCED and served:  # else the run is another syncer's, or a standby's turn never came
         write_result_by_hand(run_folder)
     if not chosen.lines and (run_folder / "model.safetensors").exists():
         human(json_wanted=False).print(f"published model: {run_folder}/model.safetensors", markup=False, soft_wrap=True)

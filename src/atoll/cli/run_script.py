@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human, print_json, write_raw, write_raw_aside
+from atoll.cli.terminal import human, logged_as, print_json, write_raw, write_raw_aside
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.launch import FinishedRun, RunOutcome
+    from atoll.launch import FaultPlanner, FinishedRun, RunOutcome
 
 EXIT_LEARNERS_FAILED = 1
 
@@ -56,6 +57,7 @@ def run_script(
     json: o.Json = False,
     dash: o.Dash = None,
     metrics: o.Metrics = "",
+    log_format: o.LogFormat = "text",
     context: typer.Context,
     **named: Any,
 ) -> None:
@@ -69,13 +71,25 @@ def run_script(
     learner.step; 128 + signal after Ctrl-C. A learner that is told to leave ends with 0, or with 4 if it could not hand
     over its last progress.
     """
-    values, where = o.given(locals(), "command", "json", "dash", "metrics", "context")
+    values, where = o.given(locals(), "command", "json", "dash", "metrics", "log_format", "context")
     o.use_metrics(metrics)
+    with logged_as(log_format, aside="info"):
+        _run(values, where, command or [], json_wanted=json, dash=dash, faults=o.faults_of(context))
+
+
+def _run(
+    values: Mapping[str, Any],
+    where: str,
+    command: Sequence[str],
+    *,
+    json_wanted: bool,
+    dash: str | None,
+    faults: FaultPlanner,
+) -> None:
     from atoll.launch import describe, run_command, script_config
 
     console = human(json_wanted=True)
     resolved, notes = script_config(values, where=where)
-    faults = o.faults_of(context)
     faults.check(resolved)
     for line in (*describe(resolved), *notes):
         console.print(line, style="dim", markup=False, soft_wrap=True)
@@ -85,13 +99,13 @@ def run_script(
 
     finished = run_command(
         resolved,
-        command or [],
+        command,
         say=say,
         view=o.page_beside(dash, say),
-        say_raw=write_raw_aside if json else write_raw,
+        say_raw=write_raw_aside if json_wanted else write_raw,
         faults=faults,
     )
-    finish_script(finished, console=console, json_wanted=json)
+    finish_script(finished, console=console, json_wanted=json_wanted)
 
 
 def finish_script(finished: FinishedRun, *, console: Console, json_wanted: bool) -> None:
@@ -106,13 +120,13 @@ def finish_script(finished: FinishedRun, *, console: Console, json_wanted: bool)
         print_json(finished.result)
     if outcome.interrupted:
         exit_interrupted(outcome, folder=folder, console=console)
-    failed = bool(outcome.given_up) or not outcome.trained
+    failed = bool(outcome.given_up or outcome.stayed_out) or not outcome.trained
     if outcome.given_up:
         console.print(f"{', '.join(outcome.given_up)} failed; see {folder}/logs", style="red", markup=False)
     if outcome.silent:
         console.print(
             f"{', '.join(outcome.silent)} never joined the run: does the script make an atoll.Learner and call step()?",
-            style="yellow",
+            style="red" if outcome.stayed_out else "yellow",
             markup=False,
         )
     if outcome.trained:

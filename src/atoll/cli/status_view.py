@@ -26,7 +26,7 @@ LEARNERS_SHOWN = 50
 
 def status_view(answer: Mapping[str, Any], now_s: float, width: int = 80) -> RenderableType:
     """Everything is read with `get`: the syncer may be older than this command."""
-    if answer.get("relay") or answer.get("shard"):
+    if answer.get("relay") or answer.get("shard") or answer.get("stands_by"):
         return Text(_part(answer))
     members = list(answer.get("members", ()))
     parts: list[RenderableType] = [Text(line) for line in _heading(answer, members)]
@@ -40,11 +40,17 @@ def status_view(answer: Mapping[str, Any], now_s: float, width: int = 80) -> Ren
 
 
 def _part(answer: Mapping[str, Any]) -> str:
-    """A shard or a relay, which somebody has asked instead of the syncer."""
+    """A shard, a relay or a standby, which somebody has asked instead of the syncer."""
+    if answer.get("stands_by"):
+        has = "has everything" if answer.get("ready") else "does not have everything yet"
+        run = answer.get("run") or "(none yet)"
+        return f"standby of run {run}: {has}; heard its primary {float(answer.get('heard_s', 0)):.0f} s ago"
     if answer.get("relay"):
         served, fetched = (bytes_text(int(answer.get(name, 0))) for name in ("bytes_served", "bytes_fetched"))
         who = f"relay for {answer.get('upstream')}: {len(answer.get('learners', ()))} learners"
-        return f"{who}; {served} served of {fetched} fetched"
+        why = f" ({answer['passes_on_because']})" if answer.get("passes_on_because") else ""
+        upwards = "merges contributions" if answer.get("merges") else f"passes contributions on{why}"
+        return f"{who}; {served} served of {fetched} fetched; {upwards}"
     led = "led by a syncer" if answer.get("led") else "waits for a syncer"
     versions = answer.get("versions", {})
     return f"shard {answer.get('shard')} of run {answer.get('run') or '(none yet)'}: {len(versions)} fragments; {led}"
@@ -139,7 +145,8 @@ def _notes(answer: Mapping[str, Any], members: list[Mapping[str, Any]], now_s: f
     if answer.get("degraded"):
         yield Text(f"disk: NOT durable now ({answer['degraded']})", style="bold red")
     elif "durability" in answer:
-        yield Text(f"disk: durability {answer['durability']}")
+        standby = (answer.get("standby") or {}).get("address")
+        yield Text(f"disk: durability {answer['durability']}" + (f", and all of it at {standby}" if standby else ""))
     yield from _snapshots(answer.get("snapshots") or {}, now_s)
     model = answer.get("model")
     if model:

@@ -35,20 +35,27 @@ def print_json(value: Any) -> None:
     """One object on one line, as the last thing on standard output. JSON has no NaN: it becomes null."""
     from atoll.launch import without_nan
 
-    sys.stdout.write(json.dumps(without_nan(value), allow_nan=False) + "\n")
-    sys.stdout.flush()
+    stream = sys.stdout.stream if isinstance(sys.stdout, JsonLines) else sys.stdout
+    stream.write(json.dumps(without_nan(value), allow_nan=False) + "\n")
+    stream.flush()
 
 
 def write_raw(data: bytes) -> None:
     """Repeat what a process printed, as it is."""
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    _write_bytes(sys.stdout, data)
 
 
 def write_raw_aside(data: bytes) -> None:
     """The same on standard error: with --json, standard output belongs to the program."""
-    sys.stderr.buffer.write(data)
-    sys.stderr.buffer.flush()
+    _write_bytes(sys.stderr, data)
+
+
+def _write_bytes(stream: TextIO, data: bytes) -> None:
+    if isinstance(stream, JsonLines):
+        stream.write(data.decode(errors="replace"))
+    else:
+        stream.buffer.write(data)
+        stream.buffer.flush()
 
 
 def print_error(text: str) -> None:
@@ -72,7 +79,7 @@ class JsonLines(io.TextIOBase):
     """A stream that makes one JSON object of each line that is printed to it: {"time", "level", "text"}."""
 
     def __init__(self, stream: TextIO, level: str) -> None:
-        self._stream = stream
+        self.stream = stream
         self._level = level
         self._held = ""
         self._lock = threading.Lock()
@@ -81,14 +88,14 @@ class JsonLines(io.TextIOBase):
         with self._lock:
             *lines, self._held = (self._held + text).split("\n")
             for line in lines:
-                self._stream.write(json.dumps(self._object(line)) + "\n")
+                self.stream.write(json.dumps(self._object(line)) + "\n")
         return len(text)
 
     def flush(self) -> None:
-        self._stream.flush()
+        self.stream.flush()
 
     def fileno(self) -> int:
-        return self._stream.fileno()
+        return self.stream.fileno()
 
     def isatty(self) -> bool:
         return False
@@ -101,8 +108,9 @@ class JsonLines(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def logged_as(log_format: str) -> Iterator[None]:
-    """With "json", what this process prints is one JSON object for each line."""
+def logged_as(log_format: str, *, aside: str = "error") -> Iterator[None]:
+    """With "json", what this process prints is one JSON object for each line. `aside` is the level of what goes to
+    standard error: a command whose standard output belongs to others talks there."""
     from atoll.errors import ConfigError
 
     if log_format not in ("text", "json"):
@@ -110,7 +118,7 @@ def logged_as(log_format: str) -> Iterator[None]:
     if log_format == "text":
         yield
         return
-    out, error = JsonLines(sys.stdout, "info"), JsonLines(sys.stderr, "error")
+    out, error = JsonLines(sys.stdout, "info"), JsonLines(sys.stderr, aside)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         yield
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from atoll.cli import options as o
-from atoll.cli.terminal import human, print_json
+from atoll.cli.terminal import human, logged_as, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,13 +57,16 @@ def train(
     json: o.Json = False,
     dash: o.Dash = None,
     metrics: o.Metrics = "",
+    log_format: o.LogFormat = "text",
     context: typer.Context,
     **named: Any,
 ) -> None:
     """Train the reference GPT on this machine: learner processes, a syncer between them, a report at the end."""
-    values, where = o.given(locals(), "json", "dash", "metrics", "context")
+    values, where = o.given(locals(), "json", "dash", "metrics", "log_format", "context")
     o.use_metrics(metrics)
-    train_with(values, o.faults_of(context), console=human(json_wanted=json), json_wanted=json, where=where, dash=dash)
+    with logged_as(log_format, aside="info"):
+        console = human(json_wanted=json)
+        train_with(values, o.faults_of(context), console=console, json_wanted=json, where=where, dash=dash)
 
 
 def train_with(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib.metadata import version as version_of
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -32,11 +32,11 @@ def version(
     print_version()
     if not check:
         return
-    from atoll.launch import reach
+    from atoll.launch import compare_builds, reach
     from atoll.wire import fetch_status
 
     there = reach(check, token=o.run_token(context, token, token_file), tls_ca=tls_ca, tls_name=tls_name)
-    text, fits = compare(asyncio.run(fetch_status(there.options)))
+    text, fits = compare_builds(asyncio.run(fetch_status(there.options)))
     human(json_wanted=False).print(f"syncer at {there.options.address}: {text}", markup=False, soft_wrap=True)
     if not fits:
         raise typer.Exit(EXIT_CANNOT_WORK_TOGETHER)
@@ -44,19 +44,3 @@ def version(
 
 def print_version() -> None:
     print(version_of("atoll"))
-
-
-def compare(status: dict[str, Any]) -> tuple[str, bool]:
-    """What a syncer's status says of its build, in words, and whether this one can work with it."""
-    from atoll.core import PROTOCOL_OLDEST, PROTOCOL_VERSION
-
-    build = status.get("build")
-    if not isinstance(build, dict):
-        return "0.5 or older, which does not tell its version; a learner finds out when it joins", True
-    oldest, newest = (int(number) for number in build["protocols"])
-    common = min(newest, PROTOCOL_VERSION)
-    told = f"{build['version']}, protocols {oldest} to {newest}"
-    if common < max(oldest, PROTOCOL_OLDEST):
-        here = f"this build speaks {PROTOCOL_OLDEST} to {PROTOCOL_VERSION}"
-        return f"{told}; {here}: they cannot work together; upgrade the older side by one release first", False
-    return f"{told}; both speak protocol {common}", True

@@ -2,8 +2,8 @@
 
 What a merge needs of contributions are sums over them (`merges` says which), and sums can be taken in parts. A Partial
 is such a part. It has one member per contribution, with the bytes as they came: nothing is decoded until the gradient
-is made, in one pass over all of them. `added_up` makes one member of all, with the sums D and S as two fp32 arrays;
-that is what a relay would send.
+is made, in one pass over all of them. `added_up` makes one member of all, with the sums D and S as two fp32 arrays.
+`condensed` makes one member with one encoded column, of each slice the sum that its method needs: a relay sends that.
 
 What has the same bits, and what is equal up to rounding:
 
@@ -15,6 +15,8 @@ What has the same bits, and what is equal up to rounding:
   about 1e-7 of N, the contributions' mean norm, divided by |D| for methods that go by direction (contributions that
   nearly cancel have no certain direction). For the same grouping it has the same bits again, on every machine and for
   any number of threads: segments are cut by the layout, not by the work.
+- A part that was condensed in fp32 is equal up to the same rounding. In a codec it has that codec's error besides. A
+  slice that goes by direction, and whose contributions cancel, has no S: N * D stands for it.
 - Contributions in a codec that the loops do not know are added up by that codec's own `accumulate`. Where codecs are
   mixed, the loops take each contribution as it came; one that they do not know is decoded first.
 
@@ -154,6 +156,20 @@ class Partial:
             divisors=np.tile([1.0, np.inf], (slices, 1)),
             in_mean=np.tile([0.0, 1.0], (slices, 1)),
         )
+
+    def condensed(
+        self, merges: Sequence[str], codec: Codec, residual: F32 | None, *, feedback: bool = True
+    ) -> tuple[Partial, F32 | None]:
+        """One member with one column, as a single contribution has: of each slice N * D / A where its method goes by
+        direction, else S / A. Also gives what encoding it has lost, for the next one of this fragment."""
+        shares = self.shares()
+        radii, of_column = self.mean_of(self.radii, shares), shares[self.member]
+        directions = quotient(of_column, self.divisors) * radii[:, None]
+        by_direction = np.array([get_merge(name).by_direction for name in merges], bool)
+        values = self.sum(np.where(by_direction[:, None], directions, of_column * self.in_mean))
+        payload, left = codec.encode_delta(values, None, residual, feedback=feedback)
+        one = reduce([payload], [codec], [float(self.weights.sum())], [radii], self.slice_blocks)
+        return replace(one, directed=self.share_directed(shares)[:, None]), left
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,8 +47,17 @@ from .events import (
     SyncerRecovered,
     Warned,
 )
-from .identity import SECRET_PROTOCOL, Identity, Role, check_coordinator, check_learner, check_leave, same_secret
-from .inner_slots import InnerSlot
+from .identity import (
+    SECRET_PROTOCOL,
+    Identity,
+    Role,
+    check_coordinator,
+    check_learner,
+    check_leave,
+    check_operator,
+    same_secret,
+)
+from .inner_slots import INNER_LINGER_NS, InnerSlot
 from .layout import (
     BLOCK,
     PARAMETERS_MAX,
@@ -99,6 +108,7 @@ from .messages import (
     InlinePush,
     InlineReply,
     InnerPiece,
+    InnerPieceRequest,
     LearnerMessage,
     Lease,
     Leave,
@@ -119,7 +129,7 @@ from .messages import (
     Welcome,
 )
 from .orders_ahead import BoundaryOrders
-from .pacing import PACING, Pacing
+from .pacing import PACING, Pace, Pacing
 from .policy import (
     FRAGMENT_PARAMETERS_MIN,
     age_limit,
@@ -155,6 +165,7 @@ __all__ = [
     "HAND_MAX",
     "INLINE_BYTES_MAX",
     "INNER_CODEC",
+    "INNER_LINGER_NS",
     "INNER_PIECE_BYTES",
     "INNER_SLOTS_MAX",
     "INNER_WAIT_NS",
@@ -222,6 +233,7 @@ __all__ = [
     "InlinePush",
     "InlineReply",
     "InnerPiece",
+    "InnerPieceRequest",
     "InnerSlot",
     "Layout",
     "LearnerAdopted",
@@ -240,6 +252,7 @@ __all__ = [
     "NormGuardReset",
     "Nothing",
     "OutgoingPayload",
+    "Pace",
     "PaceChanged",
     "Pacing",
     "Payload",
@@ -279,6 +292,7 @@ __all__ = [
     "check_coordinator",
     "check_learner",
     "check_leave",
+    "check_operator",
     "check_stream_name",
     "checksum_of",
     "contribution_weight",

@@ -6,56 +6,36 @@
     on          both
 
 Every decision is (subject, what, before, after, reason), and an event. Same numbers, same decision: nothing here reads
-a clock, draws a number or remembers more than is said below. Two things keep it from flapping. A step
-towards more bits waits for several calm windows; and each subject has a bucket of changes, so that none changes more
-than CHANGES_BURST + 3600 s / CHANGE_EVERY_NS times within an hour, whatever is measured. Numbers that cannot be
-(a step of no length, NaN, a clock that jumps) lead to no decision, which is said.
+a clock or draws a number. Three things keep it from flapping. After a decision only what was asked for since counts. A
+step towards more bits waits for several calm windows. And each subject has a budget of changes (`change_budget`).
+Numbers that cannot be (a step of no length, NaN, a clock that jumps) lead to no decision, which is said.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from atoll.core.config import SECOND_NS, SyncConfig
+from atoll.core.change_budget import ChangeBudget
+from atoll.core.codec_ladder import ladder_of
+from atoll.core.config import CODECS, SECOND_NS, SyncConfig
 from atoll.core.events import Adapted
+from atoll.core.link_ladder import CALM_WINDOWS, LinkPlace, next_rung
 from atoll.core.link_use import LinkMeasured, LinkWatch
+from atoll.core.round_use import AdoptionTimes, RoundsMeasured
 
-LADDER = (
-    ("fp32", 32.0),
-    ("bf16", 16.0),
-    ("int8", 8.125),
-    ("int4", 4.125),
-    ("int2", 2.125),
-    ("topk:10%", 1.094),
-    ("topk:3%", 0.375),
-)
-"""Codecs of contributions from the most bits per parameter to the fewest. A run begins at its `codec_up`."""
 WINDOW_NS_MIN = 3 * SECOND_NS
 WINDOW_NS_MAX = 600 * SECOND_NS
 """One that was longer was no measurement: the process was stopped, or its clock has jumped."""
 WINDOW_PERIODS = 2
-BUSY_HIGH = 0.8
-"""A link that is in use for a larger share has no room for a bad minute."""
-BUSY_LOW = 0.4
-"""And it may send more if it would then be in use for less than this share."""
-ANSWER_NS_MIN = 20_000_000
-"""An answer that comes sooner is not slow because of its bits."""
-CALM_WINDOWS = 3
-HELPED = 1.1
-"""Fewer bits are worth their loss if answers come so much more often, or the link is so much less busy."""
-ANSWERS_MIN = 3
-JUDGED_WINDOWS = 10
-"""Answers, or windows, after which it is known what fewer bits were worth."""
 FULL = 0.9
 """Of a period: rounds that need more do not fit."""
 ROOMY = 0.6
-PERIOD_FACTOR = 1.5
+FITS = 0.8
+"""Of a period: what rounds should need of a longer one."""
 OVERLAP_MAX = 8
-CHANGES_BURST = 4
-CHANGE_EVERY_NS = 300 * SECOND_NS
-NOTHING = LinkMeasured(0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,107 +43,28 @@ class RunMeasured:
     """What a decision about the whole run goes by."""
 
     step_ns: float
-    round_ns: float
-    """From a launch to the publication, as a running mean."""
+    round_ns: float | None
+    """From a launch to the publication; None: too few are known since the last decision."""
     fragments: int
+    adopt_ns: float = 0.0
+    """From a publication to its adoption by the learner in the middle, without the wait for the end of a step."""
 
     def wrong(self) -> str:
         """What in it cannot be; empty: nothing."""
         for name, value in (("a step", self.step_ns), ("a round", self.round_ns)):
-            if not math.isfinite(value) or value <= 0.0:
+            if value is not None and (not math.isfinite(value) or value <= 0.0):
                 return f"{name} took {value:g} ns"
-        return ""
+        return "" if math.isfinite(self.adopt_ns) and self.adopt_ns >= 0.0 else f"a fetch took {self.adopt_ns:g} ns"
+
+    def needs_ns(self, period: int, overlap: int) -> float:
+        """What all rounds of one period take, and all fetches of what comes of them; the longer of the two."""
+        rounds = (self.round_ns or 0.0) * self.fragments / in_flight(self.fragments, period, overlap)
+        return max(rounds, self.adopt_ns * self.fragments)
 
 
-@dataclass(slots=True)
-class Bucket:
-    """How often a subject may still change."""
-
-    left: float = CHANGES_BURST
-    since_ns: int = 0
-
-    def take(self, now_ns: int) -> bool:
-        self.left = min(CHANGES_BURST, self.left + max(0, now_ns - self.since_ns) / CHANGE_EVERY_NS)
-        self.since_ns = now_ns
-        if self.left < 1.0:
-            return False
-        self.left -= 1.0
-        return True
-
-
-@dataclass(slots=True)
-class LinkPlace:
-    """One learner's place on the ladder."""
-
-    ladder: tuple[tuple[str, float], ...]
-    rung: int = 0
-    calm: int = 0
-    """Windows in a row with room for more bits."""
-    before: LinkMeasured | None = None
-    """What was measured before the last step down, while it is not known what that was worth."""
-    after: LinkMeasured = NOTHING
-    """And what since."""
-    in_vain: bool = False
-    """Fewer bits did not help it."""
-    busy: bool = False
-
-    @property
-    def codec(self) -> str:
-        return self.ladder[self.rung][0]
-
-    @property
-    def thin(self) -> bool:
-        """It is busy, and could still send less."""
-        return self.busy and not self.in_vain and self.rung + 1 < len(self.ladder)
-
-
-def ladder_of(config: SyncConfig) -> tuple[tuple[str, float], ...]:
-    """The codecs that a learner of this run may be asked for; only the run's own where that is not on the ladder."""
-    names = [name for name, _ in LADDER]
-    start = names.index(config.codec_up) if config.codec_up in names else len(names)
-    adapts = config.adaptive in ("on", "network")
-    return LADDER[start:] if adapts and start < len(names) else ((config.codec_up, 0.0),)
-
-
-def next_rung(link: LinkPlace, measured: LinkMeasured) -> tuple[int, str]:
-    """Where on the ladder a link belongs after this window, and why. Changes what the link remembers, not its rung."""
-    share = measured.share
-    link.busy = share > BUSY_HIGH and measured.busy_ns >= max(1, measured.answers) * ANSWER_NS_MIN
-    if link.busy:
-        link.calm = 0
-        helped = _has_helped(link, measured)
-        if helped is False:
-            return link.rung - 1, f"fewer bits did not help: in use {share:.0%} of the time, as before"
-        return (link.rung + 1, _used(share, measured)) if helped and link.thin else (link.rung, "")
-    link.before = None
-    if link.rung == 0:
-        link.in_vain = link.in_vain and share > BUSY_LOW
-        return 0, ""
-    richer = share * link.ladder[link.rung - 1][1] / link.ladder[link.rung][1]
-    link.calm = link.calm + 1 if richer < BUSY_LOW else 0
-    if link.calm < CALM_WINDOWS:
-        return link.rung, ""
-    link.calm = 0
-    return link.rung - 1, f"its link has room: {share:.0%} in use, {richer:.0%} with more bits"
-
-
-def _has_helped(link: LinkPlace, measured: LinkMeasured) -> bool | None:
-    """Whether the last step down brought more answers; None: there are too few to tell. True if there was none."""
-    if link.before is None:
-        return True
-    link.after = link.after.plus(measured)
-    if link.after.answers < ANSWERS_MIN and link.after.window_ns < JUDGED_WINDOWS * measured.window_ns:
-        return None
-    helped = link.after.per_second >= HELPED * link.before.per_second
-    link.before = None if helped else link.before
-    return helped
-
-
-def _used(share: float, measured: LinkMeasured) -> str:
-    if not measured.answers:
-        return f"no answer in {measured.window_ns / 1e9:.1f} s"
-    each = measured.busy_ns / measured.answers / 1e6
-    return f"its link is in use {share:.0%} of the time, {each:,.0f} ms for each answer"
+def in_flight(fragments: int, period: int, overlap: int) -> int:
+    """Rounds that may run at once (`SyncConfig.rounds_in_flight_max`)."""
+    return max(1, -(-fragments // period), -(-overlap * fragments // period))
 
 
 class AdaptiveController:
@@ -174,12 +75,16 @@ class AdaptiveController:
         self.on = config.adaptive in ("on", "network")
         self.period, self.overlap = config.sync_every, config.overlap
         self.links = LinkWatch()
+        self.rounds = RoundsMeasured()
+        self.adoptions = AdoptionTimes()
         self._ladder = ladder_of(config)
         self._of: dict[str, LinkPlace] = {}
-        self._buckets: dict[tuple[str, str], Bucket] = {}
+        self._budget = ChangeBudget()
         self._looked_ns: int | None = None
         self._calm = 0
         self._said = ""
+        self._kept: list[Adapted] = []
+        """What an earlier syncer had decided, until it is said again."""
 
     # ------------------------------------------------------------ what was decided
 
@@ -190,19 +95,67 @@ class AdaptiveController:
 
     @property
     def in_flight_max(self) -> int:
-        """Rounds that may run at once (`SyncConfig.rounds_in_flight_max`, with what was decided)."""
-        fragments = self.config.fragments
-        due = -(-fragments // self.period)
-        return max(1, due, -(-self.overlap * fragments // self.period))
+        """Rounds that may run at once, with what was decided."""
+        return in_flight(self.config.fragments, self.period, self.overlap)
 
     def gone(self, learner: str) -> None:
         """What was measured of it is over. Its place on the ladder is kept: its link will be the same."""
         self.links.gone(learner)
+        self.adoptions.gone(learner)
 
     def forget(self, learner: str) -> None:
         self.gone(learner)
         self._of.pop(learner, None)
-        self._buckets.pop((learner, "codec_up"), None)
+        self._budget.forget(learner)
+
+    def row(self, changes: Sequence[Adapted] = ()) -> dict[str, Any]:
+        """For the tape: what holds now, and what was decided last."""
+        codecs = {learner: link.codec for learner, link in self._of.items() if link.codec != self.config.codec_up}
+        why = [f"{c.subject} {c.what} {c.before} -> {c.after}: {c.reason}" for c in changes]
+        return {"period": self.period, "overlap": self.overlap, "codecs": codecs, "decided": why}
+
+    @property
+    def decided(self) -> bool:
+        """Something is not as the settings say."""
+        row = self.row()
+        return bool(row["codecs"]) or (self.period, self.overlap) != (self.config.sync_every, self.config.overlap)
+
+    def restore(self, row: Mapping[str, Any], clock: int) -> None:
+        """Go on with what an earlier syncer had decided, as far as the settings still allow for it."""
+        if not self.on:
+            return
+        kept = f"as before the syncer's restart, at step {clock}"
+        for what, low, high in (
+            ("period", self.config.sync_every, self.config.period_max),
+            ("overlap", self.config.overlap, max(OVERLAP_MAX, self.config.overlap)),
+        ):
+            value, before = row.get(what), getattr(self, what)
+            if isinstance(value, int) and low <= value <= high and value != before:
+                setattr(self, what, value)
+                self._kept.append(Adapted("run", what, str(before), str(value), kept, clock))
+        names = [name for name, _ in self._ladder]
+        for learner, codec in dict(row.get("codecs", {})).items():
+            if codec in names:
+                self._of[learner] = LinkPlace(self._ladder, names.index(codec))
+                self._kept.append(Adapted(learner, "codec_up", self.config.codec_up, codec, kept, clock))
+
+    # ------------------------------------------------------------ what is measured
+
+    def published(self, fragment: int, version: int, launched_ns: int, now_ns: int) -> None:
+        """A round that was launched then has come to a version."""
+        if self.on:
+            self.rounds.done(launched_ns, now_ns)
+            self.adoptions.published(fragment, version, now_ns)
+
+    def adopted(self, learner: str, bases: Sequence[int], now_ns: int) -> None:
+        """A learner reports other versions than before."""
+        if self.on:
+            self.adoptions.adopted(learner, bases, now_ns)
+
+    def measured(self, step_ns: float) -> RunMeasured:
+        """What is known of the run now."""
+        adopt_ns = max(0.0, self.adoptions.usual_ns() - step_ns)
+        return RunMeasured(step_ns, self.rounds.usual_ns(), self.config.fragments, adopt_ns)
 
     # ------------------------------------------------------------ deciding
 
@@ -213,8 +166,8 @@ class AdaptiveController:
         if not self.on:
             return []
         if self._looked_ns is None:
-            self._looked_ns = now_ns
-            return []
+            self._looked_ns, kept = now_ns, self._kept
+            return kept
         wrong = run.wrong()
         window_ns = now_ns - self._looked_ns
         if not wrong and 0 <= window_ns < self._window_ns(run):
@@ -222,17 +175,27 @@ class AdaptiveController:
         if not wrong and not 0 <= window_ns <= WINDOW_NS_MAX + self._window_ns(run):
             wrong = f"{window_ns / 1e9:,.0f} s have passed at once"
         self._looked_ns = now_ns
-        measured = [(learner, knows, self.links.take(learner, now_ns)) for learner, knows in learners]
+        measured = [(learner, knows, self._uplink(learner, run, now_ns)) for learner, knows in learners]
         if wrong:
             return self._no_decision(clock, wrong)
         self._said = ""
+        if run.adopt_ns * run.fragments > FULL * self.period * run.step_ns:
+            # Requests wait behind updates, too: what answers take says nothing about uplinks then.
+            longer = self._longer(run, now_ns, clock)
+            if longer is not None:
+                return [longer]
+        every_ns = self.period * run.step_ns / run.fragments
         changes = [
             change
             for learner, knows, link in measured
-            if link is not None and (change := self._judge(learner, knows, link, now_ns, clock)) is not None
+            if link is not None and (change := self._judge(learner, knows, link, every_ns, now_ns, clock)) is not None
         ]
         change = self._judge_run(run, now_ns, clock)
         return [*changes, change] if change is not None else changes
+
+    def _uplink(self, learner: str, run: RunMeasured, now_ns: int) -> LinkMeasured | None:
+        measured, adopt_ns = self.links.take(learner, now_ns), self.adoptions.of_ns(learner) - run.step_ns
+        return measured if measured is None or not adopt_ns > 0.0 else measured.without(adopt_ns)
 
     def _window_ns(self, run: RunMeasured) -> float:
         return min(float(WINDOW_NS_MAX), max(float(WINDOW_NS_MIN), WINDOW_PERIODS * self.period * run.step_ns))
@@ -245,67 +208,88 @@ class AdaptiveController:
         return [Adapted("run", "nothing", "", "", f"no decision: {wrong}", clock)]
 
     def _judge(
-        self, learner: str, knows: frozenset[str], measured: LinkMeasured, now_ns: int, clock: int
+        self, learner: str, knows: frozenset[str], measured: LinkMeasured, every_ns: float, now_ns: int, clock: int
     ) -> Adapted | None:
         link = self._of.get(learner)
         if link is None:
-            usable = tuple(rung for rung in self._ladder if rung[0].partition(":")[0] in knows)
-            if not usable or usable[0] != self._ladder[0]:
+            usable = tuple(rung for rung in self._ladder if CODECS.family(rung[0]) in knows)
+            names = [name for name, _ in usable]
+            if self.config.codec_up not in names:
                 return None  # its build is older than the choice, or does not know the run's own codec
-            link = self._of[learner] = LinkPlace(usable)
+            link = self._of[learner] = LinkPlace(usable, names.index(self.config.codec_up))
         before = link.codec
-        rung, why = next_rung(link, measured)
-        if rung == link.rung or not self._may(learner, "codec_up", now_ns):
+        rung, why = next_rung(link, measured, every_ns, now_ns)
+        if rung == link.rung or not self._budget.may(learner, "codec_up", now_ns, more=rung < link.rung):
             return None
-        link.in_vain = link.in_vain or (rung < link.rung and link.busy)
-        link.before, link.after = measured if rung > link.rung else None, NOTHING
-        link.rung = rung
+        link.moved(rung)
+        self.links.begin_anew(learner, now_ns)
+        self.rounds.begin_anew(now_ns)
         return Adapted(learner, "codec_up", before, link.codec, why, clock)
 
     def _judge_run(self, run: RunMeasured, now_ns: int, clock: int) -> Adapted | None:
         """Fewer bits come first: while somebody can still send less, the run's rhythm stays."""
-        step_ms, round_ms = run.step_ns / 1e6, run.round_ns / 1e6
-        needs_ms = round_ms * run.fragments / self.in_flight_max
-        if needs_ms > FULL * self.period * step_ms:
-            self._calm = 0
-            if any(link.thin for link in self._of.values()):
-                return None
-            why = f"all rounds need {needs_ms:,.0f} ms of a period of {self.period * step_ms:,.0f}"
-            hidden = 0 < self.overlap < min(OVERLAP_MAX, self.period // 2) and run.fragments > self.in_flight_max
-            if hidden and round_ms > self.overlap * step_ms:
-                return self._change("overlap", self.overlap + 1, why, now_ns, clock)
-            longer = min(self.config.period_max, math.ceil(self.period * PERIOD_FACTOR))
-            return self._change("period", longer, why, now_ns, clock)
-        return self._back(run, now_ns, clock)
+        if run.round_ns is None:
+            return None
+        needs_ns, has_ns = run.needs_ns(self.period, self.overlap), self.period * run.step_ns
+        if needs_ns <= FULL * has_ns:
+            return self._back(run, now_ns, clock)
+        self._calm = 0
+        if any(link.thin(now_ns) for link in self._of.values()):
+            return None
+        hidden = 0 < self.overlap < min(OVERLAP_MAX, self.period // 2) and run.fragments > self.in_flight_max
+        if hidden and run.round_ns > self.overlap * run.step_ns:
+            return self._change("overlap", self.overlap + 1, self._why(run), now_ns, clock)
+        return self._longer(run, now_ns, clock)
+
+    def _longer(self, run: RunMeasured, now_ns: int, clock: int) -> Adapted | None:
+        """The period into which rounds and fetches fit."""
+        self._calm = 0
+        fitting = math.ceil(run.needs_ns(self.period, self.overlap) / (FITS * run.step_ns))
+        longer = min(self.config.period_max, max(self.period + 1, fitting))
+        return self._change("period", longer, self._why(run), now_ns, clock)
+
+    def _why(self, run: RunMeasured) -> str:
+        """Who it is that rounds wait for: the slowest of those who answer within one, or nobody."""
+        needs_ns, has_ns = run.needs_ns(self.period, self.overlap), self.period * run.step_ns
+        needs = f"all rounds need {needs_ns / 1e6:,.0f} ms of a period of {has_ns / 1e6:,.0f}"
+        if needs_ns == run.adopt_ns * run.fragments:
+            return f"{needs}: fetching a version takes {run.adopt_ns / 1e6:,.0f} ms"
+        round_ns = run.round_ns or 0.0
+        within = [(link.each_ns, name) for name, link in self._of.items() if link.each_ns <= 1.1 * round_ns]
+        each_ns, name = max(within, default=(0.0, ""))
+        if each_ns < 0.5 * round_ns:
+            return needs
+        return f"{needs}: {name} needs {each_ns / 1e6:,.0f} ms for each answer"
 
     def _back(self, run: RunMeasured, now_ns: int, clock: int) -> Adapted | None:
         """Towards the settings, where there is room for it."""
-        step_ms, round_ms = run.step_ns / 1e6, run.round_ns / 1e6
-        shorter = max(self.config.sync_every, int(self.period / PERIOD_FACTOR))
-        in_flight = max(1, -(-self.overlap * run.fragments // shorter))
-        needs_ms, has_ms = round_ms * run.fragments / in_flight, shorter * step_ms
-        away = self.period > shorter or self.overlap > self.config.overlap
-        self._calm = self._calm + 1 if away and needs_ms < ROOMY * has_ms else 0
+        shorter = next(
+            (
+                period
+                for period in range(self.config.sync_every, self.period)
+                if run.needs_ns(period, self.overlap) < ROOMY * period * run.step_ns
+            ),
+            self.period,
+        )
+        needs_ns, has_ns = run.needs_ns(shorter, self.overlap), shorter * run.step_ns
+        away = self.overlap > self.config.overlap and needs_ns < ROOMY * has_ns
+        self._calm = self._calm + 1 if shorter < self.period or away else 0
         if self._calm < CALM_WINDOWS:
             return None
         self._calm = 0
-        why = f"all rounds need {needs_ms:,.0f} ms of {has_ms:,.0f}"
-        if self.period > shorter:
+        why = f"all rounds need {needs_ns / 1e6:,.0f} ms of {has_ns / 1e6:,.0f}"
+        if shorter < self.period:
             return self._change("period", shorter, why, now_ns, clock)
         return self._change("overlap", self.overlap - 1, why, now_ns, clock)
 
     def _change(self, what: str, after: int, why: str, now_ns: int, clock: int) -> Adapted | None:
         before = self.period if what == "period" else self.overlap
-        if after == before or not self._may("run", what, now_ns):
+        if after == before or not self._budget.may("run", what, now_ns, more=after < before):
             return None
         if what == "period":
             self.period = after
         else:
             self.overlap = after
+        self.rounds.begin_anew(now_ns)
+        self.adoptions.begin_anew()
         return Adapted("run", what, str(before), str(after), why, clock)
-
-    def _may(self, subject: str, what: str, now_ns: int) -> bool:
-        bucket = self._buckets.get((subject, what))
-        if bucket is None:
-            bucket = self._buckets[subject, what] = Bucket(since_ns=now_ns)
-        return bucket.take(now_ns)

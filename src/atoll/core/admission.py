@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.core.adaptive import ladder_of
+from atoll.core.codec_ladder import ladder_of
 from atoll.core.config import CODECS, SyncConfig
 from atoll.core.identity import same_secret
 from atoll.core.layout import Layout
@@ -123,8 +123,12 @@ def _check_codec_down(hello: Hello, codec: str) -> Refused | None:
     )
 
 
+WRAPPERS = ("_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+"""Segments of torch's wrappers that older builds left in the names of tensors."""
+
+
 def _bare(name: str) -> str:
-    return ".".join(segment for segment in name.split(".") if segment not in ("_orig_mod", "module"))
+    return ".".join(segment for segment in name.split(".") if segment not in WRAPPERS)
 
 
 def describe_difference(layout: Layout, hello: Hello) -> str:

@@ -154,6 +154,11 @@ class AgreementWatch:
         gone = {*before.values(), *(item.id for item in items)} - set(kept.values())
         return sorted(gone)
 
+    def forget(self, fragment: int) -> list[ContributionId]:
+        """Nothing that was given of this fragment is there any more; returns what is needed no more."""
+        self._suspected.pop(fragment, None)
+        return sorted(self._witnesses.pop(fragment, {}).values())
+
     def is_witness(self, identity: ContributionId) -> bool:
         return self._witnesses.get(identity.fragment, {}).get(identity.learner) == identity
 

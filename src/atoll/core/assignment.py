@@ -1,4 +1,5 @@
-"""Which shard has which fragment. Decided once, from the sizes, and then kept: a fragment's arrays are on its shard."""
+"""Which shard has which fragment. Decided from the sizes, and then kept: a fragment's arrays are on its shard, until it
+is moved."""
 
 from __future__ import annotations
 
@@ -12,40 +13,52 @@ def assign(sizes: Sequence[int], shards: Sequence[str]) -> tuple[str, ...]:
     """The shard of each fragment, balanced by bytes: the largest first, each to the shard that has least."""
     if not shards:
         raise ConfigError("a run with shards needs at least one; give --shards HOST:PORT")
-    loads = [(0, place) for place in range(len(shards))]
-    chosen = [0] * len(sizes)
-    for fragment in sorted(range(len(sizes)), key=lambda f: (-sizes[f], f)):
-        load, place = heapq.heappop(loads)
-        chosen[fragment] = place
-        heapq.heappush(loads, (load + sizes[fragment], place))
-    return tuple(shards[place] for place in chosen)
+    return tuple(share_out(sizes, range(len(sizes)), dict.fromkeys(shards, 0)).values())
 
 
-def reassign(recorded: Sequence[str], held: Mapping[str, frozenset[int]]) -> tuple[str, ...]:
+def share_out(sizes: Sequence[int], fragments: Sequence[int], loads: Mapping[str, int]) -> dict[int, str]:
+    """A shard for each of these fragments, where shards have these loads already."""
+    heap = [(load, place, name) for place, (name, load) in enumerate(loads.items())]
+    heapq.heapify(heap)
+    chosen: dict[int, str] = {}
+    for fragment in sorted(fragments, key=lambda f: (-sizes[f], f)):
+        load, place, name = heapq.heappop(heap)
+        chosen[fragment] = name
+        heapq.heappush(heap, (load + sizes[fragment], place, name))
+    return dict(sorted(chosen.items()))
+
+
+def reassign(
+    recorded: Sequence[str],
+    held: Mapping[str, frozenset[int]],
+    *,
+    absent: int = 0,
+    successors: Mapping[str, str] | None = None,
+) -> tuple[str, ...]:
     """The recorded shard of each fragment, with the shards that are here now (each with the fragments that it holds).
+    Of `absent` ones it is not known who they are; what is recorded of shards that are missing stays then.
 
-    A shard that came back without its disk has a new name and holds nothing: it takes the place of one that is missing.
-    Raises ConfigError if two shards hold one fragment, or one holds what is another's, or too few are here.
+    A shard that came back without its disk has a new name and holds nothing. It takes the place of one that is missing:
+    the one whose address it has (`successors`: old name -> new), and if nobody is absent any.
+    If two hold a fragment, a move of it was cut short, and the record says which of them counts. Raises ConfigError if
+    one holds what is another's who has not got it, or too few are here.
     """
-    fragments = range(len(recorded))
-    for fragment in fragments:
-        holders = sorted(name for name, own in held.items() if fragment in own)
-        if len(holders) > 1:
-            raise ConfigError(
-                f"shards {holders[0]} and {holders[1]} both hold fragment {fragment} of this run; one of them was "
-                "started on a copy of the other's folder: end it, and start it on its own"
-            )
     missing = sorted(set(recorded) - held.keys())
     spare = sorted(name for name in held.keys() - set(recorded) if not held[name])
-    if len(missing) > len(spare):
-        raise ConfigError(
-            f"the run has its fragments on {len(set(recorded))} shards, and {len(missing) - len(spare)} of them "
-            f"({', '.join(missing[:4])}) are not among those given; give all of them with --shards"
-        )
-    now = {old: old for old in held} | dict(zip(missing, spare, strict=False))
+    now = {old: old for old in recorded}
+    now |= {old: new for old, new in (successors or {}).items() if old in missing and new in spare}
+    if not absent:
+        open_places = [old for old in missing if now[old] == old]
+        free = [new for new in spare if new not in now.values()]
+        if len(open_places) > len(free):
+            raise ConfigError(
+                f"the run has its fragments on {len(set(recorded))} shards, and {len(open_places) - len(free)} of them "
+                f"({', '.join(open_places[:4])}) are not among those given; give all of them with --shards"
+            )
+        now |= dict(zip(open_places, free, strict=False))
     chosen = tuple(now[name] for name in recorded)
     for name, own in held.items():
-        wrong = sorted(fragment for fragment in own if fragment < len(chosen) and chosen[fragment] != name)
+        wrong = sorted(f for f in own if f < len(chosen) and chosen[f] != name and f not in held.get(chosen[f], own))
         if wrong:
             raise ConfigError(
                 f"shard {name} holds fragments {wrong} of this run, which the run's record gives to another shard; "

@@ -43,7 +43,14 @@ MERGES: Registry[Any] = Registry(
         "mean": "atoll.codec.merges.mean:MEAN",
     },
 )
-OUTERS: Registry[Any] = Registry("outer optimizer", {"nesterov": "atoll.codec.outer.nesterov:NESTEROV"})
+OUTERS: Registry[Any] = Registry(
+    "outer optimizer",
+    {
+        "nesterov": "atoll.codec.outer.nesterov:NESTEROV",
+        "delayed": "atoll.codec.outer.delayed:DELAYED",
+        "rownorm": "atoll.codec.outer.rownorm:ROWNORM",
+    },
+)
 TENSOR_MERGES = ("rda", "mean")
 """Of a tensor by itself: as the run's setting says, or always the mean. (They are called as in the first release.)"""
 WEIGHTS = ("tokens2_per_step", "tokens", "uniform")
@@ -53,6 +60,8 @@ PARTIALS = ("scaled", "full")
 SIZES = ("confirmed", "claimed")
 ROBUSTS = ("off", "cosine")
 ADAPTIVES = ("off", "on", "network", "learning")
+LADDER_MAX = 16
+"""Codecs that a run may choose from: there are not so many that differ."""
 FRAGMENTS_MAX = 4096
 """More fragments than this only add overhead: at 100B parameters one would still be 24M parameters."""
 LEARNERS_MAX = 1_000_000
@@ -73,6 +82,7 @@ LATER_SETTINGS: Mapping[str, Any] = {
     "adaptive": "off",
     "period_min": 4,
     "period_max": 64,
+    "codec_ladder": "",
 }
 """Settings that came after the first release, whose code refuses names that it does not know, and what its code does.
 `to_dict` leaves them out where they say just that and it is the default, so that older learners take part as long as
@@ -159,9 +169,10 @@ class SyncConfig:
     """A merge in which contributions of learners that were asked are missing: scaled (so much smaller a step, by
     tokens; theirs count when they come) or full (a whole step for whoever is there)."""
     pacing: str = "fixed"
-    """How many steps lie between two rounds of the same fragment: fixed (`sync_every`), or a policy of your own."""
+    """How many steps lie between two rounds of the same fragment: fixed (`sync_every`), warmup (every other step
+    at first, growing to `sync_every`), or a registered policy."""
     outer: str = "nesterov"
-    """The outer optimizer: what becomes of a merged gradient. nesterov, or a registered one."""
+    """The outer optimizer: what becomes of a merged gradient. nesterov, delayed, rownorm, or a registered one."""
     robust: str = "off"
     """What a merge does about a learner that lies: off (nothing), or cosine (who points against the others is left out,
     and who is far longer than they are weighs less)."""
@@ -172,6 +183,9 @@ class SyncConfig:
     """With `adaptive`: the fewest steps between two rounds of a fragment."""
     period_max: int = 64
     """With `adaptive`: the most steps between two rounds of a fragment."""
+    codec_ladder: str = ""
+    """With `adaptive`: codecs that contributions may be asked for in, such as int8,int4,int2. codec_up, where a run
+    begins, must be one of them. Empty: codec_up, and those of the usual ladder that have fewer bits."""
 
     def __post_init__(self) -> None:
         _at_least("sync_every", self.sync_every, 1, SYNC_EVERY_MAX)
@@ -221,6 +235,14 @@ class SyncConfig:
 
     def _check_adaptive(self) -> None:
         one_of("adaptive", self.adaptive, ADAPTIVES)
+        stated = self.codec_ladder.split(",") if self.codec_ladder else []
+        for codec in stated:
+            CODECS.check("codec_ladder", codec)
+        if (stated and self.codec_up not in stated) or len(set(stated)) < len(stated) or len(stated) > LADDER_MAX:
+            raise ConfigError(
+                f"codec_ladder is {self.codec_ladder[:100]!r}: name up to {LADDER_MAX} different codecs, the run's "
+                f"codec_up {self.codec_up} among them, with commas and no spaces, such as int8,int4,int2"
+            )
         _at_least("period_min", self.period_min, 1, SYNC_EVERY_MAX)
         _at_least("period_max", self.period_max, 1, SYNC_EVERY_MAX)
         if self.period_min > self.period_max:

@@ -29,6 +29,8 @@ OUTLIERS_EACH = 2
 
 
 class ContributionIntake:
+    """Judges one contribution by itself. When there are enough of them is the rounds' business."""
+
     def __init__(self, state: SyncerState) -> None:
         self._state = state
 
@@ -44,14 +46,14 @@ class ContributionIntake:
 
     def _check_room(self, header: PushHeader) -> PushReply | None:
         """Contributions wait for a merge in memory, each as large as its fragment."""
-        kept, expected = self._state.book.kept(header.fragment), self._state.config.learners_expected
-        own = len([item for item in kept if item.id.learner == header.learner])
+        own, kept = self._state.book.kept_counts(header.fragment, header.learner)
+        expected = self._state.config.learners_expected
         most = KEPT_PER_LEARNER_MAX * max(KEPT_LEARNERS_MIN, expected, self._state.membership.proven())
-        if own < KEPT_PER_LEARNER_MAX and len(kept) < most:
+        if own < KEPT_PER_LEARNER_MAX and kept < most:
             return None
         detail = (
             f"learner {header.learner!r}, fragment {header.fragment}: {own} of its contributions wait for a merge, and "
-            f"{len(kept)} in all; send it again when some are merged"
+            f"{kept} in all; send it again when some are merged"
         )
         return PushReply(False, Refusal.BUSY, detail)
 

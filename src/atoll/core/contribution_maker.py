@@ -37,6 +37,9 @@ _CONTRIBUTED_STEP = attrgetter("contributed_step")
 
 
 class ContributionMaker:
+    """Takes counters out when a contribution is made and puts them back when it is dropped: so no token counts twice,
+    whatever becomes of the push."""
+
     def __init__(self, state: LearnerState) -> None:
         self._state = state
         self.upcoming: tuple[int, ...] = ()
@@ -221,7 +224,9 @@ class ContributionMaker:
         else:
             self.dropped(progress, sent, event.reply.code, out)
             progress.too_old = event.reply.code == Refusal.STALE_BASE
-            progress.given_up = self._state.closing is not None and not progress.too_old
+            # Bytes that broke on the way may arrive whole the next time (draw 5, seed 10122).
+            mendable = progress.too_old or event.reply.code == Refusal.CHECKSUM
+            progress.given_up = self._state.closing is not None and not mendable
             self._pass(progress, sent.round, out)
         self._answer_waiting(out)
 
@@ -254,6 +259,11 @@ class ContributionMaker:
         for sent in again:
             sent.stuck = False
         out += [PushAgain(progress.index, s.seq) for s in again]
+
+    def hold_back(self, progress: FragmentProgress) -> None:
+        """Its shard is away: what was not answered waits for it, and takes no place on the uplink meanwhile."""
+        for sent in progress.outstanding:
+            sent.stuck = sent.stuck or not sent.pushed
 
     def fate(self, message: Fate, out: list[LearnerEffect]) -> None:
         """The syncer's word on a contribution whose fate this learner could not follow."""

@@ -17,6 +17,8 @@ from atoll.core.rounds import FragmentTrack, Round
 
 
 class DeliveryWatch:
+    """Watches answers, not links: a learner that steps and reports and never answers looks healthy otherwise."""
+
     def __init__(self, config: SyncConfig, membership: Membership) -> None:
         self._config = config
         self._membership = membership

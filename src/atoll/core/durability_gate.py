@@ -38,6 +38,8 @@ class Chore(StrEnum):
 
 
 class DurabilityGate:
+    """Counts what was appended and what is synced, so that a message waits for the facts that it follows from."""
+
     def __init__(self, level: str, interval_ns: int = 0) -> None:
         self.level = one_of("durability", level, LEVELS)
         self.degraded = ""

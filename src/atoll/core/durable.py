@@ -61,6 +61,8 @@ class Recovery:
     """Fragments that came from a snapshot and are not in the state folder."""
     handed: Sequence[HandedOver] = ()
     """What learners that left had handed over and no round had merged."""
+    away: frozenset[int] = frozenset()
+    """Fragments whose shard is not there: nothing is known of them, and nothing is asked of learners."""
 
 
 # ---------------------------------------------------------------- writing

@@ -109,6 +109,8 @@ class MergeFinished:
     store_ns: int = 0
     store_bytes: int = 0
     """What making it durable took."""
+    lost: tuple[ContributionId, ...] = ()
+    """Not merged, because the relay that held their bytes is gone: the rest may be. Only where `finite` is False."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,23 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class FragmentsDown:
-    """Whoever serves these fragments (a shard) is away: no round of them is begun, and the others do not wait for
-    them. It replaces what was said before."""
+    """Whoever serves these fragments (a shard) is away: no round of them is begun or ends, and the others do not wait
+    for them. It replaces what was said before."""
 
     fragments: frozenset[int]
+    resting: frozenset[int] = frozenset()
+    """Of these no round is begun either, but those that are under way end: they are about to move."""
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentsBack:
+    """A shard that was away is there again, with these versions on its disk (NO_VERSION: none) and nothing else. What
+    it had in memory is gone: its learners give it again. What its disk lacks is asked of them as well."""
+
+    on_disk: Mapping[int, tuple[int, int]]
+    """By fragment: version and checksum."""
+    handed: frozenset[ContributionId] = frozenset()
+    """What leavers handed over and its disk has."""
 
 
 SyncerInput = (
@@ -185,6 +200,7 @@ SyncerInput = (
     | LeaveAsked
     | KeyRevoked
     | FragmentsDown
+    | FragmentsBack
     | Tick
 )
 
@@ -401,8 +417,23 @@ class Closing:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class InnerMissing:
+    """Before joining: this process has no inner optimizer state of its own, so it asks for a peer's."""
+
+
 LearnerInput = (
-    LinkDown | FromSyncer | Stepped | Boundary | PushDone | NotFinite | PushBroken | Fetched | FetchBroken | Closing
+    LinkDown
+    | FromSyncer
+    | Stepped
+    | Boundary
+    | PushDone
+    | NotFinite
+    | PushBroken
+    | Fetched
+    | FetchBroken
+    | Closing
+    | InnerMissing
 )
 
 

@@ -13,6 +13,8 @@ SHORT_WAIT_NS = 60 * SECOND_NS
 
 
 class ExpectedLearners:
+    """A run that waits for learners that never come must say whom it waits for, and end the wait by itself."""
+
     def __init__(self, state: SyncerState) -> None:
         self._state = state
         self._short_ns = -1

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 
 class FragmentTurns:
+    """A merge, a heal and a joiner's copy of one fragment would each read what the other half wrote."""
+
     def __init__(self) -> None:
         self._waiting: dict[int, deque[Callable[[], None]]] = {}
         """By fragment whose turn is taken: who comes next."""

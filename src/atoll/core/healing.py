@@ -6,12 +6,15 @@ from one learner that holds it, whole. A version is believed
 
     by its checksum       if it is the one on the tape
     by a second holder    if two learners or more hold it with the same checksum; of several the one with most holders
-    by its place          if one learner alone claims it: at most CLOSE_VERSIONS_MAX beyond what the disk, the tape or
-                          any other learner has (LONE_VERSIONS_MAX beside a single other). Its parameters must then be
-                          near those of the disk, too (`policy.heal_limit`), so that a claim of one's own changes little
-                          and loses nothing. Where nothing is on the disk to hold them against, and two others are at
-                          the same version, it is not believed: what is lost if it was true is a version or two
+    by its place          if one learner alone claims it, and no two others agree on another: at most
+                          CLOSE_VERSIONS_MAX beyond what the disk, the tape or any other learner has
+                          (LONE_VERSIONS_MAX beside a single other). Its parameters must then be near those of the
+                          disk, too (`policy.heal_limit`), so that a claim of one's own changes little
     by itself             if nobody else is there who holds anything of the run, up to LOST_VERSIONS_MAX
+
+So where two agree, one that is ahead of them is not believed. If it was honest, what it had beyond them is lost: a
+version or two, and only after the disk and the tape have lost them, since both have every version before it is
+published. If it was not, the run would have been its own.
 
 Whoever was asked and did not deliver is believed alone no longer: it costs the run a pause once, and not for ever.
 
@@ -30,8 +33,8 @@ HEAL_WAIT_NS = 10 * SECOND_NS
 """After the first learner is back, how long the others may take: twice the longest pause between two attempts to
 reconnect. Learners train on meanwhile."""
 CLOSE_VERSIONS_MAX = 2
-"""How far ahead of OTHERS_MIN others or more one learner's word counts: learners that keep up are a version or two
-apart. What is lost if it was true after all is that much."""
+"""How far ahead of OTHERS_MIN others or more, no two of which agree, one learner's word counts: learners that keep up
+are a version or two apart. What is lost if it was true after all is that much."""
 LONE_VERSIONS_MAX = 100
 """The same beside one other: a disk that could not be written for a minute lacks about so many at a tenth of a second a
 step, and of two learners either may be behind."""
@@ -48,6 +51,7 @@ LONE_PUSH_NS = 60 * SECOND_NS
 runs meanwhile, so that a claim that nobody keeps costs the run a minute. 150 MB come within that at 20 Mbit/s. And for
 the first who is asked for what others hold as well; each that follows has twice as long, the last HEAL_PUSH_NS."""
 OTHERS_MIN = 2
+"""Learners whose word outweighs that of one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,8 @@ class Healing:
         self._taken: dict[int, str] = {}
         """Fragments whose parameters have come and are being put in place, and who gave them. Nothing is over before
         that is done, even if their giver goes away meanwhile."""
-        self._held: dict[int, dict[str, int]] = {}
-        """By fragment, the newest version that each learner says it holds."""
+        self._held: dict[int, dict[str, VersionClaim]] = {}
+        """By fragment, what each learner says it holds."""
         self._failed: dict[str, int] = {}
         """How often each learner was asked and did not deliver."""
         self._late: dict[int, dict[VersionClaim, set[str]]] = {}
@@ -94,7 +98,7 @@ class Healing:
         for fragment, (version, checksum) in enumerate(zip(bases, checksums, strict=False)):
             if fragment >= len(self.versions) or version > VERSION_MAX:
                 continue
-            self._held.setdefault(fragment, {})[learner] = version
+            self._held.setdefault(fragment, {})[learner] = VersionClaim(version, checksum)
             if version <= self.versions[fragment]:
                 continue
             known = self._known.get(fragment)
@@ -148,14 +152,14 @@ class Healing:
         name = next(iter(self._claims[fragment][claim]))
         if self._failed.get(name, 0) >= TRIES_MAX:
             return False
-        others = [version for other, version in self._held.get(fragment, {}).items() if other != name]
+        others = [held for other, held in self._held.get(fragment, {}).items() if other != name and held.version >= 0]
+        if max(Counter(others).values(), default=0) >= OTHERS_MIN:
+            return False
         known = self._known.get(fragment)
         durable = max(self.versions[fragment], known.version if known is not None else -1)
-        if self.versions[fragment] < 0 and max(Counter(others).values(), default=0) >= OTHERS_MIN:
-            return False
         if others:
             most = CLOSE_VERSIONS_MAX if len(others) >= OTHERS_MIN else LONE_VERSIONS_MAX
-            return claim.version <= max(durable, *others) + most
+            return claim.version <= max(durable, *(held.version for held in others)) + most
         return durable < 0 or claim.version <= durable + LOST_VERSIONS_MAX
 
     def ask(self, now_ns: int) -> dict[str, list[tuple[int, VersionClaim]]]:

@@ -22,6 +22,8 @@ from atoll.errors import LayoutError
 
 
 class HelloIntake:
+    """Every reason to keep a learner out is in one place, before membership hears of it."""
+
     def __init__(self, state: SyncerState, selection: RunSelection) -> None:
         self._state = state
         self._selection = selection

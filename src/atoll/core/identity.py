@@ -64,6 +64,14 @@ def check_leave(identity: Identity | None, learner: str) -> Refused | None:
     return Refused(Refusal.NOT_ALLOWED, f"{detail}; use that learner's key, or one with --role operator")
 
 
+def check_operator(identity: Identity | None, what: str) -> Refused | None:
+    """None if the owner of this key may do what concerns the whole run."""
+    if identity is None or identity.role is Role.OPERATOR:
+        return None
+    detail = f"the key of {identity.name!r} ({identity.role}) cannot {what}"
+    return Refused(Refusal.NOT_ALLOWED, f"{detail}; use one with --role operator (--token-file)")
+
+
 def check_coordinator(identity: Identity | None) -> Refused | None:
     """None if the owner of this key may tell a shard what to do."""
     if identity is None or identity.role is Role.OPERATOR:

@@ -18,6 +18,8 @@ INNER_BYTES_FIXED = 64 * 1024 * 1024
 
 
 class InnerHandoff:
+    """Without its moments AdamW's first steps have the wrong length; a peer's moments are better than none."""
+
     def __init__(self, state: SyncerState) -> None:
         self._state = state
         self.inner_slots = InnerSlots()

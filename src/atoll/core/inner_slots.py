@@ -15,6 +15,8 @@ from atoll.core.config import SECOND_NS
 from atoll.core.membership import Member, MemberState
 from atoll.core.messages import INNER_SLOTS_MAX
 
+INNER_LINGER_NS = 10 * SECOND_NS
+"""How long the last piece of an inner state is kept after it was asked for, in case that the transfer breaks."""
 INNER_SILENCE_NS = 30 * SECOND_NS
 """An inner slot in which nothing moves for this long is given up; the joiner goes on with a warm-up."""
 INNER_PROTOCOL = 2
@@ -36,6 +38,8 @@ class InnerSlot:
 
 
 class InnerSlots:
+    """Bounded, because each open one holds pieces of a state in the syncer's memory."""
+
     def __init__(self) -> None:
         self.open: dict[int, InnerSlot] = {}
 

@@ -25,6 +25,8 @@ from atoll.core.messages import InlineReply, Published, SyncerMessage, Welcome
 
 
 class LearnerDriver:
+    """Order matters here and nowhere else: a world that performed effects by itself would drift from the others."""
+
     def __init__(self, machine: LearnerMachine, host: LearnerDriverHost) -> None:
         self.machine = machine
         self.link = LinkState()

@@ -37,6 +37,8 @@ class Arrival:
 
 
 class VersionFetches:
+    """One at a time on a thin link: two that share it would both be late."""
+
     def __init__(
         self,
         machine: LearnerMachine,

@@ -20,6 +20,8 @@ PUSH_AGAIN = (Refusal.BUSY, Refusal.CHECKSUM)
 
 
 class LearnerGifts:
+    """Both are whole fragments, and belong to no round."""
+
     def __init__(self, machine: LearnerMachine, host: LearnerDriverHost, link: LinkState) -> None:
         self._machine = machine
         self._host = host

@@ -12,7 +12,7 @@ from atoll.core.effects import TakeInner
 from atoll.core.learner_host import FetchAnswer, FetchedPayload, LearnerDriverHost, OutgoingPayload, Payload
 from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_waits import INNER_TRIES, RETRY_NS
-from atoll.core.messages import FetchKind, FetchRequest, InnerPiece, PushReply, Refusal
+from atoll.core.messages import InnerPiece, InnerPieceRequest, PushReply, Refusal
 
 
 class InnerTransfer:
@@ -62,9 +62,8 @@ class InnerTransfer:
 
     def _fetch(self, effect: TakeInner, came: list[Payload], tries: int) -> None:
         machine = self._machine
-        who = (machine.learner, machine.generation)
-        request = FetchRequest(FetchKind.INNER, *who, effect.slot, version=len(came), secret=machine.secret)
-        self._host.fetch(request, partial(self._fetched, effect, came, tries))
+        wanted = InnerPieceRequest(machine.learner, machine.generation, effect.slot, len(came), machine.secret)
+        self._host.fetch(wanted.request(), partial(self._fetched, effect, came, tries))
 
     def _fetched(self, effect: TakeInner, came: list[Payload], tries: int, answer: FetchAnswer) -> None:
         if answer == Refusal.BUSY and tries > 1:

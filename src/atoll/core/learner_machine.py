@@ -28,6 +28,7 @@ from atoll.core.effects import (
     FromSyncer,
     GiveHeal,
     GiveInner,
+    InnerMissing,
     Joined,
     LearnerEffect,
     LearnerInput,
@@ -81,6 +82,9 @@ from atoll.errors import LocalProtocolError
 
 
 class LearnerMachine:
+    """All that a learner decides has one entrance. So what comes first (a version, a request, a step) is settled in one
+    place, and alike in every world."""
+
     def __init__(
         self,
         learner: str,
@@ -105,8 +109,7 @@ class LearnerMachine:
         """The highest epoch of this run that welcomed this process."""
         self.rank = -1
         """What the syncer says: a number that no other learner has; -1 before it has said one."""
-        self.wants_inner = False
-        """Set by the shell before it joins, if this process has no inner optimizer state of its own."""
+        self._wants_inner = False
         self._started_epoch = 0
         """The epoch of the syncer with which the run last went on."""
         self._donate: Donate | None = None
@@ -149,6 +152,8 @@ class LearnerMachine:
                 self._link_down()
             case Closing():
                 self._close(event, out)
+            case InnerMissing():
+                self._wants_inner = True
             case _:
                 assert_never(event)
 
@@ -167,7 +172,7 @@ class LearnerMachine:
             outstanding,
             self.epoch,
             tuple(p.newest_checksum for p in self.fragments) if self.joined else (),
-            self.wants_inner and not self.joined,
+            self._wants_inner and not self.joined,
             self.frozen,
             self._fingerprint,
             CODECS.names(),
@@ -178,6 +183,11 @@ class LearnerMachine:
         return self._state.report() if self.joined and self._state.started else None
 
     # ------------------------------------------------------------ looking in
+
+    @property
+    def wants_inner(self) -> bool:
+        """A peer's inner state is asked for with the first Hello."""
+        return self._wants_inner
 
     @property
     def learner(self) -> str:
@@ -444,13 +454,16 @@ class LearnerMachine:
             out.append(PushSeed())
 
     def _start(self, message: Start, out: list[LearnerEffect]) -> None:
-        self._state.started = True
+        self._state.started, self._state.away = True, frozenset(message.away)
         restarted, self._started_epoch = self._started_epoch not in (0, self.epoch), self.epoch
         if not self.joined:
             self._state.step = message.step
         for progress, state, due in zip(self.fragments, message.fragments, message.due_steps, strict=True):
             progress.due_step = due if not self.joined else max(due, progress.due_step)
             progress.request = None
+            if progress.index in message.away:
+                self._contributions.hold_back(progress)
+                continue
             self._versions.start(progress, state, restarted, out)
             self._contributions.push_again(progress, out)
         if self.joined:

@@ -31,6 +31,8 @@ class OutgoingContribution:
 
 
 class ContributionPushes:
+    """A push is safe to repeat: its number tells the syncer that it has it already."""
+
     def __init__(
         self,
         machine: LearnerMachine,

@@ -17,6 +17,8 @@ from atoll.core.progress import FragmentProgress, Total
 
 
 class LearnerState:
+    """Shared by the machine's parts. It holds facts and decides nothing."""
+
     def __init__(self, learner: str) -> None:
         self.learner = learner
         self.generation = 0
@@ -32,6 +34,8 @@ class LearnerState:
         """What the session speaks."""
         self.secret = ""
         """What the session's pushes and fetches carry."""
+        self.away: frozenset[int] = frozenset()
+        """Fragments whose shard was away when the run last went on for this learner."""
         self.sharded = False
         """Shards serve the fragments: one of them may be away while the others are not."""
         self.linked = False

@@ -157,6 +157,8 @@ class Membership:
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
+        self._ids: list[str] = []
+        """Of the members, in order: a thousand that join at once must not have them sorted a thousand times."""
         self._by_session: dict[int, str] = {}
         self.joined_max = 0
         """The most learners that were active at once."""
@@ -185,7 +187,9 @@ class Membership:
         that a progress report costs the same whether there are four learners or thousands. Whoever asks looks at the
         stamp first: every message asks several times."""
         self._known_at = self.stamp
-        self._active = [m for _, m in sorted(self.members.items()) if m.state is MemberState.ACTIVE]
+        if len(self._ids) != len(self.members):
+            self._ids = sorted(self.members)
+        self._active = [m for m in map(self.members.__getitem__, self._ids) if m.state is MemberState.ACTIVE]
         self._states = frozenset(m.state for m in self.members.values())
         present = [m for m in self._active if not m.aside]
         counted = [m for m in present if m.proven or m.trial_ns >= 0] or present
@@ -333,6 +337,8 @@ class Membership:
         member.seq_seen = [-1] * fragments
         member.merged = [[] for _ in range(fragments)]
         member.proven = old is not None and old.proven
+        if old is None and len(self._ids) == len(self.members):
+            insort(self._ids, learner)
         self.members[learner] = member
         self._by_session[session] = learner
         self.stamp += 1
@@ -349,6 +355,7 @@ class Membership:
         forgotten = sorted(gone, key=lambda m: m.heard_ns)[: len(self.members) - most + most // 10]
         for member in forgotten:
             del self.members[member.learner]
+        self._ids = sorted(self.members)
         self.stamp += 1
         return forgotten
 

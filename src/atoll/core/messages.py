@@ -92,6 +92,8 @@ class Refusal(StrEnum):
     """The fingerprint alone does not do: say hello again, with the list of tensors."""
     SHARDS = "shards_unknown"
     """The run has shards, and this learner knows of none."""
+    RELAY_GONE = "relay_gone"
+    """The relay that held the bytes of an accepted contribution is gone, and they with it: it is given again."""
 
 
 class Discard(StrEnum):
@@ -294,6 +296,8 @@ class Start:
     step: int
     fragments: tuple[FragmentState, ...]
     due_steps: tuple[int, ...]
+    away: tuple[int, ...] = ()
+    """Fragments whose shard is away, so that nobody knows how they stand: what the learner holds of them stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +431,7 @@ class FetchKind(StrEnum):
     THETA = "theta"
     """The fp32 parameters of a fragment at `version`."""
     INNER = "inner"
-    """Piece `version` of the inner state in inner slot `fragment`."""
+    """See InnerPieceRequest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -584,6 +588,26 @@ class FetchRequest:
     length: int = 0
     secret: str = field(default="", repr=False)
     """Of the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerPieceRequest:
+    """A fetch of kind INNER: one piece of the inner state in a slot, whole. On the wire its fields have the names of a
+    version's, which they must keep."""
+
+    learner: str
+    generation: int
+    slot: int
+    piece: int
+    secret: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, request: FetchRequest) -> InnerPieceRequest:
+        return cls(request.learner, request.generation, request.fragment, request.version, request.secret)
+
+    def request(self) -> FetchRequest:
+        who = (self.learner, self.generation)
+        return FetchRequest(FetchKind.INNER, *who, fragment=self.slot, version=self.piece, secret=self.secret)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ KEYS_MAX = 10_000
 
 
 class NoteBudget:
+    """Events go to disk. Without a bound one learner that is refused a thousand times a second would fill it."""
+
     def __init__(self) -> None:
         self._left: dict[tuple[str, str], tuple[float, int]] = {}
         self._left_out: dict[tuple[str, str], int] = {}

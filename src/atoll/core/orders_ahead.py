@@ -39,6 +39,8 @@ class BoundaryOrders:
 
 
 class OrdersAhead:
+    """Ranks compute at their own pace. What one did a step earlier than another would be another model."""
+
     def __init__(self, state: LearnerState, contributions: ContributionMaker, versions: VersionFollower) -> None:
         self._state = state
         self._contributions = contributions

@@ -168,7 +168,9 @@ def step_share(config: SyncConfig, processed: int, present: Sequence[int], missi
     share = 1.0
     if config.partial == "scaled":
         worth = len if config.weights == "uniform" else sum
-        here, there = worth(present), worth([tokens for tokens in missing if tokens > 0])
+        # What is missing comes a version late at least, and weighs so much less then. With age_discount 0 it weighs
+        # nothing, and steps of a tenth would wait for it for ever (draw 4, seed 200017).
+        here, there = worth(present), config.age_discount * worth([tokens for tokens in missing if tokens > 0])
         share = here / (here + there) if here > 0 else 1.0
     if config.outer_schedule == "constant":
         return share
@@ -214,9 +216,11 @@ def norm_limit_absolute(config: SyncConfig, parameters: int) -> float:
 
 def heal_limit(config: SyncConfig, norms: Sequence[float], versions: int) -> float:
     """How far the parameters that one learner alone brings back may be from those on the disk, which are so many
-    versions older: each version goes about as far as a contribution."""
-    usual = median(sorted(norms)) if len(norms) >= NORMS_NEEDED else 0.0
-    return config.norm_outlier_factor * usual * max(1, versions) if usual > 0.0 else math.inf
+    versions older: each version goes about as far as a contribution. While few norms are known the run may be in its
+    warm-up, where the ways grow (CROWD_AHEAD_MAX); while none is, `norm_limit_absolute` is all there is."""
+    usual = median(sorted(norms))
+    growth = 1.0 if len(norms) >= NORMS_NEEDED else CROWD_AHEAD_MAX**2
+    return config.norm_outlier_factor * growth * usual * max(1, versions) if usual > 0.0 else math.inf
 
 
 def crowd_outliers(

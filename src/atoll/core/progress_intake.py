@@ -14,6 +14,8 @@ from atoll.core.twins import EQUAL_IN_A_ROW, Twins
 
 
 class ProgressIntake:
+    """Claims are bounded before they reach the clock: one learner's step count must not move everybody's rounds."""
+
     def __init__(self, state: SyncerState, recovery: SyncerRecovery) -> None:
         self._state = state
         self._recovery = recovery
@@ -71,6 +73,7 @@ class ProgressIntake:
         member.steps, member.tokens = message.steps, message.tokens
         if message.bases != member.bases:
             member.behind_ns = 0
+            self._state.book.adaptive.adopted(member.learner, message.bases, now_ns)
         member.loss, member.bases = message.loss, message.bases
         if (pair := self._twins.report(member.learner, message.step, message.loss)) is not None:
             out.append(_twins_found(*pair))

@@ -8,15 +8,14 @@ distinct fragments.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
-from atoll.core.adaptive import AdaptiveController, RunMeasured
+from atoll.core.adaptive import AdaptiveController
 from atoll.core.agreement import AgreementWatch, Verdict
-from atoll.core.config import SECOND_NS, SyncConfig
+from atoll.core.config import CODECS, SECOND_NS, SyncConfig
 from atoll.core.delivery import DeliveryWatch
-from atoll.core.effects import Compare, Compared, Forget, Merge, MergeFinished, Note, SyncerEffect, ToLearner
+from atoll.core.effects import Compare, Compared, Forget, Merge, MergeFinished, Note, Remember, SyncerEffect, ToLearner
 from atoll.core.events import (
-    Committed,
     ContributionRefused,
     PaceChanged,
     RoundAborted,
@@ -25,9 +24,9 @@ from atoll.core.events import (
     Warned,
 )
 from atoll.core.ledger import Ledger
-from atoll.core.membership import MERGED_KEPT, Member, Membership, MemberState
+from atoll.core.membership import MERGED_KEPT, PROOF_NS, Member, Membership, MemberState
 from atoll.core.merging import HANDED_KEPT, MergeScales, handed_after, norms_after
-from atoll.core.messages import Discard, Fate, Nothing, Published, Refusal, Request, Reseed
+from atoll.core.messages import Discard, Fate, Nothing, Refusal, Request, Reseed
 from atoll.core.pacing import Pace, period
 from atoll.core.plausible import PACE_FACTOR
 from atoll.core.policy import (
@@ -42,7 +41,8 @@ from atoll.core.policy import (
     moving_average,
     quorum_count,
 )
-from atoll.core.rounds import ContributionId, ContributionRecord, FragmentTrack, Round
+from atoll.core.publication import committed, notices
+from atoll.core.rounds import ContributionId, ContributionRecord, ContributionsById, FragmentTrack, Round
 from atoll.core.sizes import LearnerSizes
 from atoll.core.spending import Spending
 
@@ -53,9 +53,11 @@ learner, so that a long step is not mistaken for it."""
 FAR_PERIODS = 2
 """If a quorum has gone so many periods since the last launch and the clock has not come to the next one, somebody holds
 the clock who was ahead and has stopped: with a quorum of one that is whoever claims the largest step."""
+USUAL_FACTOR = 3
+"""How many times as long as usual a quorum may take before somebody is named or set aside for it."""
 NEVER_NS = 2**63
-DUE_STEP_PROTOCOL = 2
-"""Learners of older protocols are not told when a fragment is next due; they know `sync_every`."""
+ADAPTIVE_KEY = "adaptive"
+"""Of the row on the tape that holds what was decided about what is sent."""
 
 
 class RoundScheduler:
@@ -87,6 +89,8 @@ class RoundScheduler:
         """Nobody waits for learners that were expected and did not come."""
         self.down: frozenset[int] = frozenset()
         """Fragments whose shard is away."""
+        self.resting: frozenset[int] = frozenset()
+        """Fragments that are about to move to another shard."""
         self._quorum_ns = 0.0
         self._sync_ns = 0.0
         self._closed: dict[int, tuple[Round, list[ContributionRecord], int]] = {}
@@ -164,14 +168,34 @@ class RoundScheduler:
     def in_flight(self) -> int:
         return sum(track.busy for track in self.tracks)
 
-    def set_down(self, fragments: frozenset[int]) -> None:
-        """No round of these is begun until they are served again, and none of the others waits for theirs to end."""
-        self.down = fragments
+    def set_down(self, fragments: frozenset[int], resting: frozenset[int] = frozenset()) -> None:
+        """No round of these is begun until they are served again, and none of the others waits for theirs to end. Of
+        those that rest none is begun either."""
+        self.down, self.resting = fragments, resting
+        self._moved += 1
+
+    def begin_anew(self, fragment: int, handed: Set[ContributionId], out: list[SyncerEffect]) -> None:
+        """What was received of this fragment is lost, but for what leavers `handed` over: its learners give it again,
+        and the round that was under way is launched again."""
+        track, received = self.tracks[fragment], self.kept(fragment)
+        closed = self._closed.pop(fragment, None)
+        opened = track.round if closed is None else closed[0]
+        if opened is not None:
+            track.aborted = (opened.number, opened.attempt + 1)
+            track.due_step = min(opened.due_step, opened.clock_step)
+        track.round, track.merging, track.held = None, False, ContributionsById()
+        out += [Forget(identity) for identity in self.agreement.forget(fragment)]
+        for item in received:
+            if item.id in handed:
+                track.held[item.id] = item
+            else:
+                self.drop(item, Refusal.UNKNOWN_ROUND, out, "its shard went away")
         self._moved += 1
 
     def _idle(self) -> list[FragmentTrack]:
         """Fragments that a round may begin with."""
-        return [track for track in self.tracks if not track.busy and track.index not in self.down]
+        away = self.down | self.resting
+        return [track for track in self.tracks if not track.busy and track.index not in away]
 
     def _room(self) -> int:
         """Rounds that may begin beside those that are under way."""
@@ -213,9 +237,12 @@ class RoundScheduler:
     def _adapt(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """What is sent follows what was measured; nothing does before the first merge."""
         if self.adaptive.on and self.commits:
-            run = RunMeasured(self.step_ns(), self._quorum_ns + self._sync_ns, len(self.tracks))
+            run = self.adaptive.measured(self.step_ns())
             asked = [(member.learner, member.codecs) for member in self._membership.active()]
-            out += [Note(change) for change in self.adaptive.look(now_ns, self.clock_last, run, asked)]
+            changes = self.adaptive.look(now_ns, self.clock_last, run, asked)
+            out += [Note(change) for change in changes]
+            if any(change.what != "nothing" for change in changes):
+                out.append(Remember({ADAPTIVE_KEY: self.adaptive.row(changes)}, first=False))
 
     def _keep_moving(self, clock: int) -> None:
         """Nobody's standing still stops the others: when enough of them have gone far without a round, all fragments
@@ -254,8 +281,33 @@ class RoundScheduler:
         paces = self._membership.counted_paces()
         if not self._synchronous or not self._disturbed or self.in_flight or not self.clock() or not paces:
             return NEVER_NS
-        slowest = min(paces[-1], PACE_FACTOR * median(paces))
-        return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * slowest))
+        return self._changed_ns + max(STANDSTILL_NS, int(STANDSTILL_STEPS * self._slowest_step_ns()))
+
+    def _slowest_step_ns(self) -> float:
+        """What a step of the slowest learner takes that rounds count on, as far as that can be believed."""
+        paces = self._membership.counted_paces()
+        return min(paces[-1], PACE_FACTOR * median(paces)) if paces else 0.0
+
+    def at_least_usual_ns(self, wait_ns: int) -> int:
+        """How long an answer may take before something is wrong: `wait_ns`, or more where steps are long or links so
+        thin that a quorum usually takes as long."""
+        return max(wait_ns, int(STANDSTILL_STEPS * self._slowest_step_ns()), int(USUAL_FACTOR * self._quorum_ns))
+
+    def unanswered(self) -> list[str]:
+        """Whose answers the oldest open round waits for that has no quorum yet."""
+        quorum = self.quorum()
+        short = [t.round for t in self.tracks if t.round is not None and len(t.round.contributors()) < quorum]
+        oldest = min(short, key=lambda opened: opened.number, default=None)
+        return sorted(oldest.waiting) if oldest is not None else []
+
+    def behind(self) -> list[str]:
+        """Who keeps the next fragment from falling due while others have come to where it does."""
+        due, clock = min((track.due_step for track in self._idle()), default=0), self.clock()
+        if self.in_flight or clock is None or clock >= due or self._membership.counted_steps()[-1] < due:
+            return []
+        return sorted(
+            m.learner for m in self._membership.active() if m.step < due and self._membership.counts(m.learner)
+        )
 
     def launch_leftovers(self, now_ns: int, out: list[SyncerEffect]) -> None:
         """Nobody is left to ask: merge what is held, without a quorum, so that nothing handed over is lost."""
@@ -296,14 +348,18 @@ class RoundScheduler:
                 )
             )
         )
-        held, track.held = list(track.held.values()), {}
+        held, track.held = list(track.held.values()), ContributionsById()
         for contribution in sorted(held, key=lambda c: c.id):
             self._enter(track, contribution, now_ns, out)
         given = opened.contributors()
+        said: dict[str, Request] = {}
         for member in active:
             if member.learner not in given:
                 codec = self.adaptive.codec(member.learner)
-                out.append(ToLearner(member.session, Request(opened.number, opened.attempt, track.index, codec)))
+                codec = codec if CODECS.family(codec) in member.codecs else ""  # it may have come back as another build
+                if codec not in said:
+                    said[codec] = Request(opened.number, opened.attempt, track.index, codec)
+                out.append(ToLearner(member.session, said[codec]))
                 self.adaptive.links.asked(member.learner, track.index, opened.number, now_ns)
         self.try_close(track, now_ns, out)
 
@@ -367,8 +423,14 @@ class RoundScheduler:
         if track.version - item.base_version > age_limit(self.config, aside=True):
             self.drop(item, Discard.STALE, out)
             return
+        opened.first_ns = now_ns if not opened.contributions else opened.first_ns
         opened.contributions[item.id] = item
         opened.waiting.discard(item.id.learner)
+        self._note_quorum(opened, now_ns)
+
+    def _note_quorum(self, opened: Round, now_ns: int) -> None:
+        """From when on a round has a quorum: when enough have answered, or when fewer are enough (draw 4, seed 300256:
+        ids that never answered counted no longer, and the round waited for them all the same)."""
         if opened.quorum_ns < 0 and len(opened.contributors()) >= self.quorum():
             opened.quorum_ns = now_ns - opened.launched_ns
             self._quorum_ns = moving_average(self._quorum_ns, float(opened.quorum_ns))
@@ -381,14 +443,19 @@ class RoundScheduler:
     def try_close(self, track: FragmentTrack, now_ns: int, out: list[SyncerEffect]) -> None:
         """Close the open round if it may close, abort it if it is out of time, else leave it."""
         opened = track.round
-        if opened is None:
+        if opened is None or track.index in self.down:  # nobody is late whose shard cannot take anything
             return
         quorum = self.quorum() if opened.asked else 0  # leftovers ask nobody and need no quorum
+        if opened.asked:
+            self._note_quorum(opened, now_ns)
         reason = opened.close_reason(quorum, now_ns)
         if reason is not None:
             self._close(track, opened, reason, now_ns, out)
         elif now_ns >= opened.launched_ns + self.config.quorum_timeout_ns:
             self._abort(track, opened, f"no quorum of {quorum} in time", out)
+            self._set_absent_aside(opened, now_ns, out)
+        elif now_ns >= self._patient_until_ns(opened):
+            opened.patience_over = True
             self._set_absent_aside(opened, now_ns, out)
         elif not opened.waiting:
             self._abort(track, opened, f"fewer than {quorum} learners are left to answer", out)
@@ -429,8 +496,15 @@ class RoundScheduler:
         for learner in sorted(opened.waiting) if opened.contributions else ():
             member = self._membership.members.get(learner)
             if member is not None and member.state is MemberState.ACTIVE and not member.aside:
-                waited_s = self.config.quorum_timeout_ns / 1e9
-                self.set_aside(member, f"did not answer a round within {waited_s:g} s", now_ns, out)
+                waited_s = (now_ns - opened.launched_ns) / 1e9
+                self.set_aside(member, f"did not answer a round within {waited_s:.0f} s", now_ns, out)
+
+    def _patient_until_ns(self, opened: Round) -> int:
+        """From when on a round does without those who have not answered it, if some have and it can: several of them
+        at once would hold everybody until it is out of time."""
+        if not opened.contributions or opened.patience_over:
+            return NEVER_NS
+        return opened.first_ns + self.at_least_usual_ns(PROOF_NS)
 
     def _without_outliers(
         self, track: FragmentTrack, opened: Round, out: list[SyncerEffect]
@@ -515,7 +589,8 @@ class RoundScheduler:
         self.aborts += 1
         self._moved += 1
         track.round, track.aborted = None, (opened.number, opened.attempt + 1)
-        track.held.update(opened.contributions)
+        for identity, item in opened.contributions.items():
+            track.held[identity] = item
         track.due_step = min(opened.due_step, opened.clock_step)
         out.append(
             Note(
@@ -563,6 +638,9 @@ class RoundScheduler:
         opened, items, closed_ns = self._closed.pop(done.fragment)
         track.merging = False
         self._moved += 1
+        if done.lost:
+            self._merge_without_lost(track, opened, items, done.lost, now_ns, out)
+            return
         if not done.finite:
             self._merge_without_worst(track, opened, items, now_ns, out)
             return
@@ -577,6 +655,7 @@ class RoundScheduler:
         track.norms_of = norms_after(self.config, track, items)
         self.sizes.merged(items)
         self._sync_ns = moving_average(self._sync_ns, float(now_ns - closed_ns))
+        self.adaptive.published(track.index, track.version, opened.launched_ns, now_ns)
         for item in items:
             self._ledger.merge(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
             member = self._membership.members.get(item.id.learner)
@@ -587,28 +666,8 @@ class RoundScheduler:
                 if self.config.tokens_budget:
                     self.spending.judge(member, now_ns)
         out += [Forget(identity) for identity in self.agreement.merged(items)]
-        out.append(
-            Note(
-                Committed(
-                    fragment=track.index,
-                    version=track.version,
-                    round=opened.number,
-                    contributors=[item.id.learner for item in items],
-                    tokens=sum(item.tokens for item in items),
-                    steps=[item.steps for item in items],
-                    weights=[weight / (sum(track.weights) or 1.0) for weight in track.weights],
-                    merge_ns=done.merge_ns,
-                    update_bytes=done.update_bytes,
-                    gradient_norm=done.gradient_norm,
-                    rho=done.rho,
-                    checksum=done.checksum,
-                    store_ns=done.store_ns,
-                    store_bytes=done.store_bytes,
-                    share=track.share,
-                )
-            )
-        )
-        self._publish(track, opened, self._membership.connected(), len(items), out)
+        out.append(Note(committed(track, opened, items, done)))
+        out += notices(track, opened, self._membership.connected(), len(items))
 
     def _merge_without_worst(
         self,
@@ -626,23 +685,27 @@ class RoundScheduler:
         if rest:
             self._merge(track, opened, rest, now_ns, out)
 
-    def _publish(
-        self, track: FragmentTrack, opened: Round, members: Iterable[Member], contributors: int, out: list[SyncerEffect]
+    def _merge_without_lost(
+        self,
+        track: FragmentTrack,
+        opened: Round,
+        items: list[ContributionRecord],
+        lost: Iterable[ContributionId],
+        now_ns: int,
+        out: list[SyncerEffect],
     ) -> None:
-        for member in members:
-            merged_seq = max((s for s, v in member.merged[track.index] if v == track.version), default=-1)
-            due_step = opened.next_due_step if member.protocol >= DUE_STEP_PROTOCOL else 0
-            message = Published(
-                track.index,
-                track.version,
-                opened.number,
-                track.checksum,
-                merged_seq,
-                contributors,
-                opened.clock_step,
-                due_step=due_step,
-            )
-            out.append(ToLearner(member.session, message))
+        """The bytes of some contributions died with a relay, and nothing was changed. They are their learners' own
+        again, who give them anew; the rest is merged."""
+        gone = set(lost)
+        for item in items:
+            if item.id in gone:
+                del opened.contributions[item.id]
+                self.drop(item, Refusal.RELAY_GONE, out)
+        rest = [item for item in items if item.id not in gone]
+        if rest:
+            self._merge(track, opened, rest, now_ns, out)
+        elif self.config.synchronous:  # everybody waits for it: ask again at once
+            track.due_step = min(opened.due_step, opened.clock_step)
 
     def kept(self, fragment: int) -> list[ContributionRecord]:
         """Everything of this fragment that was received and is not merged yet."""
@@ -650,10 +713,24 @@ class RoundScheduler:
         in_round = track.round.contributions.values() if track.round is not None else ()
         return [*track.held.values(), *in_round, *(self._closed[fragment][1] if track.merging else ())]
 
+    def kept_counts(self, fragment: int, learner: str) -> tuple[int, int]:
+        """How many of those are this learner's, and how many there are in all."""
+        track = self.tracks[fragment]
+        piles = [track.held] + ([track.round.contributions] if track.round is not None else [])
+        piles += [self._closed[fragment][0].contributions] if track.merging else []
+        return sum(pile.count_of.get(learner, 0) for pile in piles), sum(map(len, piles))
+
     def held_of(self, learner: str, generation: int) -> list[ContributionRecord]:
         """Everything of this learner that was received and is not merged yet."""
         items = [item for track in self.tracks for item in self.kept(track.index)]
         return [item for item in items if (item.id.learner, item.id.generation) == (learner, generation)]
+
+    def merges(self, merge: Merge) -> bool:
+        """True while this merge is under way."""
+        track = self.tracks[merge.fragment]
+        if not track.merging or merge.version != track.version + 1:
+            return False
+        return merge.contributions == tuple(item.id for item in self._closed[merge.fragment][1])
 
     def merging(self, fragment: int) -> list[ContributionRecord]:
         """What is in the merge of this fragment that is under way."""
@@ -673,12 +750,13 @@ class RoundScheduler:
         wake_ns = self._standstill_ns() if self._synchronous else NEVER_NS
         for track in self.tracks:
             opened = track.round
-            if opened is None:
+            if opened is None or track.index in self.down:
                 continue
             if opened.quorum_ns >= 0 and len(opened.contributors()) >= self.quorum():
                 wake_ns = min(wake_ns, opened.grace_deadline_ns())
             else:
                 wake_ns = min(wake_ns, opened.launched_ns + self.config.quorum_timeout_ns)
+                wake_ns = min(wake_ns, self._patient_until_ns(opened))
         return wake_ns if wake_ns != NEVER_NS else None
 
 

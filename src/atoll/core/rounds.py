@@ -11,6 +11,7 @@ If neither happens by the quorum timeout, the round is aborted: its contribution
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import field
 
 from atoll.core.messages import NO_VERSION
@@ -54,6 +55,26 @@ class HandedOver:
     """Tokens that its learner had processed in all when it left."""
 
 
+class ContributionsById(dict[ContributionId, ContributionRecord]):
+    """Contributions, and how many each learner has among them. Every push asks that: with a thousand learners it must
+    not mean going through all of them. Items come and go one by one (`update` and its like would not be counted)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count_of: dict[str, int] = {}
+
+    def __setitem__(self, identity: ContributionId, item: ContributionRecord) -> None:
+        if identity not in self:
+            self.count_of[identity.learner] = self.count_of.get(identity.learner, 0) + 1
+        super().__setitem__(identity, item)
+
+    def __delitem__(self, identity: ContributionId) -> None:
+        super().__delitem__(identity)
+        self.count_of[identity.learner] -= 1
+        if not self.count_of[identity.learner]:
+            del self.count_of[identity.learner]
+
+
 @dataclass(slots=True)
 class Round:
     """One attempt to collect a fragment, from launch to merge."""
@@ -70,16 +91,20 @@ class Round:
     asked: list[str]
     waiting: set[str]
     """Learners asked that have neither answered nor gone."""
-    contributions: dict[ContributionId, ContributionRecord] = field(default_factory=dict)
+    contributions: ContributionsById = field(default_factory=ContributionsById)
     nothing: set[str] = field(default_factory=set)
     unusable: set[str] = field(default_factory=set)
     """Of those, who sent something that was too old to be merged: an answer, but not one to count on."""
     quorum_ns: int = -1
     """When the quorum was complete, since the launch; -1 before."""
     grace_ns: int = 0
+    first_ns: int = -1
+    """When the first contribution came; -1 before."""
+    patience_over: bool = False
+    """Those who have not answered were set aside, as far as the others make a quorum."""
 
-    def contributors(self) -> set[str]:
-        return {identity.learner for identity in self.contributions}
+    def contributors(self) -> Set[str]:
+        return self.contributions.count_of.keys()
 
     def close_reason(self, quorum: int, now_ns: int) -> str | None:
         """Why the round may close now, or None. Learners with nothing to give count as present, not as contributors."""
@@ -112,7 +137,7 @@ class FragmentTrack:
     merging: bool = False
     aborted: tuple[int, int] = (0, 0)
     """(round, next attempt) while the last round was aborted and waits to be launched again."""
-    held: dict[ContributionId, ContributionRecord] = field(default_factory=dict)
+    held: ContributionsById = field(default_factory=ContributionsById)
     norms_of: list[LearnerNorm] = field(default_factory=list)
     """The last norms of each learner, of H steps: what is usual."""
     missed: dict[str, int] = field(default_factory=dict)

@@ -20,6 +20,8 @@ from atoll.errors import LayoutError
 
 
 class RunSelection:
+    """Nothing may begin anew where somebody still holds the run: that would be two histories under one name."""
+
     def __init__(
         self,
         state: SyncerState,

@@ -17,6 +17,8 @@ SEED_PATIENCE_NS = 20 * SECOND_NS
 
 
 class SeedIntake:
+    """The seed is version 0 of everything that follows, so it counts only whole."""
+
     def __init__(self, state: SyncerState, beginning: Beginning) -> None:
         self._state = state
         self._beginning = beginning

@@ -45,6 +45,8 @@ class Silence(Enum):
 
 
 class SilenceWatch:
+    """To be away costs a learner nothing and frees the rounds. To be lost moves its tokens; that takes longer."""
+
     def __init__(self, state: SyncerState, seeding: SeedIntake) -> None:
         self._state = state
         self._seeding = seeding

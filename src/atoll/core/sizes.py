@@ -26,6 +26,8 @@ from atoll.core.rounds import ContributionRecord
 
 
 class LearnerSizes:
+    """By default weights go by tokens squared, so a size that is only claimed would be worth its square."""
+
     def __init__(self, config: SyncConfig, membership: Membership) -> None:
         self._config = config
         self._membership = membership

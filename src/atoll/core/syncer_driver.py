@@ -137,6 +137,8 @@ class SyncerDriverHost(Protocol):
 
 
 class SyncerDriver:
+    """Keeps the bytes that the machine only knows by id, and holds back what the disk does not know yet."""
+
     def __init__(self, machine: SyncerMachine, host: SyncerDriverHost, gate: DurabilityGate) -> None:
         self.machine = machine
         self.gate = gate
@@ -146,11 +148,15 @@ class SyncerDriver:
         self.watch: Callable[[fx.SyncerInput], None] | None = None
         """Told of every input before the machine."""
         self._heals: dict[int, Payload] = {}
+        self._under_way: dict[int, object] = {}
+        """By fragment whose turn the driver itself has: the work that must end before the turn is given back."""
         self._host = host
         self._layout: Layout | None = None
         self._replies: list[PushReply] = []
         self._looking = False
         self._notes = NoteBudget()
+        self._carried: tuple[Published, Published] | None = None
+        """The last notice that went out with its update inside, and that form of it: the next learner gets the same."""
 
     # ------------------------------------------------------------ machine in, effects out
 
@@ -159,6 +165,25 @@ class SyncerDriver:
         if self.watch is not None:
             self.watch(event)
         self.perform(self.machine.handle(event, self._host.now_ns()))
+
+    def shard_back(self, event: fx.FragmentsBack) -> None:
+        """A shard is there again. What it was doing will never be answered; whoever has its turn next finds its disk's
+        versions."""
+        ended = [fragment for fragment in event.on_disk if self._under_way.pop(fragment, None) is not None]
+        for fragment in event.on_disk:
+            self._heals.pop(fragment, None)
+        self.apply(event)
+        for fragment in ended:
+            self.turns.give_back(fragment)
+
+    def _begin_work(self, fragment: int) -> Callable[[], bool]:
+        """The driver has the turn of a fragment. Returns what says whether that work still counts."""
+        token = self._under_way[fragment] = object()
+        return lambda: self._under_way.get(fragment) is token
+
+    def _end_work(self, fragment: int) -> None:
+        del self._under_way[fragment]
+        self.turns.give_back(fragment)
 
     def wake(self) -> None:
         """The time that was asked for has come, or an earlier one."""
@@ -255,7 +280,9 @@ class SyncerDriver:
         if self.machine.keeps_up(session, message.fragment, message.version):
             update = self._host.inline_update(message.fragment, message.version)
             if update is not None:
-                return replace(message, update=update)
+                if self._carried is None or self._carried[0] is not message:
+                    self._carried = (message, replace(message, update=update))
+                return self._carried[1]
         return message
 
     def _keep_held(self, effect: fx.KeepHeld) -> None:
@@ -338,16 +365,22 @@ class SyncerDriver:
         self._store(item, lambda _: self._store_seed(checksums, fragment + 1))
 
     def _merge(self, effect: fx.Merge) -> None:
+        if not self.machine.merges(effect):
+            self.turns.give_back(effect.fragment)  # its shard went away while it waited for its turn
+            return
+        counts = self._begin_work(effect.fragment)
         payloads = [self.held[identity] for identity in effect.contributions]
-        self._host.merge(effect, payloads, lambda result: self._merged(effect, result))
+        self._host.merge(effect, payloads, lambda result: self._merged(effect, result, counts))
 
-    def _merged(self, effect: fx.Merge, result: fx.MergeFinished) -> None:
+    def _merged(self, effect: fx.Merge, result: fx.MergeFinished, counts: Callable[[], bool]) -> None:
+        if not counts():
+            return
         if not result.finite:
             self._finish(effect.fragment, result)
             return
         fragment_record = self.machine.record_after_merge(effect.fragment, result.checksum)
         item = VersionToStore(effect.fragment, effect.version, result.checksum, fragment_record)
-        self._store(item, lambda stored: self._publish(effect, result, stored))
+        self._store(item, lambda stored: self._publish(effect, result, stored), counts)
 
     def _publish(self, effect: fx.Merge, result: fx.MergeFinished, stored: StoreOutcome) -> None:
         whole = replace(result, store_ns=stored.took_ns, store_bytes=stored.bytes)
@@ -358,18 +391,21 @@ class SyncerDriver:
         if payload is None or effect.version <= self._host.version(effect.fragment):
             self.turns.give_back(effect.fragment)  # it came twice, or a newer one came first
         else:
-            self._host.heal(effect, payload, lambda: self._healed(effect))
+            counts = self._begin_work(effect.fragment)
+            self._host.heal(effect, payload, lambda: self._healed(effect, counts))
 
-    def _healed(self, effect: fx.CommitHealed) -> None:
+    def _healed(self, effect: fx.CommitHealed, counts: Callable[[], bool]) -> None:
+        if not counts():
+            return
         fragment_record = self.machine.record_after_heal(effect.fragment, effect.version, effect.checksum)
         item = VersionToStore(effect.fragment, effect.version, effect.checksum, fragment_record)
         done = fx.HealCommitted(effect.fragment, effect.version, effect.checksum)
-        self._store(item, lambda _: self._finish(effect.fragment, done))
+        self._store(item, lambda _: self._finish(effect.fragment, done), counts)
 
     def _finish(self, fragment: int, event: fx.MergeFinished | fx.HealCommitted) -> None:
         """Whoever has the turn next finds a machine that has heard of this change."""
         self.apply(event)
-        self.turns.give_back(fragment)
+        self._end_work(fragment)
 
     # ------------------------------------------------------------ the disk
 
@@ -390,17 +426,28 @@ class SyncerDriver:
         if self.gate.synced(upto, error):
             self._sync()
 
-    def _store(self, item: VersionToStore, then: Callable[[StoreOutcome], None]) -> None:
-        """Make one version durable as the level says (a seed at every level), then go on."""
+    def _store(
+        self,
+        item: VersionToStore,
+        then: Callable[[StoreOutcome], None],
+        counts: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Make one version durable as the level says (a seed at every level), then go on, if that still `counts`."""
         if self.gate.level == "none":
             then(StoreOutcome())
         elif not item.seed and not self.gate.writes_commits:
             # Nothing is published by a syncer whose place another one has taken, whatever the disk gets of it.
             self.gate.put_off({item.fragment})
-            self._host.check_epoch(lambda: then(StoreOutcome()))
+            self._host.check_epoch(lambda: then(StoreOutcome()) if counts() else None)
         else:
             # Facts first: a record must not know that somebody has left, say, before the tape does.
-            self.gate.after_tape(lambda: self._host.store(item, lambda outcome: self._stored(item, outcome, then)))
+            self.gate.after_tape(lambda: self._store_now(item, then, counts))
+
+    def _store_now(
+        self, item: VersionToStore, then: Callable[[StoreOutcome], None], counts: Callable[[], bool]
+    ) -> None:
+        if counts():
+            self._host.store(item, lambda outcome: self._stored(item, outcome, then) if counts() else None)
 
     def _stored(self, item: VersionToStore, outcome: StoreOutcome, then: Callable[[StoreOutcome], None]) -> None:
         if outcome.error:
@@ -462,18 +509,21 @@ class SyncerDriver:
 
     def _store_again(self, fragments: list[int], passes: int, then: Callable[[], None]) -> None:
         fragment, version = fragments[0], self._host.version(fragments[0])
+        counts = self._begin_work(fragment)
 
         def stored(outcome: StoreOutcome) -> None:
+            if not counts():
+                return
             if not outcome.error:
                 self.gate.written(fragment, again=True)
-            self.turns.give_back(fragment)
+            self._end_work(fragment)
             if outcome.error:
                 self._give_up(outcome.error, then, fragment)
             else:
                 self._store_dirty(fragments[1:], passes, then)
 
         if version == NO_VERSION:  # a learner will bring it, and that is written then
-            self.turns.give_back(fragment)
+            self._end_work(fragment)
             self._store_dirty(fragments[1:], passes, then)
         else:
             fragment_record = self.machine.fragment_record(fragment)

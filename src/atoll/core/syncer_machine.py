@@ -16,6 +16,7 @@ The machine routes inputs to its parts and gathers their effects. Each part owns
     InnerHandoff          inner optimizer state, from a peer to a joiner
     SilenceWatch          who is quiet, away, lost or deaf
     ExpectedLearners      too few have come for a round
+    MergeWatch            nothing is merged: who is waited for
 
 Parts know the state and at most the parts above them. What concerns several of them (a learner is gone, the run goes on
 for a learner) they return, and the machine does it.
@@ -37,6 +38,7 @@ from atoll.core.effects import (
     EndSession,
     FetchOpened,
     Finished,
+    FragmentsBack,
     FragmentsDown,
     FromLearner,
     HealCommitted,
@@ -45,6 +47,7 @@ from atoll.core.effects import (
     KeyRevoked,
     LeaveAsked,
     LookForNewer,
+    Merge,
     MergeFinished,
     PushCompleted,
     PushOpened,
@@ -66,6 +69,7 @@ from atoll.core.layout import Layout
 from atoll.core.leases import LeaseBook
 from atoll.core.ledger import Ledger, Totals
 from atoll.core.membership import Member, Membership, MemberState
+from atoll.core.merge_watch import MergeWatch
 from atoll.core.merging import discounts_of
 from atoll.core.messages import (
     ASKED_TO_LEAVE,
@@ -105,6 +109,9 @@ REPORT_NS = SECOND_NS // 20
 
 
 class SyncerMachine:
+    """All that a syncer decides has one entrance, and time comes in by it. So a run can be made again from its inputs:
+    the simulator and every failing seed rest on that."""
+
     def __init__(self, config: SyncConfig, run: str, epoch: int = 1, begin: Begin | None = None) -> None:
         self._state = state = SyncerState(config, run, epoch)
         self._beginning = Beginning(begin or Begin())
@@ -117,6 +124,7 @@ class SyncerMachine:
         self._contributions = ContributionIntake(state)
         self._silence = SilenceWatch(state, self._seeding)
         self._expected = ExpectedLearners(state)
+        self._merges = MergeWatch(state)
         self._hellos = HelloIntake(state, self._selection)
         self._progress = ProgressIntake(state, self._recovery)
         self.stopping = ""
@@ -164,7 +172,9 @@ class SyncerMachine:
             case KeyRevoked():
                 self._revoke(event, out)
             case FragmentsDown():
-                self.book.set_down(event.fragments)
+                self.book.set_down(event.fragments | self._recovery.mending.fragments, event.resting)
+            case FragmentsBack():
+                self._recovery.shard_back(event, now_ns, out)
             case Tick():
                 self._expire(now_ns, out)
                 self.book.tick(now_ns, out)
@@ -184,9 +194,10 @@ class SyncerMachine:
         for wake_ns in (
             inner_slots.next_wake_ns() if inner_slots.open else None,
             self._seeding.next_wake_ns(),
-            healing.next_wake_ns() if healing is not None else None,
+            healing.next_wake_ns() if healing is not None else self._recovery.mending.next_wake_ns(),
             self._silence.next_wake_ns(),
             self._expected.next_wake_ns(),
+            self._merges.next_wake_ns(),
         ):
             if wake_ns is not None and (first_ns is None or wake_ns < first_ns):
                 first_ns = wake_ns
@@ -199,20 +210,27 @@ class SyncerMachine:
             self._begin_with(self._recovery.heal(now_ns, out), out)
             if self._recovery.in_vain:
                 self._selection.give_up_claimed(out)
+        elif self._recovery.mending.fragments:
+            self._recovery.mend(now_ns, out)
         self._seeding.watch(now_ns, out)
         state = self._state
         if not state.committed:
             self._expected.no_round_is_wanted()
+            self._merges.no_round_is_wanted()
             return
         states = state.membership.states()
         self._expected.watch(now_ns, out)
         if MemberState.ACTIVE in states:
             state.book.launch_due(now_ns, out)
             self._stop_when_spent(out)
+            if not self.stopping:
+                self._merges.watch(now_ns, out)
+                return
         elif MemberState.JOINING not in states and (self.stopping or MemberState.AWAY not in states):
             self.book.launch_leftovers(now_ns, out)
             if self.stopping and not self.book.in_flight:
                 self._finish(out)
+        self._merges.no_round_is_wanted()
 
     def _finish(self, out: list[SyncerEffect]) -> None:
         """Again for whoever came back afterwards and went (draw 2, seed 1048): the books must close."""
@@ -277,11 +295,14 @@ class SyncerMachine:
     def _begin_with(self, members: list[Member], out: list[SyncerEffect]) -> None:
         """The run goes on, or begins, for these learners: what became of their contributions, then where the run is."""
         for member in members:
-            hello = self._state.hellos.pop(member.learner, None)
+            hello = self._state.hellos.get(member.learner)
+            if not self._recovery.may_begin(member, hello):
+                continue
+            self._state.hellos.pop(member.learner, None)
             if hello is not None:
                 self._recovery.tell_fates(member, hello, out)
                 member.recovered = False
-            start = self._state.start()
+            start = replace(self._state.start(), away=tuple(sorted(self._recovery.away)))
             member.start_step = start.step
             out.append(ToLearner(member.session, start))
             if hello is not None:
@@ -580,6 +601,11 @@ class SyncerMachine:
         """What the operator should know while the run cannot begin or a learner cannot be taken in."""
         return self._recovery.waits or self._beginning.waits
 
+    @property
+    def stalled(self) -> str:
+        """Who keeps rounds from closing, once that has lasted for a while."""
+        return self._merges.text
+
     def rows(self) -> dict[str, Any]:
         """All facts as they stand, for a snapshot."""
         return self._state.rows()
@@ -663,6 +689,10 @@ class SyncerMachine:
         """Tokens that this learner's newest process is known to have processed."""
         return self.ledger.account(member.learner, member.generation).processed
 
+    def merges(self, merge: Merge) -> bool:
+        """True while this merge is under way."""
+        return self.book.merges(merge)
+
     def merging(self, fragment: int) -> list[ContributionRecord]:
         """What is in the merge of this fragment that is under way."""
         return self.book.merging(fragment)
@@ -677,6 +707,15 @@ class SyncerMachine:
     def is_healing(self) -> bool:
         """True while learners are asked for what this syncer does not have."""
         return self.healing is not None
+
+    @property
+    def away_since_start(self) -> frozenset[int]:
+        """Fragments of which this syncer knows nothing: their shard was not there when it began."""
+        return self._recovery.away
+
+    def mends_in_vain(self, now_ns: int) -> bool:
+        """True if a shard came back without a version that nobody who is there holds."""
+        return self._recovery.mending.in_vain(now_ns)
 
     @property
     def members(self) -> Mapping[str, Member]:

@@ -10,11 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from atoll.core import durable
-from atoll.core.effects import Answer, CommitHealed, HealCommitted, Note, SyncerEffect, ToLearner
+from atoll.core.effects import (
+    Answer,
+    CommitHealed,
+    FragmentsBack,
+    HealCommitted,
+    MergeFinished,
+    Note,
+    SyncerEffect,
+    ToLearner,
+)
 from atoll.core.events import FragmentHealed, SyncerRecovered
-from atoll.core.healing import Healing, VersionClaim
+from atoll.core.healing import VERSION_MAX, Healing, VersionClaim
 from atoll.core.leases import LeaseBook
 from atoll.core.membership import Member, MemberState
+from atoll.core.mending import Mending
 from atoll.core.messages import (
     NO_VERSION,
     Discard,
@@ -38,6 +48,8 @@ FROM_LEARNERS = "learners"
 
 
 class SyncerRecovery:
+    """Rounds wait until it is over: a merge onto an old version could not be taken back."""
+
     def __init__(self, state: SyncerState) -> None:
         self._state = state
         self.healing: Healing | None = None
@@ -52,6 +64,9 @@ class SyncerRecovery:
         """Up to which version of each fragment the tape knows what was merged."""
         self._tape_merged: dict[ContributionId, int] = {}
         """Contributions of the last versions before a restart, and which version holds each."""
+        self.mending = Mending()
+        self.away: frozenset[int] = frozenset()
+        """Fragments whose shard was not there when this syncer began."""
         self.holders: set[str] = set()
         """Of a run that comes back from learners: those that were in it, until the first of them says at which step."""
 
@@ -70,7 +85,8 @@ class SyncerRecovery:
 
     def _restore(self, recovery: durable.Recovery, now_ns: int, load_ns: int) -> Note:
         self._state.restore(recovery, now_ns)
-        self.source = recovery.source
+        self.source, self.away = recovery.source, recovery.away
+        self._state.book.set_down(recovery.away)
         # Even if every commit was on disk before its publication, a disk that failed for a while may have missed some:
         # rounds begin when those who were in the run have said what they hold. They train on meanwhile.
         self.healing = self._healing_from(recovery.rows)
@@ -91,11 +107,16 @@ class SyncerRecovery:
             if row is not None:
                 known[fragment] = VersionClaim(int(row["version"]), int(row["checksum"]))
                 self._tape_version[fragment] = int(row["version"])
+                if fragment in self.away:  # or a little newer; its shard will say
+                    track = self._state.book.tracks[fragment]
+                    track.version, track.checksum = int(row["version"]), int(row["checksum"])
             for name, generation, seq, version in (row or {}).get("merged", []):
                 identity = ContributionId(str(name), int(generation), fragment, int(seq))
                 self._tape_merged[identity] = int(version)
         expected = {m.learner for m in self._state.membership.members.values() if m.state is MemberState.AWAY}
-        return Healing([track.version for track in self._state.book.tracks], known, expected)
+        # What is on the disk of a shard that is away is lost to nobody: no learner is asked for it.
+        versions = [VERSION_MAX if t.index in self.away else t.version for t in self._state.book.tracks]
+        return Healing(versions, known, expected)
 
     # ------------------------------------------------------------ from learners
 
@@ -151,6 +172,44 @@ class SyncerRecovery:
             out.append(warned(text))
         self.waits = text if fragments else ""
 
+    # ------------------------------------------------------------ shards that come and go
+
+    def may_begin(self, member: Member, hello: Hello | None) -> bool:
+        """Whoever lacks a fragment whose shard is away has to wait for it."""
+        held = hello.bases if hello is not None else member.bases
+        return all(len(held) > fragment and held[fragment] != NO_VERSION for fragment in self.away)
+
+    def shard_back(self, event: FragmentsBack, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Its fragments go on from its disk. What that lacks is asked of learners; what it holds beyond the last word
+        of it was committed, and only the answer was lost."""
+        book = self._state.book
+        for fragment, (version, checksum) in sorted(event.on_disk.items()):
+            track = book.tracks[fragment]
+            if track.merging and version == track.version + 1:
+                book.merge_finished(MergeFinished(fragment, True, checksum), now_ns, out)
+                self._state.remember_version(fragment)
+            book.begin_anew(fragment, event.handed, out)
+            if (version, checksum) != (track.version, track.checksum):
+                self.mending.want(fragment, now_ns)
+            else:
+                self.mending.done(fragment)
+        book.set_down((book.down - event.on_disk.keys()) | self.mending.fragments, book.resting)
+
+    def mend(self, now_ns: int, out: list[SyncerEffect]) -> None:
+        """Ask learners for what a shard has lost."""
+        asked = self.mending.ask(self._state.book.tracks, self._state.membership.connected(), now_ns)
+        for fragment, member in sorted(asked.items()):
+            out.append(ToLearner(member.session, Heal((fragment,))))
+
+    def _mended(self, event: HealCommitted, out: list[SyncerEffect]) -> bool:
+        book = self._state.book
+        track, giver = book.tracks[event.fragment], self.mending.giver(event.fragment)
+        if (event.version, event.checksum) != (track.version, track.checksum) or not self.mending.done(event.fragment):
+            return False
+        out.append(Note(FragmentHealed(event.fragment, NO_VERSION, event.version, giver)))
+        book.set_down(book.down - {event.fragment}, book.resting)
+        return True
+
     def hear(self, hello: Hello, *, claimed: bool, now_ns: int) -> None:
         """A learner is back, and says which versions it holds."""
         if self.healing is not None:
@@ -159,6 +218,9 @@ class SyncerRecovery:
     def check(self, healed: HealedVersion) -> PushReply | None:
         """Only what was asked for, and proven by its checksum, may replace what the disk has."""
         claim = self.healing.asked(healed.fragment, healed.learner) if self.healing is not None else None
+        if self.mending.is_asked(healed.fragment, healed.learner):
+            track = self._state.book.tracks[healed.fragment]
+            claim = VersionClaim(track.version, track.checksum)
         if claim is None or claim.version != healed.version or claim.checksum != healed.checksum:
             detail = (
                 f"learner {healed.learner!r}: version {healed.version} of fragment {healed.fragment} was not "
@@ -187,21 +249,22 @@ class SyncerRecovery:
 
     def reject(self, healed: HealedVersion) -> None:
         """What this learner gave cannot be used, so another one is asked."""
+        self.mending.reject(healed.fragment, healed.learner)
         if self.healing is not None:
             self.healing.reject(healed.fragment, healed.learner)
 
     def take(self, healed: HealedVersion, out: list[SyncerEffect]) -> None:
         """The parameters of a lost version are here, and they are what was asked for."""
-        assert self.healing is not None
-        self.healing.take(healed.fragment, healed.learner)
-        self._state.book.drop_handed(healed.fragment, healed.version, out)
+        if self.healing is not None:
+            self.healing.take(healed.fragment, healed.learner)
+            self._state.book.drop_handed(healed.fragment, healed.version, out)
         out.append(Answer(PushReply(accepted=True)))
         out.append(CommitHealed(healed.fragment, healed.version, healed.checksum))
 
     def put_in_place(self, event: HealCommitted, out: list[SyncerEffect]) -> None:
         """A lost version is back. Commits between the record and it were made by the earlier syncer, and count."""
         track = self._state.book.tracks[event.fragment]
-        if self.healing is None or event.version <= track.version:
+        if self._mended(event, out) or self.healing is None or event.version <= track.version:
             return  # it came twice
         giver = self.healing.giver(event.fragment)
         out.append(Note(FragmentHealed(event.fragment, track.version, event.version, giver)))
@@ -228,6 +291,7 @@ class SyncerRecovery:
 
     def gone(self, learner: str) -> list[Member]:
         """This learner is gone. Returns the members that wait in vain for the step that it would have told."""
+        self.mending.gone(learner)
         if self.healing is not None:
             self.healing.forget(learner)
         if learner not in self.holders:
@@ -244,7 +308,7 @@ class SyncerRecovery:
     def tell_fates(self, member: Member, hello: Hello, out: list[SyncerEffect]) -> None:
         """A learner that was away learns what became of the contributions it could not follow."""
         for item in hello.outstanding:
-            if not 0 <= item.fragment < self._state.config.fragments:
+            if not 0 <= item.fragment < self._state.config.fragments or item.fragment in self.away:
                 continue
             identity = ContributionId(member.learner, member.generation, item.fragment, item.seq)
             version = dict(member.merged[item.fragment]).get(item.seq, self._merged_on_tape(identity))
@@ -281,4 +345,4 @@ class SyncerRecovery:
         member.unbalanced = False
         account = self._state.ledger.account(member.learner, member.generation)
         for fragment, tokens in enumerate(pending[: self._state.config.fragments]):
-            account.balance(fragment, tokens, merged=fragment in self._healed)
+            account.balance(fragment, tokens, merged=fragment in self._healed or fragment in self.away)

@@ -20,7 +20,7 @@ from atoll.core.leases import PREFIX, LeaseBook
 from atoll.core.ledger import Ledger
 from atoll.core.membership import Member, Membership, MemberState
 from atoll.core.messages import FragmentState, Hello, Start, Welcome
-from atoll.core.round_scheduler import RoundScheduler
+from atoll.core.round_scheduler import ADAPTIVE_KEY, RoundScheduler
 from atoll.core.rounds import HandedOver
 from atoll.errors import ConfigError
 
@@ -33,6 +33,8 @@ VERSIONS_TOLD = 3
 
 
 class SyncerState:
+    """Shared by the machine's parts. It holds facts and decides nothing, so parts can be read one by one."""
+
     def __init__(self, config: SyncConfig, run: str, epoch: int = 1) -> None:
         self.given = config
         """The settings as the operator gave them."""
@@ -85,7 +87,7 @@ class SyncerState:
 
     def start(self) -> Start:
         tracks = self.book.tracks
-        states = tuple(FragmentState(t.version, t.checksum) for t in tracks)
+        states = tuple(FragmentState(max(0, t.version), t.checksum) for t in tracks)
         self.book.clock()
         return Start(self.book.clock_last, states, tuple(t.due_step for t in tracks))
 
@@ -152,6 +154,8 @@ class SyncerState:
         """All facts as they stand, for a snapshot."""
         rows: dict[str, Any] = {"run": self._run_row(self.committed), durable.SETTINGS_KEY: self.config.to_dict()}
         rows["ledger"] = self._ledger_row()
+        if self.book.adaptive.decided:
+            rows[ADAPTIVE_KEY] = self.book.adaptive.row()
         for member in self.membership.members.values():
             rows[durable.member_key(member.learner)] = durable.member_row(member)
         return rows | {key: row for key, row in self._lease_rows.items() if row is not None}
@@ -189,6 +193,7 @@ class SyncerState:
         for fragment, fragment_record in sorted(recovery.fragment_records.items()):
             durable.restore_column(self.book, self.membership, self.ledger, fragment, fragment_record, live)
         self._hold_again(waiting)
+        self.book.adaptive.restore(recovery.rows.get(ADAPTIVE_KEY, {}), self.book.clock_last)
         processed_gone = int(recovery.rows.get("ledger", {}).get("gone_processed", 0))
         self.ledger.restore_gone(processed_gone, durable.excess_of(recovery.rows, recovery.fragment_records))
         for member in self.membership.members.values():

@@ -32,6 +32,8 @@ hundreds; it catches up afterwards, from the ring or whole."""
 
 
 class VersionFollower:
+    """Versions are adopted at step boundaries only: between two of them the optimizer uses the parameters."""
+
     def __init__(self, state: LearnerState, contributions: ContributionMaker) -> None:
         self._state = state
         self._contributions = contributions
@@ -209,6 +211,8 @@ class VersionFollower:
         out += [ForgetResiduals(), ForgetPrepared()]
         out.append(Note(Warned(self._state.learner, f"re-seeded: {reason}")))
         for progress in self._state.fragments:
+            if progress.index in self._state.away:
+                continue  # nobody has it to give: what is here stays until its shard is back
             progress.reseed = Discard.QUARANTINED
             progress.prepared = []
             progress.announced = max(progress.announced, progress.base)

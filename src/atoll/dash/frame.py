@@ -12,7 +12,7 @@ from rich.text import Text
 
 from atoll.dash.syncer_line import data_line, syncer_line, syncer_state, waiting_line
 from atoll.dash.text import bytes_text, clock_text, count_text, loss_text, percent_text, ratio_text
-from atoll.observe import AWAY, Goodput, LinkThin, RoundSeen, RunState, bits_text, span_text, thin_text
+from atoll.observe import AWAY, Goodput, LinkThin, RoundSeen, RunState, adapted_text, bits_text, span_text, thin_text
 
 STATE_STYLE = {
     "active": "green",
@@ -78,6 +78,8 @@ def status_line(state: RunState, now_ns: int) -> str:
     ]
     if state.rounds.commits:
         parts.append(f"{state.rounds.commits} commits")
+    if rhythm := rhythm_text(state):
+        parts.append(rhythm)
     if syncer_state(state, now_ns) in ("down", "silent"):
         parts.append("SYNCER GONE, learners train on")
     if (waiting := waiting_line(state)) is not None:
@@ -89,6 +91,12 @@ def status_line(state: RunState, now_ns: int) -> str:
     if state.bytes_up or state.bytes_down:
         parts.append(f"up {bytes_text(state.bytes_up)} down {bytes_text(state.bytes_down)}")
     return " | ".join(parts)
+
+
+def rhythm_text(state: RunState) -> str:
+    """ "H 12, tau 3", where the network has decided about them."""
+    words = {"period": "H", "overlap": "tau"}
+    return ", ".join(f"{words[what]} {after}" for what, after in sorted(state.notices.rhythm.items(), reverse=True))
 
 
 def _clock(state: RunState, now_ns: int) -> str:
@@ -137,6 +145,8 @@ def _header(state: RunState, now_ns: int) -> tuple[RenderableType, int]:
         lines.append(syncer)
     if (waiting := waiting_line(state)) is not None:
         lines.append(waiting)
+    if (decided := state.notices.sends.get("run")) is not None:
+        lines.append(Text(adapted_text(decided), style="dim", no_wrap=True, overflow="ellipsis"))
     if (data := data_line(state)) is not None:
         lines.append(data)
     return Panel(Group(*lines), border_style="cyan", padding=(0, 1)), len(lines) + 2

@@ -88,7 +88,7 @@ def tiles(state: RunState) -> list[tuple[str, str]]:
     """The few figures that people look for first."""
     ours, theirs = state.bytes_up + state.bytes_down, state.data_parallel_bytes
     figures = [
-        (loss_text(state.eval_loss), "loss of the published model"),
+        _loss(state),
         (percent_text(state.goodput().share), "goodput"),
         (count_text(state.tokens or state.ledger.processed), "tokens processed"),
         (duration_text(max(1e-3, state.elapsed_s(state.end_ns))), "from first to last step"),
@@ -101,6 +101,14 @@ def tiles(state: RunState) -> list[tuple[str, str]]:
     else:
         figures.append((f"{state.learner_steps:,}", "steps, over all learners"))
     return figures
+
+
+def _loss(state: RunState) -> tuple[str, str]:
+    """Of the published model where somebody has measured it, and else of those who train."""
+    training = [one.loss for one in state.learners.values() if math.isfinite(one.loss)]
+    if math.isfinite(state.eval_loss) or not training:
+        return loss_text(state.eval_loss), "loss of the published model"
+    return loss_text(sum(training) / len(training)), "training loss, mean of learners"
 
 
 def rows(state: RunState, now_ns: int) -> list[list[Any]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -51,6 +51,8 @@ class IslandPlace:
     rank: int = 0
     size: int = 1
     store: Store | None = None
+    name: str = ""
+    """Of the island: several, or one after the other, may share a store."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -78,8 +80,9 @@ def find_island(learner: Any, given: IslandPlace | tuple[Any, ...] | None) -> Is
     """What was given, or what the learner says, or what torch.distributed says."""
     if isinstance(given, IslandPlace):
         return given
+    name = str(getattr(learner, "island_name", ""))
     if given is not None:
-        return IslandPlace(*given)
+        return replace(IslandPlace(*given), name=name)
     size = int(getattr(learner, "island_size", 0) or 0)
     if size == 1:
         return IslandPlace()
@@ -91,7 +94,7 @@ def find_island(learner: Any, given: IslandPlace | tuple[Any, ...] | None) -> Is
     if size > 1:
         rank, world = int(learner.island_rank), size
     store = dist.distributed_c10d._get_default_store() if world > 1 else None
-    return IslandPlace(rank, world, store)
+    return IslandPlace(rank, world, store, name)
 
 
 class Board:
@@ -99,7 +102,7 @@ class Board:
 
     def __init__(self, island: IslandPlace, stream: str, over: Callable[[], bool] = lambda: False) -> None:
         assert island.store is not None
-        self._store, self._place, self._over = island.store, f"atoll/data/{stream}", over
+        self._store, self._place, self._over = island.store, f"atoll/data/{island.name}/{stream}", over
         self._loop = 0
 
     def begin(self) -> None:

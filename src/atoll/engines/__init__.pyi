@@ -1,6 +1,6 @@
 from .job import IslandSpec, LaunchJob, job_from, read_job
 from .parts import JobPart, Places, parts_of
-from .protocol import ENGINES, Engine, PartState, engine_of, parse_counts
+from .protocol import ENGINES, Engine, PartState, engine_of, ignored_by, parse_counts
 
 __all__ = [
     "ENGINES",
@@ -11,6 +11,7 @@ __all__ = [
     "PartState",
     "Places",
     "engine_of",
+    "ignored_by",
     "job_from",
     "parse_counts",
     "parts_of",

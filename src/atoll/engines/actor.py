@@ -6,18 +6,20 @@ Plain Python: `ray` makes an actor of the class. Each start of the actor is a ne
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from atoll.keys import write_private
-from atoll.launch import Command, child_environment, die_with
+from atoll.launch import Command, child_environment, die_with, path_with_this_python
 from atoll.private import make_private_folder
 from atoll.wire import split_addresses
 
@@ -43,6 +45,8 @@ class ActorSpec:
     """Name of the actor that knows where the syncer is; empty: it need not be asked."""
     namespace: str
     resources: Mapping[str, float]
+    wait_s: float = math.inf
+    """How long it waits to hear where the syncer is; then it fails, and says why."""
 
 
 class KeptProcess:
@@ -53,6 +57,7 @@ class KeptProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
         self._state = "waiting"
+        self._why = ""
         self.put(spec.files)
         make_private_folder(self._folder / "logs")
         self._thread = threading.Thread(target=self._keep, name=f"atoll-{spec.name}", daemon=True)
@@ -68,7 +73,13 @@ class KeptProcess:
 
     def look(self) -> dict[str, Any]:
         pid = self._process.pid if self._process is not None else 0
-        return {"state": self._state, "host": socket.gethostname(), "pid": pid, "starts": self._starts}
+        return {
+            "state": self._state,
+            "host": socket.gethostname(),
+            "pid": pid,
+            "starts": self._starts,
+            "why": self._why,
+        }
 
     def address(self) -> str:
         """Where the syncer of this actor is; empty while it is not known."""
@@ -97,21 +108,37 @@ class KeptProcess:
         return self._folder / "logs" / f"{self._spec.name}.log"
 
     def _keep(self) -> None:
+        if self._spec.syncer and not self._await_syncer():
+            return
         while not self._ending.is_set():
-            if self._spec.syncer and not self._find_syncer():
-                self._ending.wait(TELL_S)
-                continue
             code = self._run_once()
             self._state = "ended" if code == 0 else "failed"
+            self._why = "" if code == 0 else f"status {code}; its log says why"
             if code == 0:
                 return
             self._ending.wait(PAUSE_S)
         if self._state == "waiting":
             self._state = "ended"
 
+    def _await_syncer(self) -> bool:
+        """Whether it is known where the syncer is; False if this process shall end, or nobody has told in time."""
+        give_up_s = time.monotonic() + self._spec.wait_s
+        self._why = "waits for the syncer"
+        while not self._ending.is_set() and time.monotonic() < give_up_s:
+            if self._find_syncer():
+                return True
+            self._ending.wait(TELL_S)
+        self._state = "ended" if self._ending.is_set() else "failed"
+        self._why = f"no syncer in {self._spec.wait_s:g} s; see its log" if self._state == "failed" else ""
+        if self._why:
+            with contextlib.suppress(OSError), self._log.open("a") as log:
+                log.write(f"atoll: {self._why}\n")
+        return False
+
     def _run_once(self) -> int:
         parent = os.getpid()
-        command = Command(self._spec.role, self._spec.name, self._spec.argv, self._spec.environment)
+        environment = {"PATH": path_with_this_python(), **self._spec.environment}
+        command = Command(self._spec.role, self._spec.name, self._spec.argv, environment)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 list(self._spec.argv),
@@ -124,7 +151,7 @@ class KeptProcess:
                 preexec_fn=lambda: die_with(parent, signal.SIGKILL),  # Ray kills an actor without a word to it
             )
         self._starts += 1
-        self._state = "running"
+        self._state, self._why = "running", ""
         if self._ending.is_set():
             self._process.send_signal(signal.SIGTERM)
         while True:

@@ -49,7 +49,8 @@ class RunSpec:
     files: tuple[str, ...] = ()
     """Files that are put side by side into the folder in which the command runs, such as the script."""
     python: str = "python"
-    """The Python of the syncer and of torchrun, on the machines."""
+    """The Python of the syncer and of torchrun, on the machines. python: the one that `atoll launch` runs in, where a
+    machine has it under the same path, and else whatever PATH says there."""
     setup: str = ""
     """Shell lines in front of every process: module load cuda; . venv/bin/activate"""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class ShardsSpec:
     memory_gb: float = 0.0
     port: int = 7177
     hosts: tuple[str, ...] = ()
-    """ssh: a host for each, under a name that all others reach."""
+    """ssh and Slurm: a host or node for each, under a name that all others reach."""
 
     def __post_init__(self) -> None:
         _whole("shards: count", self.count, 0, 1024)

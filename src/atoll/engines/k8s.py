@@ -13,7 +13,7 @@ from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.manifests import STOPPING, labels, manifests, places_of, uses_jobset
 from atoll.engines.parts import filled, parts_of
 from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of
-from atoll.engines.tools import run_tool
+from atoll.engines.tools import TOOL_S_MAX, run_tool
 from atoll.errors import ConfigError, LaunchError
 
 REMEDY = "check `kubectl get pods` with the same context and namespace"
@@ -86,6 +86,11 @@ class KubernetesEngine:
             else:
                 patch = json.dumps({"spec": {"completions": count, "parallelism": count}})
                 self._kubectl("patch", "job", f"{job.name}-{name}", "--type=merge", "--patch", patch)
+            budget = [one for one in objects if one["kind"] == "PodDisruptionBudget" and _component(one) == name]
+            if budget:  # one that is as large as before would let nobody go
+                self._apply(budget)
+            else:
+                self._kubectl("delete", "poddisruptionbudget", f"{job.name}-{name}", "--ignore-not-found")
 
     def stop(self) -> None:
         """Islands first, each within its grace; then the syncer, which hears that this is the end. Volumes stay: the
@@ -94,12 +99,16 @@ class KubernetesEngine:
         grace = f"--timeout={2 * self._job.k8s.grace_s}s"
         jobset = any(uses_jobset(self._job, part) for part in parts_of(self._job, _anywhere(self._job)))
         kinds = "job,jobset" if jobset else "job"
-        self._kubectl("delete", kinds, "--selector", selector, "--cascade=foreground", grace, "--ignore-not-found")
+        orders = ("--selector", selector, "--cascade=foreground", grace, "--ignore-not-found")
+        self._kubectl("delete", kinds, *orders, timeout_s=2 * self._job.k8s.grace_s + TOOL_S_MAX)
         with contextlib.suppress(LaunchError):  # there may be no syncer any more
             self._kubectl("exec", f"{self._job.name}-syncer-0", "--", "touch", STOPPING)
-        self._kubectl("delete", KINDS, "--selector", selector, "--cascade=foreground", grace, "--ignore-not-found")
+        for kinds, which in (("statefulset", f"{selector},app.kubernetes.io/component=syncer"), (KINDS, selector)):
+            # The syncer before its shards: it fetches the model from them.
+            words = ("delete", kinds, "--selector", which, *orders[2:])
+            self._kubectl(*words, timeout_s=2 * self._job.k8s.grace_s + TOOL_S_MAX)
         if self._job.k8s.monitor:
-            self._kubectl("delete", "servicemonitor", "--selector", selector, "--ignore-not-found")
+            self._kubectl("delete", "servicemonitor,networkpolicy", "--selector", selector, "--ignore-not-found")
         self._say(f"the volume run-{self._job.name}-syncer-0 is kept: the model is in it")
 
     def logs(self, name: str, lines: int = LOG_LINES) -> str:
@@ -128,10 +137,11 @@ class KubernetesEngine:
         if said := self._kubectl("apply", "-f", "-", stdin=to_yaml(objects)).strip():
             self._say(said)
 
-    def _kubectl(self, *words: str, stdin: str = "") -> str:
+    def _kubectl(self, *words: str, stdin: str = "", timeout_s: float = TOOL_S_MAX) -> str:
         own = self._job.k8s
         context = [f"--context={own.context}"] if own.context else []
-        return run_tool(["kubectl", *context, f"--namespace={own.namespace}", *words], stdin=stdin, remedy=REMEDY)
+        argv = ["kubectl", *context, f"--namespace={own.namespace}", *words]
+        return run_tool(argv, stdin=stdin, remedy=REMEDY, timeout_s=timeout_s)
 
 
 def to_yaml(objects: list[dict[str, Any]]) -> str:

@@ -9,7 +9,7 @@ be fetched.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.engines.job import LaunchJob
@@ -60,7 +60,8 @@ def manifests(job: LaunchJob, files: Mapping[str, str], keys: Mapping[str, str],
             found.append(_indexed_job(job, part))
         if part.role == "island" and part.count > 1:
             found.append(_budget(job, part))
-    return found + ([_monitor(job)] if job.k8s.monitor else [])
+    served = [part for part in parts if part.role != "island"]
+    return found + ([_monitor(job, part) for part in served] + [_scraped_only(job, served)] if job.k8s.monitor else [])
 
 
 def uses_jobset(job: LaunchJob, part: JobPart) -> bool:
@@ -98,7 +99,7 @@ def _secret(job: LaunchJob, part: JobPart, keys: Mapping[str, str]) -> Object:
 
 def _service(job: LaunchJob, part: JobPart) -> Object:
     ports: list[Object] = [{"name": "grpc", "port": _port(job, part), "targetPort": "grpc"}]
-    if job.k8s.monitor and part.role == "syncer":
+    if job.k8s.monitor:
         ports.append({"name": "metrics", "port": job.k8s.metrics_port, "targetPort": "metrics"})
     # Learners wait for a syncer that is not ready yet anyhow, and a name that always leads somewhere is quicker.
     spec: Object = {"selector": labels(job, part.name), "ports": ports, "publishNotReadyAddresses": True}
@@ -118,13 +119,28 @@ def _budget(job: LaunchJob, part: JobPart) -> Object:
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
 
 
-def _monitor(job: LaunchJob) -> Object:
-    spec = {
-        "selector": {"matchLabels": labels(job, "syncer")},
-        "endpoints": [{"port": "metrics", "interval": "15s"}],
-    }
-    meta = _meta(job, "syncer")
+def _monitor(job: LaunchJob, part: JobPart) -> Object:
+    """The label `role` is what the alerts ask by."""
+    endpoint: Object = {"port": "metrics", "interval": "15s"}
+    endpoint["relabelings"] = [{"targetLabel": "role", "replacement": part.role}]
+    spec = {"selector": {"matchLabels": labels(job, part.name)}, "endpoints": [endpoint]}
+    meta = _meta(job, part.name)
     return {"apiVersion": "monitoring.coreos.com/v1", "kind": "ServiceMonitor", "metadata": meta, "spec": spec}
+
+
+def _scraped_only(job: LaunchJob, parts: Sequence[JobPart]) -> Object:
+    """Metrics have neither token nor TLS: pods of the namespaces that are labelled for it may ask, and nobody else.
+    Everything that may speak to the other ports may do so as before: those have both."""
+    asked: Object = {"ports": [{"port": "metrics"}]}
+    asked["from"] = [{"namespaceSelector": {"matchLabels": dict(job.k8s.metrics_namespace)}}]
+    names = {"key": "app.kubernetes.io/component", "operator": "In", "values": [part.name for part in parts]}
+    spec = {
+        "podSelector": {"matchLabels": labels(job), "matchExpressions": [names]},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"ports": [{"port": "grpc"}]}, asked],
+    }
+    meta = _meta(job, "metrics")
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": meta, "spec": spec}
 
 
 # ---------------------------------------------------------------- what runs
@@ -136,7 +152,7 @@ def _stateful_set(job: LaunchJob, part: JobPart) -> Object:
     claim |= {"storageClassName": job.k8s.storage_class} if job.k8s.storage_class else {}
     container = _container(job, part, _syncer_shell(job, part) if part.role == "syncer" else _plain_shell(job, part))
     container["ports"] = [{"name": "grpc", "containerPort": _port(job, part)}]
-    if job.k8s.monitor and part.role == "syncer":
+    if job.k8s.monitor:
         container["ports"].append({"name": "metrics", "containerPort": job.k8s.metrics_port})
     container["readinessProbe"] = {"tcpSocket": {"port": "grpc"}, "periodSeconds": 5}
     look = {"exec": {"command": ["sh", "-c", f"[ -e {ENDED} ] || {job.run.python} -c '{CONNECT}' {_port(job, part)}"]}}
@@ -196,6 +212,7 @@ def _pod(job: LaunchJob, part: JobPart, container: Object, *, restart: str) -> O
         "restartPolicy": restart,
         "terminationGracePeriodSeconds": own.grace_s,
         "automountServiceAccountToken": False,
+        "securityContext": _security(job),
         "containers": [container],
         "volumes": _volumes(job, part),
     }
@@ -209,6 +226,13 @@ def _pod(job: LaunchJob, part: JobPart, container: Object, *, restart: str) -> O
     return {"metadata": {"labels": labels(job, part.name)}, "spec": spec}
 
 
+def _security(job: LaunchJob) -> Object:
+    """Nobody needs to be root. The group owns the volumes, so that whoever the image runs as can write there."""
+    user = job.k8s.user
+    own = {"runAsNonRoot": True, "runAsUser": user, "runAsGroup": user, "fsGroup": user} if user else {}
+    return {**own, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
 def _container(job: LaunchJob, part: JobPart, script: str, index: str = "") -> Object:
     size: Object = {"cpu": str(part.cpus), **({"memory": f"{part.memory_gb:g}Gi"} if part.memory_gb else {})}
     return {
@@ -220,6 +244,7 @@ def _container(job: LaunchJob, part: JobPart, script: str, index: str = "") -> O
         "resources": {"requests": size, **({"limits": {"nvidia.com/gpu": str(part.gpus)}} if part.gpus else {})},
         "volumeMounts": _mounts(part, index),
         "lifecycle": {"preStop": {"exec": {"command": LEAVE}}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
 
 
@@ -230,7 +255,7 @@ def _environment(job: LaunchJob, part: JobPart, index: str) -> list[Object]:
     values = dict(part.environment)
     if "ATOLL_TOKEN_FILE" in values:  # a Secret has no folders
         values["ATOLL_TOKEN_FILE"] = TOKEN if part.role == "island" else f"{KEYS}/{OPERATOR}.token"
-    if job.k8s.monitor and part.role == "syncer":
+    if job.k8s.monitor and part.role != "island":
         values["ATOLL_METRICS"] = f"0.0.0.0:{job.k8s.metrics_port}"
     rest = [{"name": name, "value": filled(value, index or "$(ATOLL_INDEX)")} for name, value in values.items()]
     return [*([{"name": "ATOLL_INDEX", **number}] if part.role != "syncer" else []), *rest]
@@ -242,7 +267,7 @@ def _volumes(job: LaunchJob, part: JobPart) -> list[Object]:
     if part.role == "island":
         volumes.append({"name": "run", "emptyDir": {}})
     if part.keys:
-        volumes.append({"name": "keys", "secret": {"secretName": secret_name(job, part), "defaultMode": 0o400}})
+        volumes.append({"name": "keys", "secret": {"secretName": secret_name(job, part), "defaultMode": 0o440}})
     return volumes
 
 

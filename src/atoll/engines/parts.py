@@ -99,6 +99,7 @@ def _syncer(job: LaunchJob, places: Places) -> JobPart:
     argv = [job.run.python, "-m", "atoll", "syncer", "--listen", job.syncer.listen]
     argv += ["--keys", f"{places.keys}/keys.json"] if places.keys else []
     argv += ["--run-folder", places.run, "--config", places.settings, "--end-when-finished", "--plain"]
+    argv += ["--title", job.run.command]
     spec = job.syncer
     keys = SERVER_KEYS if places.keys else ()
     environment = _common(job, "syncer")

@@ -58,6 +58,27 @@ def engine_of(name: str, job: LaunchJob, say: Say = lambda text: None) -> Engine
     return engine
 
 
+IGNORED = {
+    "slurm": (),
+    "k8s": ("hosts",),
+    "ray": ("hosts", "site", "spot"),
+    "ssh": ("hardware", "memory_gb", "spot"),
+}
+"""What an island may ask for that an engine has no means to give. (A site is told to the learner everywhere.)"""
+
+
+def ignored_by(engine: str, job: LaunchJob) -> list[str]:
+    """In words, what of this job has no effect on this engine."""
+    told = []
+    for island in job.islands:
+        names = [name for name in IGNORED[engine] if getattr(island, name)]
+        if names:
+            told.append(f"{engine} does not use {', '.join(names)} of islands {island.name}")
+    if engine == "ray" and job.run.setup:
+        told.append("ray does not use setup of [run]: processes run in the environment of Ray's own workers")
+    return told
+
+
 def parse_counts(job: LaunchJob, words: Sequence[str]) -> dict[str, int]:
     """ "east=3 west=0" -> {"east": 3, "west": 0}; a number alone is meant where a job has one kind of islands."""
     counts: dict[str, int] = {}
@@ -73,6 +94,16 @@ def parse_counts(job: LaunchJob, words: Sequence[str]) -> dict[str, int]:
         raise ConfigError(f"scale needs a number of islands, such as {job.islands[0].name}=3")
     job.scaled(counts)
     return counts
+
+
+STOP_ORDER = ("island", "syncer", "shard")
+"""Islands hand over to syncer and shards; the syncer fetches the model from its shards."""
+
+
+def role_of(name: str) -> str:
+    """What a process is, by its name."""
+    kind = name.rpartition("-")[0] or name
+    return kind if kind in ("syncer", "shard") else "island"
 
 
 def names_of(job: LaunchJob) -> list[str]:

@@ -31,7 +31,7 @@ class RayEngine:
         self._job = job
         self._say = say
         if job.shards.count:
-            raise ConfigError("[shards] are started over ssh and on Kubernetes; leave them away on Ray")
+            raise ConfigError("[shards] are started over ssh, on Slurm and on Kubernetes; leave them away on Ray")
         for island in job.islands:
             if island.nodes > 1:
                 raise ConfigError(f"island {island.name} has several nodes, which Ray cannot start; use Slurm or k8s")
@@ -83,6 +83,7 @@ class RayEngine:
             syncer="" if part.role == "syncer" or self._job.syncer.address else self._actor_name("syncer"),
             namespace=self._job.ray.namespace,
             resources=size,
+            wait_s=self._job.ray.wait_s,
         )
 
     # ------------------------------------------------------------ the words
@@ -208,4 +209,6 @@ def _runs(look: Any) -> bool:
 def _state(name: str, look: Any, *, known: bool) -> PartState:
     if look is None:
         return PartState(name, "waiting" if known else "missing", detail="no node yet, or being moved" if known else "")
-    return PartState(name, look["state"], look["host"], f"pid {look['pid']}, {look['starts']} starts")
+    return PartState(
+        name, look["state"], look["host"], f"pid {look['pid']}, {look['starts']} starts {look['why']}".strip()
+    )

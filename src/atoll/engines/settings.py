@@ -38,8 +38,13 @@ class K8sSettings:
     jobset: bool = False
     """JobSet (jobset.x-k8s.io) for islands, also for those of one node; those of several nodes always use it."""
     monitor: bool = False
-    """A ServiceMonitor for the Prometheus operator; the syncer serves metrics at `metrics_port`."""
+    """A ServiceMonitor for the Prometheus operator; syncer and shards serve metrics at `metrics_port`. They have
+    neither token nor TLS, so that a NetworkPolicy lets only `metrics_namespace` ask."""
     metrics_port: int = 9477
+    metrics_namespace: Mapping[str, str] = field(default_factory=lambda: {"kubernetes.io/metadata.name": "monitoring"})
+    """Labels of the namespace that Prometheus is in."""
+    user: int = 1000
+    """Whom the containers run as; 0: whomever the image says."""
     gpu_label: str = "nvidia.com/gpu.product"
     """The node label that an island's `hardware` is looked up in."""
     grace_s: int = 60
@@ -60,8 +65,8 @@ class RaySettings:
     folder: str = ""
     """Run folder on the nodes; empty: that of [run]. On a shared file system a syncer that is moved keeps its state;
     without one it goes on from `snapshots` and from what learners hold."""
-    wait_s: float = 600.0
-    """How long a placement may wait for a node (the autoscaler's turn) before `status` calls it stuck."""
+    wait_s: float = 3600.0
+    """How long an island that has a node waits for its syncer, which may wait for the autoscaler; then it fails."""
 
 
 @dataclass(frozen=True, slots=True)

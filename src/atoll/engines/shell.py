@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from atoll.engines.job import LaunchJob
 from atoll.engines.parts import HEAD, INDEX
 
 Variables = Mapping[str, str]
@@ -31,6 +34,13 @@ run_child() {
 """
 """SIGTERM reaches the child, and its end is waited for. A trap ends `wait` early, so that it is called again, also
 after the child is gone: the shell may know its status by then, or else say 127."""
+
+
+def this_python(job: LaunchJob) -> str:
+    """`python` is the one that has Atoll, where the job names none and a machine has that one too: on a file system
+    that all share, or on this machine. What `setup` puts in front of PATH comes later, and wins."""
+    here = shlex.quote(str(Path(sys.executable).parent))
+    return "" if job.run.python != "python" else f'[ ! -x {here}/python ] || export PATH={here}:"$PATH"\n'
 
 
 def quoted(text: str, variables: Variables) -> str:

@@ -1,4 +1,5 @@
-"""Slurm: a job for the syncer, an array for each kind of islands. Nothing is kept here: squeue knows them by name.
+"""Slurm: a job for the syncer, an array for each kind of islands and for shards. Nothing is kept here: squeue knows
+them by name.
 
 An island that gets SIGTERM (preempted, or near its time limit) leaves in order, and its script puts the job back into
 the queue; a file in the run folder says when it shall not come back. A syncer that is taken away is killed, because
@@ -17,8 +18,8 @@ from atoll.engines.files import put_files
 from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import INDEX, JobPart, Places, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of
-from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, word
+from atoll.engines.protocol import LOG_LINES, STOP_ORDER, PartState, Say, checked_part, learners_of, names_of
+from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, this_python, word
 from atoll.engines.tools import run_tool, wait_until
 from atoll.errors import ConfigError, LaunchError
 from atoll.launch import write_text
@@ -32,11 +33,25 @@ KILL_S_MAX = 120.0
 """Slurm itself kills KillWait (30 s) after a cancel."""
 RESTARTS_MAX = 20
 """How often Slurm starts an island again that fails; SLURM_RESTART_COUNT counts, preemptions included."""
+SYNCER_WAIT_S_MAX = 3600
+"""An island is not started before its syncer is. One that has not said by then where it is will not."""
 SYNCER_NOTICE_S = 60
 """Before its time limit a syncer is killed and put back into the queue; a commit takes less."""
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STOPPED")
 _WORDS = {"PENDING": "waiting", "CONFIGURING": "waiting", "REQUEUED": "waiting", "RUNNING": "running"}
 _WORDS |= {"COMPLETING": "running", "COMPLETED": "ended", "CANCELLED": "ended"}
+
+SYNCER_FAILED = "syncer.failed"
+"""In the run folder: why there will be no syncer."""
+AWAIT_SYNCER = """\
+waited=0
+until [ -s {told} ] || [ -n "$told" ]; do
+  sleep 1; waited=$((waited + 1)); why=
+  if [ -s {failed} ]; then why="$(cat {failed})"; fi
+  if [ "$waited" -gt {most} ]; then why="no syncer within {most} s"; fi
+  if [ -n "$why" ]; then echo "atoll: $why; see syncer.log beside this one, and submit the job again" >&2; exit 1; fi
+done
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +70,16 @@ class QueueEntry:
     def alive(self) -> bool:
         return self.state in _ALIVE
 
+    @property
+    def number(self) -> int:
+        """Slurm counts its jobs up: of two that ended, the higher one was the later."""
+        return int(self.job.partition("_")[0])
+
 
 class SlurmEngine:
     def __init__(self, job: LaunchJob, say: Say) -> None:
         self._job = job
         self._say = say
-        if job.shards.count:
-            raise ConfigError("[shards] are started over ssh and on Kubernetes; leave them away on Slurm")
         self._run = Path(job.run.folder or f"runs/{job.name}").expanduser().resolve()
         beside = self._run / "files" if job.run.files else Path.cwd()
         self._workdir = Path(job.run.workdir).expanduser().resolve() if job.run.workdir else beside
@@ -72,29 +90,32 @@ class SlurmEngine:
             settings=str(self._run / "settings.json"),
             syncer=job.syncer.address or f"@{self._run}/syncer.json",
             tls_name=tls_name(job),
+            shards=job.shards.addresses() if job.shards.count else (),
         )
 
     # ------------------------------------------------------------ what is submitted
 
     def plan(self) -> str:
-        scripts = [f"# sbatch < {part.name}\n{self.script(part)}" for part in self._parts() if part.count]
+        groups = [(part, group) for part in self._parts() if part.count for group in self._groups(part, None)]
+        scripts = [f"# sbatch < {part.name}\n{self.script(part, *group)}" for part, group in groups]
         return "\n".join([f"# {self._run}/settings.json\n{settings_text(self._job)}", *scripts])
 
-    def script(self, part: JobPart, indices: Iterable[int] | None = None) -> str:
-        """A batch script for these numbers of a part; all of them if none are named."""
+    def script(self, part: JobPart, indices: Iterable[int] | None = None, hosts: Sequence[str] = ()) -> str:
+        """A batch script for these numbers of a part; all of them if none are named. On `hosts`, if there are any."""
         variables = numbered("${SLURM_ARRAY_TASK_ID:-0}")
-        lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in self._options(part, indices)), "umask 077"]
-        lines += [self._job.run.setup] if self._job.run.setup else []
+        lines = ["#!/bin/sh", *(f"#SBATCH {option}" for option in self._options(part, indices, hosts)), "umask 077"]
+        lines += [this_python(self._job) + self._job.run.setup]
         lines.append(exports(part.environment, variables) + RUN_CHILD)
         lines.append(f"gone={word(str(self._run / 'leaving' / part.named(INDEX)), variables)}")
         lines.append(f"stopping={word(str(self._run / 'stopping'), variables)}")
-        lines.append(self._syncer_body(part) if part.role == "syncer" else self._body(part))
+        bodies = {"syncer": self._syncer_body, "shard": self._shard_body, "island": self._body}
+        lines.append(bodies[part.role](part))
         return "\n".join(lines)
 
-    def _options(self, part: JobPart, indices: Iterable[int] | None) -> list[str]:
+    def _options(self, part: JobPart, indices: Iterable[int] | None, hosts: Sequence[str]) -> list[str]:
         own = self._job.slurm
         chosen = list(range(part.count)) if indices is None else list(indices)
-        array = part.role == "island"
+        array = part.role != "syncer"
         log = self._run / "logs" / (part.named("%a") + ".log")
         partition = own.partition
         if part.role == "syncer":
@@ -117,7 +138,7 @@ class SlurmEngine:
             "mem": f"{round(part.memory_gb * 1024)}M" if part.memory_gb else "",
             "gres": f"gpu:{part.hardware + ':' if part.hardware else ''}{part.gpus}" if part.gpus else "",
             "constraint": part.site,
-            "nodelist": ",".join(part.hosts),
+            "nodelist": ",".join(hosts),
         }
         for name, value in given.items():
             if any(sign.isspace() for sign in value):
@@ -135,7 +156,7 @@ class SlurmEngine:
             'self="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"\n'
             # srun takes SIGTERM for an order to kill its tasks, so the step is told past it.
             'pass_on() { told=1; scancel --quiet --signal=TERM "$self"; }\n'
-            + (f'until [ -s {told} ] || [ -n "$told" ]; do sleep 1; done\n' if wait else "")
+            + (AWAIT_SYNCER.format(told=told, failed=self._failed_file(), most=SYNCER_WAIT_S_MAX) if wait else "")
             + f"{head}run_child {srun} -- {command_line(part.argv, variables)}\n"
             'if [ -e "$stopping" ] || [ -e "$gone" ]; then exit "$code"; fi\n'
             # Taken away or failed: the same job again. One that ended by itself is done. At a preemption Slurm tells
@@ -151,12 +172,30 @@ class SlurmEngine:
 
     def _syncer_body(self, part: JobPart) -> str:
         command = command_line(part.argv, numbered("0"))
+        told = word(str(self._run / "syncer.json"), {})
+        shards = f"atoll-{self._job.name}-shard"
+        end_shards = f'touch "$stopping"; scancel --quiet --batch --signal=TERM --name={shards}; '
+        end_shards = end_shards if self._job.shards.count else ""
+        give_up = f'echo "its syncer ended with status $code" > {self._failed_file()}; {end_shards}exit "$code"'
         return (
             'taken() { told=1; how=KILL; [ ! -e "$stopping" ] || how=TERM; kill -$how $child; }\n'
             "trap taken TERM USR1\n"
             f"run_child {command}\n"
+            # One that never listened would not do so the next time either: islands are told, and nobody waits.
+            f'[ "$code" -eq 0 ] || [ -n "$told" ] || [ -s {told} ] || {{ {give_up}; }}\n'
             f'[ "$code" -eq 0 ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || told=1\n'
-            'if [ -n "$told" ] && [ ! -e "$stopping" ]; then scontrol requeue "$SLURM_JOB_ID"; fi\n'
+            'if [ -n "$told" ] && [ ! -e "$stopping" ]; then scontrol requeue "$SLURM_JOB_ID"; exit "$code"; fi\n'
+            f'{end_shards}exit "$code"\n'
+        )
+
+    def _shard_body(self, part: JobPart) -> str:
+        """A shard ends by SIGTERM with everything on disk, and goes on from there: it needs the same node, whose name
+        syncer and learners know it by. It outlives the run until the syncer has the model."""
+        return (
+            'self="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"\n'
+            f"run_child {command_line(part.argv, numbered('${SLURM_ARRAY_TASK_ID:-0}'))}\n"
+            'if [ -e "$stopping" ]; then exit "$code"; fi\n'
+            f'[ -z "$told" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || scontrol requeue "$self"\n'
             'exit "$code"\n'
         )
 
@@ -168,25 +207,24 @@ class SlurmEngine:
                 f"job {self._job.name} is in the queue already ({alive[0].part}, Slurm job {alive[0].job}); see "
                 f"`atoll launch slurm status`, and stop it before it is submitted again"
             )
-        make_keys(self._job, learners_of(self._job))
+        make_keys(self._job, learners_of(self._job), self._job.shards.hosts)
         for folder in (self._run, self._run / "logs", self._run / "leaving"):
             make_private_folder(folder)
         put_files(self._job, self._run / "files")
-        for path in [self._run / "stopping", *(self._run / "leaving").iterdir()]:
+        for path in [self._run / "stopping", self._run / SYNCER_FAILED, *(self._run / "leaving").iterdir()]:
             path.unlink(missing_ok=True)
         write_text(self._run / "settings.json", settings_text(self._job))
-        for part in self._parts():
+        syncer, *others = self._parts()
+        number = self._submit(syncer, None)
+        for part in others:
             if part.count:
-                self._submit(part, None)
+                self._submit(part, None, after=number)
 
     def status(self) -> list[PartState]:
         latest: dict[str, PartState] = {}
-        for entry in self._queue():
-            part = self._part(entry.part)
-            word = _WORDS.get(entry.state, "failed")
-            one = PartState(part.named(entry.index), word, entry.nodes, f"Slurm job {entry.job}, {entry.reason}")
-            if one.name not in latest or entry.alive:
-                latest[one.name] = one
+        for entry in sorted(self._queue(), key=lambda entry: (entry.alive, entry.number)):  # what counts comes last
+            one = self._state(entry)
+            latest[one.name] = one
         missing = [PartState(name, "missing") for name in names_of(self._job) if name not in latest]
         return sorted([*latest.values(), *missing], key=lambda one: _order(one.name))
 
@@ -199,17 +237,16 @@ class SlurmEngine:
                 make_keys(self._job, [part.named(index) for index in missing])
                 for index in missing:
                     (self._run / "leaving" / part.named(index)).unlink(missing_ok=True)
-                self._submit(part, missing)
+                syncer = [entry.job for entry in self._queue() if entry.alive and entry.part == "syncer"]
+                self._submit(part, missing, after=syncer[0] if syncer else "")
 
     def stop(self) -> None:
         make_private_folder(self._run)
         (self._run / "stopping").touch()
-        islands = [entry for entry in self._queue() if entry.alive and entry.part != "syncer"]
-        self._leave(islands)
-        self._wait_gone({entry.job for entry in islands}, LEAVE_S_MAX)
-        syncer = [entry for entry in self._queue() if entry.alive and entry.part == "syncer"]
-        self._tell(syncer)
-        self._wait_gone({entry.job for entry in syncer}, LEAVE_S_MAX)
+        for role in STOP_ORDER:
+            going = [entry for entry in self._queue() if entry.alive and self._part(entry.part).role == role]
+            (self._tell if role == "syncer" else self._leave)(going)
+            self._wait_gone({entry.job for entry in going}, LEAVE_S_MAX)
         if rest := [entry.job for entry in self._queue() if entry.alive]:
             self._say(f"{', '.join(rest)} did not end in order and will be killed")
             run_tool(["scancel", *rest], remedy=REMEDY)
@@ -234,10 +271,38 @@ class SlurmEngine:
     def _name(self, part: JobPart) -> str:
         return f"atoll-{self._job.name}-{part.name}"
 
-    def _submit(self, part: JobPart, indices: Sequence[int] | None) -> None:
-        number = run_tool(["sbatch", "--parsable"], stdin=self.script(part, indices), remedy=REMEDY).strip()
-        which = "" if part.role == "syncer" else f" ({part.count if indices is None else len(indices)})"
-        self._say(f"{part.name}{which}: Slurm job {number}")
+    def _submit(self, part: JobPart, indices: Sequence[int] | None, after: str = "") -> str:
+        """An island begins `after` this job has, so that it keeps no node while its syncer still waits for one."""
+        words = ["sbatch", "--parsable", *([f"--dependency=after:{after}"] if after else [])]
+        number = ""
+        for group, hosts in self._groups(part, indices):
+            number = run_tool(words, stdin=self.script(part, group, hosts), remedy=REMEDY).strip()
+            which = "" if part.role == "syncer" else f" ({len(group)})"
+            self._say(f"{part.name}{which}: Slurm job {number}")
+        return number
+
+    def _groups(self, part: JobPart, indices: Sequence[int] | None) -> list[tuple[list[int], Sequence[str]]]:
+        """Numbers of a part that one batch job takes, with its nodes. Slurm gives a job all the nodes that it names, so
+        islands that are to share more nodes than one has take them in turn."""
+        chosen = list(range(part.count)) if indices is None else list(indices)
+        places = [part.hosts[at : at + part.nodes] for at in range(0, len(part.hosts), part.nodes)]
+        if part.role == "syncer" or len(places) <= 1:
+            return [(chosen, places[0] if places else ())]
+        whole = [place for place in places if len(place) == part.nodes]
+        turns = [([i for i in chosen if i % len(whole) == turn], place) for turn, place in enumerate(whole)]
+        return [(group, place) for group, place in turns if group]
+
+    def _state(self, entry: QueueEntry) -> PartState:
+        part, state = self._part(entry.part), _WORDS.get(entry.state, "failed")
+        detail = f"Slurm job {entry.job}, {entry.reason}"
+        if state == "running" and part.role == "island" and not (self._run / "syncer.json").exists():
+            detail += ", waits for the syncer"
+        if state == "failed" and part.role == "syncer":
+            detail += f"; see {self._run}/logs/syncer.log"
+        return PartState(part.named(entry.index), state, entry.nodes, detail)
+
+    def _failed_file(self) -> str:
+        return word(str(self._run / SYNCER_FAILED), {})
 
     def _queue(self) -> list[QueueEntry]:
         """Every array element on its own, those that have ended as long as Slurm remembers them."""

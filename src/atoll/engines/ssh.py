@@ -15,8 +15,8 @@ from atoll.engines.files import job_files
 from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of
-from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered
+from atoll.engines.protocol import LOG_LINES, STOP_ORDER, PartState, Say, checked_part, learners_of, role_of
+from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, this_python
 from atoll.engines.tools import run_tool
 from atoll.errors import ConfigError, LaunchError
 
@@ -58,6 +58,27 @@ keeper() {  # the shell that keeps it
   for one in $(marked "$job/$1"); do [ "$one" != "$pid" ] || echo "$pid"; done
 }
 """
+GPUS = """
+gpus() {  # NAME COUNT: the lowest numbers of devices that no other living part of this job has
+  taken=" "
+  for file in "$folder"/parts/*.gpus; do
+    [ -e "$file" ] || continue
+    name=${file##*/}; name=${name%.gpus}
+    [ "$name" = "$1" ] || [ -z "$(keeper "$name")" ] || taken="$taken$(tr , ' ' < "$file") "
+  done
+  number=0; chosen=; left=$2
+  while [ "$left" -gt 0 ]; do
+    case $taken in *" $number "*) ;; *) chosen="$chosen${chosen:+,}$number"; left=$((left - 1)) ;; esac
+    number=$((number + 1))
+  done
+  there=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+  if [ "$there" -gt 0 ] && [ "$number" -gt "$there" ]; then
+    echo "$1 needs $2 GPUs, and of the $there here too few are free" >&2; exit 1
+  fi
+  echo "$chosen" > "$folder/parts/$1.gpus"
+}
+"""
+"""There is no engine on a host that would share out its devices, so the launcher does, one part after the other."""
 
 
 class SshEngine:
@@ -120,7 +141,8 @@ class SshEngine:
             f"#!/bin/sh\n# {name} of job {self._job.name}, made by atoll launch ssh\n"
             f"part={shlex.quote(name)}\nfolder=$PWD\n"
             'echo $$ > "$folder/parts/$part.pid"\nrm -f "$folder/parts/$part.ended"\n'
-            f"{self._job.run.setup}\n{_from_here(exports(environment, {}))}{RUN_CHILD}{keep}"
+            + (f"export CUDA_VISIBLE_DEVICES=$(cat parts/{shlex.quote(name)}.gpus)\n" if part.gpus else "")
+            + f"{this_python(self._job)}{self._job.run.setup}\n{_from_here(exports(environment, {}))}{RUN_CHILD}{keep}"
         )
 
     def _workdir(self) -> str:
@@ -167,8 +189,8 @@ class SshEngine:
 
     def stop(self) -> None:
         running = [one for one in self.status() if one.state == "running"]
-        self._end([one for one in running if one.name != "syncer"])
-        self._end([one for one in running if one.name == "syncer"])
+        for role in STOP_ORDER:
+            self._end([one for one in running if role_of(one.name) == role])
         swept = {host: self._heard(host, SWEEP) for host in self._hosts_in_use()}
         if silent := [host for host, said in swept.items() if said is None]:
             raise LaunchError(f"{', '.join(silent)} does not answer, and may still run its part; stop it again later")
@@ -177,7 +199,7 @@ class SshEngine:
 
     def logs(self, name: str, lines: int = LOG_LINES) -> str:
         checked_part(self._job, name)
-        log = f'"$folder/logs/{name}.log"'
+        log = f'"$folder/{LOGS}/{name}.log"'
         for host in self._hosts_in_use():
             if text := self._heard(host, f"[ ! -e {log} ] || tail -n {lines} {log}\n"):
                 return text
@@ -189,7 +211,8 @@ class SshEngine:
         """Files first, everywhere; then one process after the other, the syncer before its islands."""
         self._put_keys()
         for name, (part, host) in seats.items():
-            self._on(host, self._files(part, name) + START.replace("%NAME%", name))
+            devices = f"{GPUS}gpus {name} {part.gpus}\n" if part.gpus else ""
+            self._on(host, self._files(part, name) + devices + START.replace("%NAME%", name))
             self._say(f"{name} on {host}")
 
     def _files(self, part: JobPart, name: str) -> str:
@@ -242,10 +265,15 @@ class SshEngine:
         return run_tool(["ssh", *options, host, "sh -s"], stdin=self._preamble() + script, remedy=remedy)
 
 
-FOLDERS = ("parts", "logs", "files", "keys/tokens", "run")
+LOGS = "run/logs"
+"""In the run folder, where `atoll logs` and the page look for them."""
+FOLDERS = ("parts", LOGS, "files", "keys/tokens")
 START = """
 cd "$folder" || exit 1
-ATOLL_PART="$job/%NAME%" setsid nohup sh "parts/%NAME%.sh" >> "logs/%NAME%.log" 2>&1 < /dev/null &
+ATOLL_PART="$job/%NAME%" setsid nohup sh "parts/%NAME%.sh" >> "run/logs/%NAME%.log" 2>&1 < /dev/null &
+# Until its shell is there: whoever starts next must see what it has.
+times=0
+while [ -z "$(cd; keeper %NAME%)" ] && [ "$times" -lt 50 ]; do times=$((times + 1)); sleep 0.1; done
 """
 STATUS = """
 for file in "$folder"/parts/*.sh; do

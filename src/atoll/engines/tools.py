@@ -14,14 +14,15 @@ POLL_S = 0.5
 ERROR_CHARS_MAX = 2000
 
 
-def run_tool(argv: Sequence[str], *, stdin: str = "", remedy: str) -> str:
-    """What the command printed. Raises LaunchError with what it said and the remedy if it fails."""
+def run_tool(argv: Sequence[str], *, stdin: str = "", remedy: str, timeout_s: float = TOOL_S_MAX) -> str:
+    """What the command printed. Raises LaunchError with what it said and the remedy if it fails. One that was asked to
+    wait for others may take as long as those."""
     try:
-        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=TOOL_S_MAX)
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=timeout_s)
     except FileNotFoundError:
         raise LaunchError(f"{argv[0]} is not installed on this machine; {remedy}") from None
     except subprocess.TimeoutExpired:
-        raise LaunchError(f"{argv[0]} has not answered within {TOOL_S_MAX:g} s; {remedy}") from None
+        raise LaunchError(f"{argv[0]} has not answered within {timeout_s:g} s; {remedy}") from None
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip())[-ERROR_CHARS_MAX:]
         raise LaunchError(f"{argv[0]} failed with status {done.returncode}: {said}; {remedy}")

@@ -23,8 +23,8 @@ except ImportError as error:
 
 class AtollCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # transformers may come without types
     def __init__(self, tokens_per_step: int = 0, **options: Any) -> None:
-        """`tokens_per_step`: for models whose inputs the Trainer cannot count; 0: it counts them. The options are those
-        of `atoll.Learner`."""
+        """`tokens_per_step`: for models whose inputs the Trainer cannot count; 0: it counts them. Where a learner has
+        several ranks it is what each of them reads for one step. The options are those of `atoll.Learner`."""
         self._loop = LearnerLoop(options)
         self._tokens_per_step = tokens_per_step
         self._tokens_told = 0
@@ -79,4 +79,10 @@ class AtollCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]  # tra
         told, self._tokens_told = self._tokens_told, int(state.num_input_tokens_seen)
         if self._tokens_told <= told:
             raise ConfigError("the Trainer cannot count this model's tokens; give AtollCallback(tokens_per_step=...)")
-        return self._tokens_told - told
+        return own_share(self._tokens_told - told, self.learner)
+
+
+def own_share(tokens: int, learner: Any) -> int:
+    """The Trainer adds up what all ranks have read, and the island what its ranks say: so each says a part of it."""
+    share, over = divmod(tokens, int(learner.island_size))
+    return share + (int(learner.island_rank) < over)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -16,6 +17,10 @@ from atoll.learner import Learner
 
 SEEDS = 2**40
 """Seeds that learners draw from by their ids: so many that two of a thousand hardly come within each other's epochs."""
+
+
+_TRAINING: weakref.WeakSet[LearnerLoop] = weakref.WeakSet()
+"""The loops of this process that have joined a run."""
 
 
 class LearnerLoop:
@@ -37,7 +42,15 @@ class LearnerLoop:
         """Join the run: the model holds its parameters when this returns."""
         if self._learner is not None and not self._learner.closed:
             raise ConfigError("this callback is in a trainer that trains already; give each trainer its own")
-        self._learner = Learner(model, optimizer, **self._options).start()
+        learner = Learner(model, optimizer, **self._options)
+        if any(other.learner.learner_id == learner.learner_id for other in _TRAINING if not other.learner.closed):
+            raise ConfigError(
+                f"Atoll trains as {learner.learner_id} in this process already: two callbacks are in one trainer, or a "
+                "second trainer runs beside the first; give one callback to one trainer at a time, or another "
+                "learner_id to each"
+            )
+        self._learner = learner.start()
+        _TRAINING.add(self)
         return self._learner
 
     def show_published(self) -> None:
@@ -60,7 +73,7 @@ class LearnerLoop:
 
     def seed(self, samplers: Sequence[Any]) -> None:
         """Learners that shuffle with one seed would all read the same batches, and a restarted one would read its own
-        again. So samplers that have a seed get one of this learner's own."""
+        again. So samplers that have a seed get one of this learner's own, which is the same on all of its ranks."""
         who = f"{self.learner.learner_id}, generation {self.learner.generation}"
         apart = xxhash.xxh3_64_intdigest(who.encode()) % SEEDS
         for sampler in samplers:
@@ -68,13 +81,17 @@ class LearnerLoop:
                 sampler.initial_seed += apart
             elif isinstance(getattr(sampler, "generator", None), torch.Generator):
                 sampler.generator.manual_seed(sampler.generator.initial_seed() + apart)
+            elif isinstance(getattr(sampler, "seed", None), int):  # torch's DistributedSampler
+                sampler.seed += apart
 
 
 def samplers_of(loader: Any) -> list[Any]:
-    """Whatever draws the order of a data loader's samples."""
-    batches = getattr(loader, "batch_sampler", None)
-    found = [getattr(loader, "sampler", None), getattr(batches, "sampler", None)]
-    return list({id(one): one for one in found if one is not None}.values())
+    """Whatever draws the order of a data loader's samples, also inside of what shares batches out to ranks."""
+    found = [loader]
+    for one in found:
+        below = [getattr(one, name, None) for name in ("sampler", "batch_sampler")]
+        found += [it for it in below if it is not None and not any(it is known for known in found)]
+    return found[1:]
 
 
 def forward_schedule(scheduler: Any, steps: int) -> None:

@@ -99,13 +99,13 @@ class JaxInner:
 
     # ------------------------------------------------------------ starting
 
-    def look(self) -> None:
+    def look(self) -> bool:
         if self._path is not None and self._every_s > 0:
             try:
                 self._found = self._path.read_bytes()
             except OSError:
                 self._found = None
-        self._machine.wants_inner = self._found is None and self.shared
+        return self._found is None and self.shared
 
     def restore_own(self) -> bool:
         blob, self._found = self._found, None

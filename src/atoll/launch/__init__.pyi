@@ -1,6 +1,7 @@
 from . import train
+from .builds import compare_builds
 from .checkup import Finding, check_machine, check_syncer
-from .commands import learner_command
+from .commands import learner_command, path_with_this_python
 from .config import LEARNERS_LOCAL_MAX, RunConfig, TrainConfig, describe, run_config, script_config, train_config
 from .durability import durability_config, durability_names, holds_credentials, parse_duration, parse_options
 from .ended import RunEnd, how_it_ended
@@ -13,6 +14,7 @@ from .local import Supervisor
 from .options import read_config_file, split_values, sync_values, take_preset, to_toml
 from .plan import FinishedRun, LaunchPlan, RestartPolicy, RunOutcome, View
 from .process import Command, child_environment, die_with
+from .ranks import gpu_share
 from .reach import reach, run_folder_of
 from .result import report_numbers, write_result_by_hand
 from .resume import can_resume, resume_run
@@ -51,12 +53,14 @@ __all__ = [
     "check_machine",
     "check_syncer",
     "child_environment",
+    "compare_builds",
     "create_parent",
     "describe",
     "die_with",
     "durability_config",
     "durability_names",
     "export_run",
+    "gpu_share",
     "holds_credentials",
     "how_it_ended",
     "is_finished",
@@ -69,6 +73,7 @@ __all__ = [
     "not_handed_over",
     "parse_duration",
     "parse_options",
+    "path_with_this_python",
     "plan_path",
     "reach",
     "read_config_file",

@@ -16,12 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError
-from atoll.wire import ClientOptions, LinkSpeed, fetch_status, find_cause, probe_link
+from atoll.launch.builds import compare_builds
+from atoll.wire import ClientOptions, LinkSpeed, certificate_until, fetch_status, find_cause, probe_link
 
 FILES_MIN = 4096
 """A syncer has two connections for each learner; Debian's default of 1024 is enough for 400."""
@@ -35,6 +37,9 @@ CLOCK_S_MAX = 5.0
 LINK_THIN_BYTES_S = 125e3
 """1 Mbit/s: int4 contributions of a 10M-parameter model every minute or so."""
 TOOL_S_MAX = 10.0
+CERTIFICATE_S_MIN = 14 * 86400
+"""Time to make a new one."""
+SHARDS_ASKED_MAX = 32
 GOOD, WARN, BAD = "good", "warn", "bad"
 
 
@@ -147,6 +152,7 @@ def check_syncer(
         return
     tls = "with TLS" if options.tls_ca else "without TLS"
     yield Finding("port", GOOD, f"{options.address} takes connections, {tls}")
+    yield from _certificate(options)
     offset_s = None
     try:
         began_s, wall_s = time.monotonic(), time.time()
@@ -167,7 +173,37 @@ def check_syncer(
         text = f"the syncer's clock is {abs(offset_s):.1f} s {'ahead of' if offset_s > 0 else 'behind'} this one"
         remedy = "set both clocks by a time server: certificates have dates" if off else ""
         yield Finding("clocks", WARN if off else GOOD, text, remedy)
+    text, fits = compare_builds(answer)
+    here = f"this is {version('atoll')}, the syncer {text.partition(': they cannot')[0]}"
+    yield Finding("build", GOOD if fits else BAD, here, "" if fits else "upgrade the older side by one release first")
+    yield from _shards(answer, options, ask)
     yield from _run(answer)
+
+
+def _certificate(options: ClientOptions) -> Iterator[Finding]:
+    until_s = certificate_until(options) if options.tls_ca else None
+    if until_s is not None:
+        soon = until_s - time.time() < CERTIFICATE_S_MIN
+        text = f"the syncer's is valid until {time.strftime('%Y-%m-%d', time.gmtime(until_s))}"
+        remedy = "make a new one before that (`atoll keys`), and start the syncer again with it" if soon else ""
+        yield Finding("certificate", WARN if soon else GOOD, text, remedy)
+
+
+def _shards(
+    answer: dict[str, Any], options: ClientOptions, ask: Callable[[ClientOptions], dict[str, Any]]
+) -> Iterator[Finding]:
+    """Learners push to shards: those must be reached from here, too."""
+    for shard in list(answer.get("shards", ()))[:SHARDS_ASKED_MAX]:
+        name, place = f"shard {shard.get('name')}", str(shard.get("address"))
+        if shard.get("away"):
+            yield Finding(name, BAD, f"the syncer has lost it ({place})", "start it again: its fragments stand still")
+            continue
+        try:
+            told = ask(replace(options, address=place))
+            yield Finding(name, GOOD, f"{place} answers, with {len(told.get('versions', ()))} fragments")
+        except AtollError as error:
+            text, _, remedy = str(error).rpartition("; ")
+            yield Finding(name, BAD, text or str(error), remedy if text else "open its port for this machine")
 
 
 def _bits(bytes_s: float) -> str:

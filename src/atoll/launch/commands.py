@@ -12,14 +12,18 @@ from pathlib import Path
 from atoll.core import SyncConfig
 from atoll.launch.durability import DurabilityConfig
 from atoll.launch.folder import RunFolder, write_json
+from atoll.launch.near import cpus_near
 from atoll.launch.options import sync_options
 from atoll.launch.process import Command
+from atoll.launch.ranks import VISIBLE
 from atoll.private import make_private_folder
 
 LISTEN = "127.0.0.1:0"
 """Everything is on this machine, and the kernel picks a port that is free. In a run folder that had a syncer before,
 the new one tries the old port first, so that learners who wait for it find it."""
 TOKEN_BYTES = 16
+FIRST_START = "--first-start"
+"""Later ones must ask around: learners may hold what the syncer has lost."""
 
 
 def new_token() -> str:
@@ -27,14 +31,18 @@ def new_token() -> str:
     return secrets.token_hex(TOKEN_BYTES)
 
 
-def syncer_command(folder: RunFolder, sync: SyncConfig, durability: DurabilityConfig, *, token: str) -> Command:
-    """`atoll syncer` of this very Python, with its settings in RUN/sync.json."""
+def syncer_command(
+    folder: RunFolder, sync: SyncConfig, durability: DurabilityConfig, *, token: str, first_start: bool
+) -> Command:
+    """`atoll syncer` of this very Python, with its settings in RUN/sync.json. In a folder that was made a moment ago
+    nobody can hold a run (`first_start`): it begins without asking around."""
     settings = folder.path / "sync.json"
     folder.write_token(token)
     values = {**sync_options(sync), "learners": sync.learners_expected, "tokens_budget": sync.tokens_budget}
     write_json(settings, {**values, **durability.options()})
     argv = [sys.executable, "-m", "atoll", "syncer", "--listen", LISTEN]
     argv += ["--run-folder", str(folder.path), "--config", str(settings), "--stay", "--plain"]
+    argv += [FIRST_START] if first_start else []
     return Command(
         role="syncer",
         id="syncer",
@@ -51,7 +59,8 @@ def shard_commands(folder: RunFolder, count: int, *, token: str) -> list[Command
         own = folder.shard_folder(number)
         make_private_folder(own)
         argv = [sys.executable, "-m", "atoll", "shard", "--listen", LISTEN, "--run-folder", str(own)]
-        environment = {"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1"}
+        argv += ["--metrics-folder", str(folder.path / "metrics")]
+        environment = {"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1", **_any_metrics_place()}
         # Without its launcher it must outlive the syncer, which fetches the model from it: SIGHUP says so.
         commands.append(Command("shard", f"shard-{number}", argv, environment, orphan_signal=signal.SIGHUP))
     return commands
@@ -95,7 +104,9 @@ def learner_command(
         "PATH": path_with_this_python(),
         **metrics_place(rank + 1),
     }
-    return Command(role="learner", id=id, argv=argv, environment={**own, **more})
+    gpus = [name for name in more.get(VISIBLE, "").split(",") if name]
+    cpus = cpus_near(gpus) if world > 1 else frozenset()  # who is alone on the machine may use all of it
+    return Command(role="learner", id=id, argv=argv, environment={**own, **more}, cpus=cpus)
 
 
 def learner_id(number: int) -> str:
@@ -110,6 +121,12 @@ def metrics_place(number: int) -> dict[str, str]:
     if not port.isdigit():
         return {}
     return {"ATOLL_METRICS": f"{host}:{int(port) + number if int(port) else 0}"}
+
+
+def _any_metrics_place() -> dict[str, str]:
+    """For a process that has no number among syncer and learners: any free port, where the launcher was given one."""
+    host, _, port = os.environ.get("ATOLL_METRICS", "").rpartition(":")
+    return {"ATOLL_METRICS": f"{host}:0"} if port else {}
 
 
 def worker_argv(folder: RunFolder) -> list[str]:

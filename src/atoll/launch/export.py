@@ -110,18 +110,18 @@ def _model_hint(folder: RunFolder) -> str:
 
 
 def _from_state(state: Path, write: Write) -> Exported:
-    from atoll.store import read_state
+    from atoll.syncer import read_committed
 
-    return write(read_state(state, only=("theta",)), str(state))
+    return write(read_committed(state, only=("theta",)), str(state))
 
 
 def _from_shards(state: Path, shards: Sequence[Path], write: Write) -> Exported:
     """The facts are the syncer's, the fragments its shards'."""
-    from atoll.store import read_state
+    from atoll.syncer import read_committed
 
-    loaded = read_state(state, only=("theta",))
+    loaded = read_committed(state, only=("theta",))
     for shard in shards:
-        found = read_state(shard, only=("theta",))
+        found = read_committed(shard, only=("theta",))
         loaded.fragments |= found.fragments
         loaded.problems += found.problems
     return write(loaded, f"{state} and {len(shards)} shards")

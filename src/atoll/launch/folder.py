@@ -59,6 +59,21 @@ class RunFolder:
     def log_file(self, role: str, id: str) -> Path:
         return self.logs / f"{role}-{id}.log"
 
+    def log_of(self, id: str) -> Path | None:
+        """What a process of this run printed, whoever started it: an engine of `atoll launch` names a log by the id
+        alone. None if there is no such plain file in this folder."""
+        if _ID.fullmatch(id) is None:
+            return None
+        there = [self.log_file(role, id) for role in ("learner", "syncer", "shard")]
+        return next(
+            (path for path in (*there, self.logs / f"{id}.log") if path.is_file() and not path.is_symlink()), None
+        )
+
+    def logged(self) -> list[str]:
+        """The ids of which there is a log."""
+        stems = (path.stem for path in self.logs.glob("*.log"))
+        return sorted(re.sub(r"^(learner|syncer|shard)-(?=.*[^0-9])", "", stem) for stem in stems)
+
     def shard_folder(self, number: int) -> Path:
         """Where a shard of this run has its fragments and its address."""
         return self.path / "shards" / str(number)

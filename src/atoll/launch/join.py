@@ -24,7 +24,7 @@ from atoll.launch.folder import RunFolder, checked_id, is_finished, syncer_of
 from atoll.launch.local import Supervisor
 from atoll.launch.plan import LaunchPlan, RunOutcome
 from atoll.launch.process import Command
-from atoll.launch.ranks import island_argv
+from atoll.launch.ranks import gpu_share, island_argv
 from atoll.launch.running import Listed, ask_to_leave, forget_dead, joined_processes, listed, main_processes
 from atoll.launch.stored import StoredRun, read_run
 from atoll.launch.train import STRAGGLE_S_MAX
@@ -141,8 +141,12 @@ def _number(id: str) -> int | None:
 
 
 def _command(stored: StoredRun, seat: JoinSeat, *, threads: int, environment: Mapping[str, str]) -> Command:
-    ranks = stored.config.ranks if isinstance(stored.config, RunConfig) else 1
-    argv: Sequence[str] = island_argv(stored.command, ranks) if stored.command else worker_argv(stored.folder)
+    argv: Sequence[str] = worker_argv(stored.folder)
+    if stored.command and isinstance(stored.config, RunConfig):
+        config = stored.config
+        argv = island_argv(stored.command, config.ranks)
+        gpus = gpu_share(seat.rank, ranks=config.ranks, per_learner=config.gpus_per_learner)
+        environment = {**environment, **gpus}
     return learner_command(
         stored.folder,
         argv,

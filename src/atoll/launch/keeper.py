@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import LaunchError
+from atoll.launch.commands import FIRST_START
 from atoll.launch.folder import RunFolder
 from atoll.launch.plan import SyncerPolicy
 from atoll.launch.process import Child, Command, describe_exit, note
@@ -149,7 +150,7 @@ class SyncerKeeper:
         self._restart_at_s = None
         self._began_s = now_s
         note(self._folder.log_file(self._command.role, self._command.id), f"--- restart {self.restarts} ---")
-        self.child = self._spawn(listening_at(self._command, self.address))
+        self.child = self._spawn(once_more(self._command, self.address))
 
     def lead(self, shards: Sequence[str]) -> None:
         """Before it is started: these shards have the fragments."""
@@ -164,9 +165,10 @@ class ShardKeeper(SyncerKeeper):
         self._file, self._who = place / "shard.json", command.id
 
 
-def listening_at(command: Command, address: str) -> Command:
-    """The same command with its --listen replaced: learners that run already look for the syncer where it was."""
-    argv = list(command.argv)
+def once_more(command: Command, address: str) -> Command:
+    """The same command for a process that has served before. Its --listen is replaced: learners that run already look
+    for the syncer where it was. And the run is not new any more."""
+    argv = [word for word in command.argv if word != FIRST_START]
     if "--listen" in argv[:-1]:
         argv[argv.index("--listen") + 1] = address
     return replace(command, argv=argv)

@@ -39,8 +39,10 @@ TOO_LATE_S_MAX = 5.0
 """For a learner that was still starting when the run ended: time to notice it and to leave by itself."""
 DONE_S_MAX = 10.0
 """After the token budget is spent a learner hears of it within a second or a step; who then takes two more is deaf."""
-LEARNER_STOP_S_MAX = 25.0
-"""A learner that is told to end hands over what it has within 20 s of its own."""
+LEARNER_STOP_S_MAX = 45.0
+"""A learner that is told to end finishes its step, hands over within 20 s, and writes its checkpoint. The end of an
+interpreter that has loaded torch took up to 5 s more on a busy machine (25 s in all, on a thin link). If it were killed
+any earlier it would have no status of its own."""
 SYNCER_STOP_S_MAX = 60.0
 """It has rounds to close and a model to write."""
 
@@ -154,6 +156,7 @@ class Supervisor:
             faults=tuple(self._faults.injected),
             syncer_code=self._syncer_code,
             syncer_restarts=self._keeper.restarts if self._keeper is not None else 0,
+            stayed_out=tuple(id for id, slot in slots.items() if slot.stayed_out),
             left=tuple(id for id, slot in slots.items() if slot.left and not slot.guest),
             learners=len(slots),
             skipped=tuple(self._faults.skipped),
@@ -299,6 +302,7 @@ class Supervisor:
             return
         if code == 0:
             slot.finished = True
+            slot.stayed_out = not (slot.ever_joined or slot.guest or self._watch.budget_spent)
             self._first_finish_s = self._first_finish_s or time.monotonic()
             return
         policy = self._plan.restarts
@@ -432,6 +436,8 @@ class Supervisor:
         if not self._plan.follow:
             return
         with contextlib.suppress(FileNotFoundError), self._follow_file.open("rb") as log:
+            if _size(self._follow_file) < self._followed_bytes:
+                self._followed_bytes = 0  # it was begun anew
             log.seek(self._followed_bytes)
             data = log.read()
             self._followed_bytes += len(data)

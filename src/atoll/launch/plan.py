@@ -33,11 +33,12 @@ class View(Protocol):
 class RestartPolicy:
     """When a dead learner is started again."""
 
-    delay_s: float = 3.0
-    """Pause before the first restart; it doubles with each further one."""
+    delay_s: float = 0.5
+    """Pause before the first restart; it doubles with each further one. The first is short: most deaths are single."""
     delay_s_max: float = 30.0
-    restarts_max: int = 10
-    """Per learner, in a row. 0: the death of one ends the run (data-parallel)."""
+    restarts_max: int = 12
+    """Per learner, in a row, which is three and a half minutes of trying. 0: the death of one ends the run
+    (data-parallel)."""
     calm_s: float = 60.0
     """A learner that joined and lived this long was a good one: its pause and its count begin anew."""
     early_deaths_max: int = 2
@@ -106,11 +107,13 @@ class RunOutcome:
     given_up: tuple[str, ...]
     """Learners that died and were not started again."""
     silent: tuple[str, ...]
-    """Learners that ended without ever joining."""
+    """Learners that never joined."""
     faults: tuple[InjectedFault, ...]
     syncer_code: int
     """Exit status of the syncer after it was told to finish; 0 without one."""
     syncer_restarts: int = 0
+    stayed_out: tuple[str, ...] = ()
+    """Of those that never joined: whose script ended by itself, and well, while there was a run to join."""
     left: tuple[str, ...] = ()
     """Learners that were asked to leave, and did."""
     learners: int = 0

@@ -35,6 +35,8 @@ class Command:
     environment: Mapping[str, str] = field(repr=False)  # the run token is in it
     orphan_signal: int = signal.SIGKILL
     """What the process gets when the launcher dies without having stopped it."""
+    cpus: frozenset[int] = frozenset()
+    """Those that it runs on, with all that it starts; none: all that the launcher may use."""
 
 
 def child_environment(command: Command) -> dict[str, str]:
@@ -62,7 +64,7 @@ class Child:
                     env=environment,
                     start_new_session=True,
                     umask=users_umask(),
-                    preexec_fn=lambda: die_with(parent, command.orphan_signal),
+                    preexec_fn=lambda: _begin(command, parent),
                 )
         except (OSError, subprocess.SubprocessError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -143,6 +145,14 @@ def describe_exit(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def _begin(command: Command, parent: int) -> None:
+    """Runs in the child before exec."""
+    die_with(parent, command.orphan_signal)
+    if command.cpus:
+        with contextlib.suppress(OSError):  # they may have been taken away meanwhile: the machine's administrator knows
+            os.sched_setaffinity(0, command.cpus)
 
 
 def die_with(parent: int, number: int) -> None:

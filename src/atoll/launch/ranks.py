@@ -9,6 +9,7 @@ from pathlib import Path
 
 from atoll.errors import ConfigError
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 RANKS_MAX = 1024
 """Of one learner on one machine."""
 
@@ -26,7 +27,7 @@ def island_argv(command: Sequence[str], ranks: int) -> list[str]:
 def gpus_here() -> list[str]:
     """The GPUs that this process may use, by the names that CUDA_VISIBLE_DEVICES takes; asked of nobody but the kernel,
     because importing torch would take seconds."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = os.environ.get(VISIBLE)
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip() not in ("", "-1")]
     numbers = (path.name.removeprefix("nvidia") for path in Path("/dev").glob("nvidia[0-9]*"))
@@ -47,4 +48,10 @@ def gpu_shares(gpus: Sequence[str], *, learners: int, ranks: int, per_learner: i
             f"{learners} learners with {wanted} GPUs each need {learners * wanted}, and this machine has {len(gpus)}; "
             "use fewer --learners, --ranks or --gpus-per-learner, or CUDA_VISIBLE_DEVICES= (empty) to train on the CPU"
         )
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(share)} for share in shares]
+    return [{VISIBLE: ",".join(share)} for share in shares]
+
+
+def gpu_share(number: int, *, ranks: int, per_learner: int = 0) -> Mapping[str, str]:
+    """What the environment of the learner of this number says, one that comes later included: the share that it would
+    have had if it had been there from the beginning."""
+    return gpu_shares(gpus_here(), learners=number + 1, ranks=ranks, per_learner=per_learner)[number]

@@ -240,8 +240,9 @@ def _by_hand(events: Sequence[Event]) -> list[str]:
 
 
 def _ended_by_itself(events: Sequence[Event]) -> bool:
-    """Whether nobody had to stop the syncer: its budget was spent, or everybody had left."""
-    launched = any(isinstance(event, RunFinished) for event in events)
+    """Whether nobody had to stop the syncer: its budget was spent, or everybody had left. A launcher starts its syncer,
+    and says itself how the run ended."""
+    launched = any(isinstance(event, ProcessStarted) and event.role == "syncer" for event in events)
     return not launched and any(reason and reason != SYNCER_STOPPED for reason in _by_hand(events))
 
 

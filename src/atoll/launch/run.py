@@ -56,10 +56,10 @@ def run_attempt(
     view: Callable[[Path], View] | None = None,
 ) -> FinishedRun:
     """One launch of the run's processes; RUN/result.json says what it came to."""
-    folder = attempt.folder
+    folder, argv = attempt.folder, island_argv(command, config.ranks)
     learners = learner_commands(
         folder,
-        island_argv(command, config.ranks),
+        argv,
         count=config.learners,
         threads=config.threads_per_learner,
         environment={"ATOLL_TOKEN": attempt.token},
@@ -67,9 +67,11 @@ def run_attempt(
     )
     plan = LaunchPlan(
         [one for one in learners if one.id not in attempt.taken],
-        syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
+        syncer=syncer_command(
+            folder, config.sync, config.durability, token=attempt.token, first_start=not attempt.number
+        ),
         shards=shard_commands(folder, config.shards, token=attempt.token),
-        faults=faults.injection(config, attempt, command),
+        faults=faults.injection(config, attempt, argv),
         tokens_budget=config.tokens_budget,
         minutes=config.minutes,
         follow="learner-0",

@@ -28,6 +28,8 @@ class LearnerSlot:
         self.restart_at_s: float | None = None
         self.ever_joined = False
         self.finished = False
+        self.stayed_out = False
+        """Its script ended, and well, without ever joining a run that went on."""
         self.left = False
         self.given_up = False
         self.resting = False

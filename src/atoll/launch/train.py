@@ -148,7 +148,9 @@ def _plan(config: TrainConfig, attempt: Attempt, faults: FaultPlanner) -> Launch
         return LaunchPlan(learners, restarts=RestartPolicy(restarts_max=0))
     return LaunchPlan(
         [command for command in learners if command.id not in attempt.taken],
-        syncer=syncer_command(folder, config.sync, config.durability, token=attempt.token),
+        syncer=syncer_command(
+            folder, config.sync, config.durability, token=attempt.token, first_start=not attempt.number
+        ),
         shards=shard_commands(folder, config.shards, token=attempt.token),
         faults=faults.injection(config, attempt, worker_argv(folder)),
         tokens_budget=config.tokens_budget,

@@ -20,6 +20,9 @@ from atoll.preload import preload
 from atoll.private import make_private_folder
 from atoll.wire import LEARNER_CHARS_MAX, read_token, split_key
 
+SITE_CHARS_MAX = 100
+"""A zone, a city: it is written with every start of a learner."""
+
 
 @dataclass(frozen=True, slots=True)
 class LearnerPlace:
@@ -40,6 +43,8 @@ class LearnerPlace:
     """ATOLL_WORLD, where it is given."""
     metrics: str = ""
     """ATOLL_METRICS: HOST:PORT where a Prometheus may ask this process."""
+    site: str = ""
+    """ATOLL_SITE: where this machine is, for whoever looks at the run."""
 
     def writer(self) -> Writer:
         """Events go to a file of this process's own, so that a restarted learner never writes into the old one's."""
@@ -93,6 +98,7 @@ def find_place(
         rank=_number("ATOLL_RANK", low=0),
         world=_number("ATOLL_WORLD", low=1),
         metrics=os.environ.get("ATOLL_METRICS", ""),
+        site=os.environ.get("ATOLL_SITE", "")[:SITE_CHARS_MAX],
     )
 
 

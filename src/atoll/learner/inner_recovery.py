@@ -80,14 +80,13 @@ class InnerRecovery:
 
     # ------------------------------------------------------------ starting
 
-    def look(self) -> None:
-        """Before joining: is there a checkpoint of this learner?"""
+    def look(self) -> bool:
+        """Before joining: is there a checkpoint of this learner? True if there is none and a peer's would do."""
         if self._file is not None:
             self._found, problems = self._file.load()
             for problem in problems:
                 self._warn(problem)
-        if isinstance(self._machine, LearnerMachine):
-            self._machine.wants_inner = self._found is None and self.shared
+        return self._found is None and self.shared
 
     @property
     def found_step(self) -> int:
@@ -134,6 +133,18 @@ class InnerRecovery:
         self.trained_before = found.about.tokens > 0
         self.detail = f"of step {found.about.step}, generation {found.about.generation}"
         return True
+
+    def capture_or_none(self) -> Captured | None:
+        """What there is before anything is restored; None where that cannot be kept."""
+        try:
+            return self.capture()
+        except ConfigError:
+            return None
+
+    def undo(self, before: Captured) -> None:
+        """Another process of this learner could not restore its part: be as before `restore_own`."""
+        restore(before, self._optimizer, self._extras, rng=True)
+        self.trained_before = False
 
     def take_peer(self, blob: bytes, peer: str) -> bool:
         """Put a peer's optimizer state into this learner's optimizer."""

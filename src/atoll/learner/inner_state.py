@@ -46,8 +46,8 @@ class InnerState(Protocol):
     detail: str
     """Why not a better rung."""
 
-    def look(self) -> None:
-        """Before joining: is there a checkpoint of this learner?"""
+    def look(self) -> bool:
+        """Before joining: is there a checkpoint of this learner? True if there is none and a peer's would do."""
 
     def restore_own(self) -> bool:
         """After joining: put the own checkpoint back, if it is of this run."""
@@ -85,7 +85,9 @@ class NoInnerState:
     trained_before = False
     detail = ""
 
-    def look(self) -> None: ...
+    def look(self) -> bool:
+        return False
+
     def restore_own(self) -> bool:
         return False
 

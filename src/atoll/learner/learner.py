@@ -27,6 +27,7 @@ from typing import Any, Self, SupportsFloat, SupportsIndex, cast
 
 from atoll import kernels
 from atoll.core import LearnerMachine, SyncConfig, numbers
+from atoll.core import effects as fx
 from atoll.errors import LocalProtocolError
 from atoll.learner import EXIT_NOT_HANDED_OVER, leaving
 from atoll.learner.doctor import Doctor
@@ -101,7 +102,12 @@ class ParametersLearner:
         self._machine: LearnerMachine | RunView
         self._shell: LearnerShell | FollowerShell
         self._seat: Seat
-        learner = place.learner if link is None else link.compare(place.learner)[SPEAKER]
+        self.island_name = ""
+        """Drawn anew for every learner of several processes, the same on all of them: for keys in stores that others
+        use as well."""
+        learner = place.learner
+        if link is not None:
+            self.island_name, learner = link.compare(f"{secrets.token_hex(8)} {place.learner}")[SPEAKER].split(" ", 1)
         if speaks:
             machine = LearnerMachine(
                 learner, secrets.token_hex(16), parameters.specs, frozen_checksum, orders_ahead=link is not None
@@ -111,7 +117,7 @@ class ParametersLearner:
             self._doctor = Doctor(options, learner, shell, patience_s=join_timeout_s)
         else:
             assert link is not None
-            self._follow(cast(RankParameters, parameters), learner, link)
+            self._follow(cast(RankParameters, parameters), learner, link, options)
         self._meter = StepMeter(self.events, self._machine)
         self._inner = inner(self._machine, self.events, place.run_folder) if inner is not None else NoInnerState()
         if isinstance(self._shell, LearnerShell):
@@ -132,9 +138,9 @@ class ParametersLearner:
         self._seat = SpeakerSeat(speaking, self._preemption, link)
         return speaking
 
-    def _follow(self, parameters: RankParameters, learner: str, link: RankLink) -> None:
+    def _follow(self, parameters: RankParameters, learner: str, link: RankLink, options: ClientOptions) -> None:
         """This process does as the one that speaks says."""
-        shell, view = FollowerShell(parameters, link), RunView(learner)
+        shell, view = FollowerShell(parameters, link, options), RunView(learner)
         self._machine, self._shell = view, shell
         self._seat = FollowerSeat(shell, view, self._preemption, link)
 
@@ -147,7 +153,7 @@ class ParametersLearner:
         """A loss as a number, NaN if there is none. Where that would wait for a device, an older one."""
         return math.nan if loss is None else float(loss)
 
-    def _look_at_model(self) -> str:
+    def _look_at_model(self, *, last: bool = False) -> str:
         """At a step boundary: what the user should know of the model, once; else nothing."""
         return ""
 
@@ -161,13 +167,14 @@ class ParametersLearner:
         if self._state != "new":
             raise LocalProtocolError("this Learner was started before; make a new one")
         self._state = "running"
-        self.events.emit(events.LearnerStarted(self._machine.learner, os.getpid()))
+        self.events.emit(events.LearnerStarted(self._machine.learner, os.getpid(), self._place.site))
         began_ns = time.perf_counter_ns()
         if self._doctor is not None:
             self._doctor.start()
         try:
             kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
-            self._inner.look()
+            if self._inner.look() and isinstance(self._shell, LearnerShell):
+                self._shell.apply(fx.InnerMissing())
             self._shell.start()
             atexit.register(self._shell.stop, 2.0)  # a script that ends without `close` must not die in a thread's way
             self._seat.join(self._doctor, self._place.address, self._join_timeout_s)
@@ -369,6 +376,8 @@ class ParametersLearner:
             return
         self._state = "closed"
         self._meter.tell()
+        if text := self._look_at_model(last=True):
+            self._say(text)
         shell = self._shell
         for source in shell.data_sources():
             if shell.failure is None and flush:

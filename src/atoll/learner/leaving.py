@@ -109,6 +109,6 @@ def sentence(learner: str, tokens: int, why: str, checkpoint: Path | None) -> st
     """What a learner says that leaves without its last progress being safe."""
     kept = f"its checkpoint is kept in {checkpoint}, " if checkpoint is not None else ""
     return (
-        f"learner {learner!r} could not hand over {tokens:,} tokens, which are lost: {why}; {kept}"
+        f"learner {learner!r} could not hand over {tokens:,} tokens, which may be lost: {why}; {kept}"
         f"ATOLL_LEARNER={learner} again continues"
     )

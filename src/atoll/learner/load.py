@@ -11,7 +11,7 @@ from torch import nn
 
 from atoll.errors import ConfigError, PayloadError
 from atoll.learner.checks import refuse_sharded
-from atoll.learner.names import named_buffers, named_parameters
+from atoll.learner.names import WRAPPERS, named_buffers, named_parameters
 
 NAMES_TOLD = 3
 """Names that an error lists: enough to see what they have in common."""
@@ -62,8 +62,9 @@ def _places(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _bare(name: str) -> str:
-    """Up to 0.4 the names of a compiled or wrapped model's parameters had the wrappers' segments in them."""
-    return ".".join(segment for segment in name.split(".") if segment not in ("_orig_mod", "module"))
+    """Older releases left segments of wrappers in the names of a model's parameters: up to 0.4 those of a compiled or
+    data-parallel one, up to 0.5 those of activation checkpointing."""
+    return ".".join(segment for segment in name.split(".") if segment not in ("module", *WRAPPERS))
 
 
 def _unmatched(

@@ -275,8 +275,8 @@ class LearnerShell(LearnerDriverHost):
 
     # ------------------------------------------------------------ what the training thread says and asks
 
-    def apply(self, event: fx.Stepped | fx.Boundary | fx.Closing) -> None:
-        """At a step boundary. The caller holds `changed`."""
+    def apply(self, event: fx.Stepped | fx.Boundary | fx.Closing | fx.InnerMissing) -> None:
+        """At a step boundary, or before the shell is started. The caller holds `changed`."""
         self.driver.handle(event)
 
     @property

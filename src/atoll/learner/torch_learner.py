@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from atoll.core import LearnerMachine
-from atoll.errors import LocalProtocolError
+from atoll.errors import ConfigError, LocalProtocolError
 from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
 from atoll.learner.checks import check_model, check_optimizer, refuse_fsdp1
 from atoll.learner.inner_recovery import InnerRecovery
@@ -27,8 +27,10 @@ from atoll.learner.island.gloo import ISLAND_TIMEOUT_S, GlooLink
 from atoll.learner.island.inner import recover_together
 from atoll.learner.island.link import RankLink
 from atoll.learner.island.parameters import RankParameters
+from atoll.learner.island.picking import picking
 from atoll.learner.island.seats import SpeakerSeat
 from atoll.learner.island.torch_island import island_ranks, rank_parameters
+from atoll.learner.island.torch_ranks import is_sharded
 from atoll.learner.joining import JOIN_TIMEOUT_S
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.learner import ParametersLearner
@@ -71,7 +73,8 @@ class Learner(ParametersLearner):
         rule of thumb (mean for embeddings and heads) is wrong. `stripes` is the number of bulk connections, for long
         fat links. `kernel_threads` bounds the CPU threads that encode and decode in the background. `copies_on_device`:
         what a learner keeps of its fragments lives on the model's GPU, which encodes and decodes, instead of on the
-        host; 8 bytes of its memory per parameter and some more. None: if that is at most a tenth of it.
+        host; 8 bytes of its memory per parameter and some more. None: if that is at most a tenth of it. Ranks of an
+        island keep theirs on the host.
 
         With a run folder, the optimizer's state is kept there every `checkpoint_every_s` seconds (0: never), with
         random numbers and the `extras`: schedules and whatever else has state_dict and load_state_dict. A process that
@@ -85,18 +88,27 @@ class Learner(ParametersLearner):
         are one learner: all of them, or those of `mesh` (a DeviceMesh) or `group`. A rank that does not come to a step
         for `island_timeout_s` seconds is an IslandError on the others."""
         end_in_one_sentence()
-        check_model(model)
-        refuse_fsdp1(model)
         ranks = island_ranks(model, mesh, group)
         link: GlooLink | None = None
+
+        def check() -> None:
+            if ranks is not None and copies_on_device:
+                raise ConfigError(
+                    "copies_on_device=True is for learners of one process: ranks of an island keep their copies on the "
+                    "host; leave it out"
+                )
+            check_model(model)
+            refuse_fsdp1(model)
+            self._optimizer = check_optimizer(optimizer, model)
+
         if ranks is None:
+            check()
             parameters: TorchParameters | RankParameters = TorchParameters(
                 model, merge_modes, on_device=copies_on_device
             )
         else:
-            parameters, link = rank_parameters(model, merge_modes, ranks, island_timeout_s)
+            parameters, link = rank_parameters(model, merge_modes, ranks, island_timeout_s, check)
         self._model = model
-        self._optimizer = check_optimizer(optimizer, model)
         self._losses = LossReader()
         self._watch: ModelWatch | None = None
 
@@ -109,7 +121,7 @@ class Learner(ParametersLearner):
             parameters,
             inner=inner,
             link=link,
-            frozen_checksum=frozen_checksum(model),
+            frozen_checksum=self._frozen(parameters, link),
             address=address,
             learner_id=learner_id,
             token=token,
@@ -121,6 +133,11 @@ class Learner(ParametersLearner):
             leave_on_sigterm=leave_on_sigterm,
         )
 
+    def _frozen(self, parameters: TorchParameters | RankParameters, link: RankLink | None) -> int:
+        if isinstance(parameters, RankParameters) and parameters.staged:
+            return 0  # no rank has all of them
+        return frozen_checksum(self._model) if link is None else frozen_checksum(self._model, picking(link))
+
     def start(self) -> Self:
         """Join the run: returns when the model holds the run's published parameters."""
         super().start()
@@ -129,8 +146,8 @@ class Learner(ParametersLearner):
 
     def _model_joined(self) -> None:
         self._inner.keep(BUFFERS, KeptBuffers(self._model))
-        if self._link is None:
-            self._watch = ModelWatch(self._model, (spec.name for spec in self._parameters.specs))
+        names = [name for name, _ in trainable(self._model)]
+        self._watch = ModelWatch(self._model, names, identities=not is_sharded(self._model))
 
     def _recover_together(self, link: RankLink) -> str:
         inner = cast(InnerRecovery, self._inner)
@@ -141,8 +158,10 @@ class Learner(ParametersLearner):
     def _read_loss(self, loss: SupportsFloat | None) -> float:
         return self._losses.read(loss)
 
-    def _look_at_model(self) -> str:
-        return self._watch.stepped() if self._watch is not None else ""
+    def _look_at_model(self, *, last: bool = False) -> str:
+        if self._watch is None:
+            return ""
+        return self._watch.look() if last else self._watch.stepped()
 
     def adopt_published(self) -> None:
         """Put the published parameters that this learner has adopted into the model for good: after `close`, for

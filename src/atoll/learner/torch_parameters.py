@@ -133,12 +133,16 @@ class TorchParameters:
 
     def lay_out(self, layout: Layout) -> None:
         self.layout = layout
-        named = dict(named_parameters(self._model))
-        self._parameters = [named[spec.name] for spec in self.specs]
+        self._parameters = self._named()
         self.device = self._parameters[0].device  # only now: the model may have been moved since it was described
         self._cuda = self.device.type == "cuda"
         self._outward = _stream(self.device) if self._cuda else None
         self._inward = _stream(self.device) if self._cuda else None
+
+    def _named(self) -> list[torch.Tensor]:
+        """The parameters in the order of `specs`."""
+        named: dict[str, torch.Tensor] = dict(named_parameters(self._model))
+        return [named[spec.name] for spec in self.specs]
 
     def _tensor(self, index: int) -> torch.Tensor:
         """What this process has of a parameter."""

@@ -1,4 +1,5 @@
-from .endpoint import metered
+from .endpoint import metered, metered_as
+from .of_parts import RelayMetrics, ShardMetrics
 from .tracker import TRACKERS, Tracker, make_writer
 
-__all__ = ["TRACKERS", "Tracker", "make_writer", "metered"]
+__all__ = ["TRACKERS", "RelayMetrics", "ShardMetrics", "Tracker", "make_writer", "metered", "metered_as"]

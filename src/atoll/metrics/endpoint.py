@@ -10,13 +10,14 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.metrics.families import Families
 from atoll.metrics.of_learner import LearnerMetrics
+from atoll.metrics.of_parts import RelayMetrics, ShardMetrics
 from atoll.metrics.of_syncer import SyncerMetrics
 from atoll.observe import Event, Warned, Writer
 from atoll.private import make_private_folder
@@ -32,21 +33,54 @@ def metered(writer: Writer, listen: str, *, role: str, name: str, folder: Path |
     """The same writer, counted and told at `listen` (HOST:PORT; port 0: any). Empty: the writer as it is."""
     if not listen:
         return writer
-    counted: CountedEvents = SyncerMetrics() if role == "syncer" else LearnerMetrics()
-    return MeteredWriter(writer, counted, listen, role=role, name=name, folder=folder)
+    return metered_as(COUNTED[role](), writer, listen, role=role, name=name, folder=folder)
+
+
+def metered_as(
+    counted: CountedEvents,
+    writer: Writer,
+    listen: str,
+    *,
+    role: str,
+    name: str,
+    folder: Path | None,
+    told_in: Path | None = None,
+) -> Writer:
+    """The same with counts of the caller's own, which it may fill in by itself. The file for Prometheus is written
+    into `told_in`; None: into the folder's metrics."""
+    if not listen:
+        return writer
+    return MeteredWriter(writer, counted, listen, role=role, name=name, folder=folder, told_in=told_in)
+
+
+COUNTED: dict[str, Callable[[], CountedEvents]] = {
+    "syncer": SyncerMetrics,
+    "learner": LearnerMetrics,
+    "shard": ShardMetrics,
+    "relay": RelayMetrics,
+}
 
 
 class MeteredWriter:
     """Implements `atoll.observe.Writer`."""
 
     def __init__(
-        self, writer: Writer, counted: CountedEvents, listen: str, *, role: str, name: str, folder: Path | None
+        self,
+        writer: Writer,
+        counted: CountedEvents,
+        listen: str,
+        *,
+        role: str,
+        name: str,
+        folder: Path | None,
+        told_in: Path | None = None,
     ) -> None:
         self.address = ""
         """Where it answers; empty if it could not be started."""
         self._writer = writer
         self._counted = counted
         self._folder = folder
+        self._told_in = told_in or (folder / "metrics" if folder is not None else None)
         self._server: Any = None
         self._target_file: Path | None = None
         self._process(role)
@@ -111,9 +145,9 @@ class MeteredWriter:
 
     def _announce(self, role: str, name: str) -> None:
         """RUN/metrics/*.json are for Prometheus's file_sd_configs: it finds every process of the run by itself."""
-        if self._folder is None:
+        folder = self._told_in
+        if folder is None:
             return
-        folder = self._folder / "metrics"
         make_private_folder(folder)
         safe = "".join(c if c.isalnum() or c in "._-" else "_" for c in name)[:100]
         path = folder / f"{role}-{safe}-{os.getpid()}.json"

@@ -30,6 +30,7 @@ from .launches import report_begin_ns
 from .learners import natural_key
 from .lines import decode
 from .log import RUNGS, adapted_text, bits_text, rung_text, source_text, span_text, thin_text
+from .process_logs import bound_logs
 from .reader import Tail, read_events
 from .rounds import RoundSeen
 from .summary import AWAY, SLOW_SHARE, RunState, summarize
@@ -80,6 +81,7 @@ __all__ = [
     "Writer",
     "adapted_text",
     "bits_text",
+    "bound_logs",
     "data_parallel_bytes",
     "decode",
     "events",

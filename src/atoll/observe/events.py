@@ -137,6 +137,8 @@ class RunFinished:
 class LearnerStarted:
     learner: str
     pid: int
+    site: str = ""
+    """Where its machine is, if whoever started it has said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,15 @@ class LearnerFetched:
     bytes: int
     fetch_ns: int
     whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class IslandBytes:
+    """Payload bytes over the connections of each rank of a learner that has several, since it began."""
+
+    learner: str
+    up: list[int]
+    down: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,6 +398,7 @@ Event = (
     | LearnerAdopted
     | LearnerPushed
     | LearnerFetched
+    | IslandBytes
     | LearnerLink
     | LearnerDiscarded
     | LearnerEvaluated

@@ -21,6 +21,7 @@ class LearnerSeen:
     """The newest that is known of one learner, and its loss curves."""
 
     learner: str
+    site: str = ""
     generation: int = 0
     generations: list[int] = field(default_factory=list)
     """Those of its processes, in order. A syncer that comes back leaves some numbers out."""

@@ -47,6 +47,8 @@ class NoticeBook:
         """What was decided about what is sent, and when."""
         self.sends: dict[str, events.Adapted] = {}
         """The newest of them of each learner that sends something else than the settings say, and of the run."""
+        self.rhythm: dict[str, str] = {}
+        """Of the run, where that is decided: "period" and "overlap" in steps."""
         self._open: dict[str, Spell] = {}
         self._warned: dict[tuple[str, str], Warning] = {}
 
@@ -81,6 +83,7 @@ class NoticeBook:
         for learner in list(self._open):
             self._end(end_ns, learner)
         self.sends.clear()
+        self.rhythm.clear()
 
     def spell(self, learner: str) -> Spell | None:
         """The one that goes on."""
@@ -100,6 +103,8 @@ class NoticeBook:
             self.adapted.append((t_ns, event))
         if event.what != "nothing" and (event.subject in self.sends or len(self.sends) < THIN_MAX):
             self.sends[event.subject] = event
+        if event.subject == "run" and event.what != "nothing":
+            self.rhythm[event.what] = event.after
 
     def _link(self, event: events.LinkThin) -> None:
         key = (event.learner, event.direction)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from atoll.core import SECOND_NS
+from atoll.core import SECOND_NS, SYNCER_STOPPED
 from atoll.observe import events
 from atoll.observe.account import TimeAccount
 from atoll.observe.comebacks import FRESH, ComebackBook, Return
@@ -132,8 +132,9 @@ class RunState:
             self.layout = event
         elif isinstance(event, events.RunFinished):
             self.finished = event
-            stopped = event.reason.startswith("SIG")
+            stopped = event.reason.startswith("SIG") or event.reason == SYNCER_STOPPED
             text = f"run stopped by {event.reason}" if stopped else f"run finished: {event.reason}"
+            text = text.replace(f"by {SYNCER_STOPPED}", "with its syncer")
             self._log.say(t_ns, text, "plain" if stopped else "good")
         else:
             self._on_rare(t_ns, event)
@@ -184,6 +185,7 @@ class RunState:
                 self._on_started(event.id)
         elif isinstance(event, events.LearnerStarted):
             self._on_started(event.learner)
+            self._learner(event.learner).site = event.site
         elif isinstance(event, events.LearnerJoined):
             self._on_joined(t_ns, event)
         elif isinstance(event, events.ProcessExited):

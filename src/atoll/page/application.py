@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from atoll.dash import static
 from atoll.errors import AtollError
-from atoll.page.control import ACTIONS, Control
+from atoll.page.control import ACTIONS, HERE_ONLY, Control
 from atoll.page.guard import Guard
 from atoll.page.options import PageOptions
 from atoll.page.runs import Runs, log_tail
@@ -84,7 +84,9 @@ class Pages:
     # ------------------------------------------------------------ runs
 
     def _list(self, request: Request) -> Response:
-        actions = list(ACTIONS) if self._control is not None else []
+        known = self._runs.names()
+        here = any(self._runs.folder(name) is not None for name in known[:1])
+        actions = [name for name in ACTIONS if here or name not in HERE_ONLY] if self._control is not None else []
         return JSONResponse({"runs": self._runs.names(), "control": actions})
 
     def _compare(self, request: Request) -> Response:

@@ -24,7 +24,7 @@ class PageOptions:
     token: str = field(default="", repr=False)
     """Whoever opens the page must show it, once: needed beyond this machine, and to control a run."""
     control: bool = False
-    """Whether the page lets its viewer drain, add and kill learners, and stop the run."""
+    """Whether the page lets its viewer drain, add and kill learners, take a snapshot, and stop the run."""
     tls_certificate: str = ""
     tls_key: str = ""
     syncer: ClientOptions | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from pathlib import Path
 
@@ -17,8 +16,6 @@ RUNS_MAX = 200
 """Runs of one folder that are listed, the newest first."""
 LOG_BYTES_MAX = 256 << 10
 """Of the end of a log."""
-_FILE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""Ids that launchers name log files after."""
 
 
 class Runs:
@@ -73,16 +70,12 @@ class Runs:
 
 def log_tail(folder: RunFolder, learner: str) -> bytes | None:
     """The end of what a learner printed; None if this folder has no such log. Only plain files of its logs are read."""
-    if _FILE_ID.fullmatch(learner) is None:
+    path = folder.log_of(learner)
+    if path is None:
         return None
-    logs = folder.logs.resolve()
-    for role in ("learner", "syncer"):
-        path = folder.log_file(role, learner)
-        if path.is_file() and not path.is_symlink() and path.resolve().parent == logs:
-            with path.open("rb") as file:
-                file.seek(max(0, file.seek(0, 2) - LOG_BYTES_MAX))
-                return file.read(LOG_BYTES_MAX)
-    return None
+    with path.open("rb") as file:
+        file.seek(max(0, file.seek(0, 2) - LOG_BYTES_MAX))
+        return file.read(LOG_BYTES_MAX)
 
 
 def _runs_in(parent: Path) -> list[Path]:

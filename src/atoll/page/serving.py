@@ -24,11 +24,12 @@ class RunningPage:
     """A page that is being served. `address` is what to open."""
 
     def __init__(self, target: str, options: PageOptions) -> None:
+        self.options = checked(options)  # first: it says what is not installed
+
         import uvicorn
 
         from atoll.page.application import Pages
 
-        self.options = checked(options)
         self._runs = Runs(target, self.options)
         self._socket = _bound(self.options.listen)
         config = uvicorn.Config(

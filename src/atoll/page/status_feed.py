@@ -1,7 +1,8 @@
 """A run that is only known by its syncer's address: what successive statuses say, as events.
 
 All viewers share one question to the syncer every ASK_S, and there is none while nobody looks. Between two answers a
-learner whose count of tokens grew has trained; of the rest nothing is claimed.
+learner whose count of tokens grew has trained, for as long as its steps take by its own word; of the rest nothing is
+claimed. A syncer has no loss of the published model: learners evaluate it, and write that down where they are.
 """
 
 from __future__ import annotations
@@ -51,6 +52,9 @@ class StatusFeed:
         self.trouble = ""
         now_ns = time.time_ns()
         self._places = places_in(answer)
+        then_ns, before = self._before or (now_ns, {})
+        for age_s, event in _rounds(answer, before):
+            yield max(then_ns, now_ns - int(age_s * 1e9)), SOURCE, event
         for event in self._news(now_ns, answer):
             yield now_ns, SOURCE, event
         self._before = (now_ns, answer)
@@ -63,6 +67,8 @@ class StatusFeed:
 
     def _news(self, now_ns: int, answer: Mapping[str, Any]) -> Iterator[Event]:
         then_ns, before = self._before or (now_ns, {})
+        if not before:
+            yield _run(answer)
         if before.get("epoch") != answer.get("epoch"):
             level = str(answer.get("durability", "none"))
             yield events.SyncerStarted(
@@ -102,10 +108,60 @@ def _of_member(member: Mapping[str, Any], before: Mapping[str, Any], passed_ns: 
     more, steps = tokens - int(before.get("tokens", tokens)), step - int(before.get("step", step))
     if more > 0 and passed_ns > 0:
         loss = member.get("loss")
+        in_steps_ns = min(passed_ns, int(max(0, steps) * float(member.get("step_ms", 0)) * 1e6))
         yield events.LearnerSteps(
             learner, generation, step, max(0, steps), more, tokens, float(loss) if loss is not None else math.nan,
-            passed_ns, 0, 0, 0, 0, int(member.get("behind", 0)),
+            in_steps_ns, 0, 0, 0, 0, int(member.get("behind", 0)),
         )  # fmt: skip
+
+
+def _run(answer: Mapping[str, Any]) -> events.RunStarted:
+    config: Mapping[str, Any] = answer.get("config") or {}
+    return events.RunStarted(
+        method="decoupled",
+        learners=int(answer.get("expected", 0)),
+        parameters=0,
+        sync_every=int(config.get("sync_every", 0)),
+        fragments=int(config.get("fragments", 0)),
+        codec_up=str(config.get("codec_up", "")),
+        codec_down=str(config.get("codec_down", "")),
+        tokens_budget=int(config.get("tokens_budget", 0)),
+        title=str(answer.get("title") or answer.get("run") or ""),
+    )
+
+
+def _rounds(answer: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[tuple[float, Event]]:
+    """Every version that is newer than in the answer before, and how old it is by the syncer's clock, with who is in it
+    where the syncer still knows. What it does not tell one by one is added up: commits, and bytes by learner."""
+    known = dict(enumerate(before.get("versions", ())))
+    newest = dict(enumerate(answer.get("versions", ())))
+    told = [one for one in answer.get("rounds", ()) if int(one["version"]) > known.get(int(one["fragment"]), -1)]
+    named = {int(one["fragment"]) for one in told}
+    changed = [(f, int(v)) for f, v in newest.items() if v > known.get(f, 0) and f not in named]
+    bare = [{"fragment": fragment, "version": version} for fragment, version in changed]
+    now_s = float(answer.get("time_s", 0))
+    for one in (*bare, *told):
+        age_s = max(0.0, now_s - float(one.get("time_s", now_s)))
+        yield from ((age_s, event) for event in _commit(one))
+    commits = int(answer.get("commits", 0)) - int(before.get("commits", 0)) - len(bare) - len(told)
+    up, down = _more(answer, before, "up_bytes"), _more(answer, before, "down_bytes")
+    yield 0.0, events.RoundsFolded(max(0, commits), 0, 0, 0, 0, 0, up=up, down=down)
+
+
+def _commit(one: Mapping[str, Any]) -> Iterator[Event]:
+    fragment, number = int(one["fragment"]), int(one.get("round", 0))
+    names = [str(name) for name in one.get("contributors", ())]
+    if one.get("closed"):
+        yield events.RoundClosed(number, fragment, names, 0, str(one["closed"]), 0, 0, 0)
+    tokens, size = int(one.get("tokens", 0)), int(one.get("bytes", 0))
+    yield events.Committed(fragment, int(one["version"]), number, names, tokens, 0, size, math.nan, math.nan, 0)
+
+
+def _more(answer: Mapping[str, Any], before: Mapping[str, Any], name: str) -> dict[str, int]:
+    """What each learner has of this more than before. A syncer that was started again counts from nothing."""
+    earlier = {str(one.get("learner")): int(one.get(name, 0)) for one in before.get("members", ())}
+    now = {str(one.get("learner")): int(one.get(name, 0)) for one in answer.get("members", ())}
+    return {who: size - earlier.get(who, 0) if size >= earlier.get(who, 0) else size for who, size in now.items()}
 
 
 def _stats(answer: Mapping[str, Any]) -> events.SyncerStats:

@@ -172,6 +172,7 @@ class WatchedRun:
                 "log": log_lines(self._state),
                 "log_count": self._state.log_count,
                 "places": self._feed.places(),
+                "sites": {one.learner: one.site for one in self._state.learners.values() if one.site},
                 "number": self.tick_number,
             }
         )

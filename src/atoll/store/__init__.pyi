@@ -1,5 +1,6 @@
 from . import failpoints, files
 from .claim import CLAIM_BEAT_S, Claim, Hold
+from .commit_log import LoggedMerge
 from .epoch import TAPE_FOLDER, is_held
 from .export import export_model
 from .handover import Handover
@@ -20,6 +21,7 @@ from .recording import (
 from .recover import read_state
 from .remote_folder import unreachable
 from .run_store import RunStore, open_store
+from .segment_reader import Record, SegmentReader
 from .slots import CommitStats
 from .snapshots import LABELS_PER_EPOCH, SnapshotStats, SnapshotTarget, load_snapshot
 from .tape import TAPE_FILES_ALL, TAPE_FILES_KEPT
@@ -44,10 +46,13 @@ __all__ = [
     "Loaded",
     "LoadedFragment",
     "LoadedSnapshot",
+    "LoggedMerge",
+    "Record",
     "RecordPosition",
     "Recording",
     "RunStore",
     "SegmentFile",
+    "SegmentReader",
     "SnapshotStats",
     "SnapshotTarget",
     "export_model",

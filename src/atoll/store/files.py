@@ -166,6 +166,11 @@ def opened(path: Path, flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
+def create(path: Path) -> int:
+    """A descriptor of a new file, for the caller to close; the name is durable once the folder is synced."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+
 def rename(source: Path, target: Path, point: str) -> None:
     """Put `source` in the place of `target`; durable once the folder is synced."""
     failpoints.hit(point)

@@ -7,6 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from atoll.store.commit_log import LoggedMerge
+
 
 @dataclass(slots=True)
 class LoadedFragment:
@@ -28,6 +30,8 @@ class Loaded:
     rows: dict[str, Any] = field(default_factory=dict)
     fragments: dict[int, LoadedFragment] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    logged: dict[int, list[LoggedMerge]] = field(default_factory=dict)
+    """By fragment: the merges that lead from the version above to the one that was committed last, in their order."""
 
 
 @dataclass(slots=True)

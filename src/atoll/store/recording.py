@@ -51,7 +51,7 @@ HEAD_BYTES_MAX = 64 << 20
 MARKER = b"\xa7RC1"
 FRAME = struct.Struct("<4sIQQ")
 _LENGTHS = struct.Struct("<IQ")
-_NAME = re.compile(r"recording-(?P<epoch>\d{5,18})-(?P<number>\d{8,18})\.log")
+_NAME = re.compile(r"(?P<prefix>[a-z]+)-(?P<epoch>\d{5,18})-(?P<number>\d{8,18})\.log")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -63,16 +63,17 @@ class SegmentFile:
     path: Path
 
 
-def segment_path(folder: Path, epoch: int, number: int) -> Path:
-    return folder / f"recording-{epoch:05}-{number:08}.log"
+def segment_path(folder: Path, epoch: int, number: int, prefix: str = RECORDING_FOLDER) -> Path:
+    return folder / f"{prefix}-{epoch:05}-{number:08}.log"
 
 
-def segment_files(folder: Path) -> list[SegmentFile]:
+def segment_files(folder: Path, prefix: str = RECORDING_FOLDER) -> list[SegmentFile]:
     """Oldest first."""
     if not folder.is_dir():
         return []
     found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted(SegmentFile(int(match["epoch"]), int(match["number"]), path) for match, path in found if match)
+    named = [(match, path) for match, path in found if match and match["prefix"] == prefix]
+    return sorted(SegmentFile(int(match["epoch"]), int(match["number"]), path) for match, path in named)
 
 
 def head_checksum(head: bytes, body_bytes: int) -> int:
@@ -85,6 +86,7 @@ def head_checksum(head: bytes, body_bytes: int) -> int:
 class _Segment:
     number: int
     descriptor: int
+    points: str
     size: int = 0
     synced: int = 0
     torn: bool = False
@@ -102,7 +104,7 @@ class _Segment:
                 raise OSError(errno.EIO, f"an earlier sync of segment {self.number} failed: {self.broken}")
             size = self.size
             try:
-                files.sync_data(self.descriptor, "tape.append.sync")
+                files.sync_data(self.descriptor, f"{self.points}.append.sync")
             except OSError as error:
                 self.broken = str(error)
                 raise
@@ -129,12 +131,24 @@ class RecordPosition:
 
 
 class Recording:
-    """The recording of one epoch, to be written. All methods may be called on any thread."""
+    """The recording of one epoch, to be written. All methods may be called on any thread. The commit log (`commit_log`)
+    is made of the same segments, elsewhere and under another `prefix`, which its failpoints have as well."""
 
-    def __init__(self, state: Path, epoch: int, *, bytes_max: int = SEGMENT_BYTES_MAX) -> None:
-        self.folder = state / RECORDING_FOLDER
-        self.begun = bool(segment_files(self.folder))
+    def __init__(
+        self,
+        state: Path,
+        epoch: int,
+        *,
+        bytes_max: int = SEGMENT_BYTES_MAX,
+        folder: Path | None = None,
+        prefix: str = RECORDING_FOLDER,
+        points: str = "tape",
+    ) -> None:
+        self.folder = folder or state / RECORDING_FOLDER
+        self.prefix = prefix
+        self.begun = bool(segment_files(self.folder, prefix))
         """Whether an earlier epoch has recorded anything here."""
+        self._points = points
         self._epoch = epoch
         self._bytes_max = bytes_max
         self._about: dict[str, Any] = {}
@@ -170,16 +184,16 @@ class Recording:
                 self._segment.sync(self._segment.size)
             self._segment.close()
             self._segment = None
-        files.make_folders(self.folder, "tape.create")
-        failpoints.hit("tape.create")
+        files.make_folders(self.folder, f"{self._points}.create")
+        failpoints.hit(f"{self._points}.create")
         self._number += 1
-        path = segment_path(self.folder, self._epoch, self._number)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        segment = _Segment(self._number, descriptor)
+        path = segment_path(self.folder, self._epoch, self._number, self.prefix)
+        descriptor = files.create(path)
+        segment = _Segment(self._number, descriptor, self._points)
         about = {"recording": RECORDING_FORMAT, "epoch": self._epoch, "number": self._number, **self._about}
         try:
             self._write(segment, about, ())
-            files.sync_folder(self.folder, "tape.folder.sync")
+            files.sync_folder(self.folder, f"{self._points}.folder.sync")
         except BaseException:
             segment.close()
             with contextlib.suppress(OSError):
@@ -200,7 +214,7 @@ class Recording:
         end = segment.size
         try:
             for part in (frame, *parts):
-                files.write_at(segment.descriptor, part, end, "tape.append.mid")
+                files.write_at(segment.descriptor, part, end, f"{self._points}.append.mid")
                 end += memoryview(part).nbytes
         except BaseException:
             segment.torn = True

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from atoll.errors import PayloadError, StoreError
 from atoll.store import files
+from atoll.store.commit_log import read_log
 from atoll.store.documents import json_object, whole
 from atoll.store.epoch import TAPE_FOLDER, epoch_folders
 from atoll.store.loaded import Loaded, LoadedFragment
@@ -35,6 +36,8 @@ READERS_MAX = 4
 """Fragments read at once: some wait for the disk while others are copied and checked."""
 READ_TRIES = 5
 """Attempts on the folder of a living run, whose files may be replaced between listing and opening them."""
+VERSION_MAX = 10**15
+"""More versions than any run has."""
 _SLOTS_NAME = re.compile(r"fragment-(\d{4,})\.slots")
 
 T = TypeVar("T")
@@ -73,14 +76,17 @@ def patiently(read: Callable[[], T]) -> T:
     return read()
 
 
-def load_fragments(state: Path, loaded: Loaded, *, only: Collection[str] | None = None) -> dict[int, Claim]:
-    """Read the best good version of every fragment into `loaded`, several at once; returns what to claim."""
+def load_fragments(
+    state: Path, loaded: Loaded, *, only: Collection[str] | None = None
+) -> tuple[dict[int, Claim], dict[int, tuple[int, int]]]:
+    """Read the best good version of every fragment into `loaded`, several at once, and which merges of the log follow
+    it; returns what to claim of slots and of the log."""
     folders = epoch_folders(state)
     found: dict[int, list[tuple[int, Path]]] = {}
     for epoch, folder in folders.items():
         for fragment, path in slots_in(folder).items():
             found.setdefault(fragment, []).append((epoch, path))
-    claims = _read_claims(folders, loaded.problems)
+    claims, log_claims = _read_claims(folders, loaded.problems)
     taken: dict[int, Claim] = {}
 
     def load(fragment: int) -> _FragmentFound:
@@ -92,7 +98,34 @@ def load_fragments(state: Path, loaded: Loaded, *, only: Collection[str] | None 
             taken[fragment] = result.claim
             if result.good is not None:
                 loaded.fragments[fragment] = result.good
-    return taken
+    return taken, _follow_logs(folders, loaded, log_claims)
+
+
+def _follow_logs(
+    folders: dict[int, Path], loaded: Loaded, claims: dict[int, dict[int, tuple[int, int]]]
+) -> dict[int, tuple[int, int]]:
+    """Find the merges that follow each fragment's slot, in the log of its epoch; returns how far each log counts."""
+    reached: dict[int, tuple[int, int]] = {}
+    logs = {epoch: read_log(folders[epoch], loaded.problems) for epoch in {f.epoch for f in loaded.fragments.values()}}
+    for fragment, slot in loaded.fragments.items():
+        merges, version = logs[slot.epoch].get(fragment, {}), slot.version
+        last = _log_limit(fragment, slot.epoch, claims)
+        while version + 1 in merges and version < last:
+            version += 1
+            loaded.logged.setdefault(fragment, []).append(merges[version])
+        reached[fragment] = (slot.epoch, version)
+    return reached
+
+
+def _log_limit(fragment: int, epoch: int, claims: dict[int, dict[int, tuple[int, int]]]) -> int:
+    """The last version of a fragment in an epoch's log that may be used: its syncer may have been fenced and have
+    written one more. An epoch that says nothing of the log did not know of any."""
+    limit = VERSION_MAX
+    for newer, taken in claims.items():
+        if newer > epoch:
+            known, version = taken.get(fragment, (epoch, -1))
+            limit = min(limit, version) if known == epoch else limit
+    return limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,26 +165,32 @@ def _load_one(
 # ------------------------------------------------------------ claims
 
 
-def write_claims(folder: Path, claims: Mapping[int, Claim]) -> None:
+def write_claims(folder: Path, claims: Mapping[int, Claim], reached: Mapping[int, tuple[int, int]]) -> None:
     """Record what this epoch took over, before it commits anything."""
-    document = json.dumps({"fragments": {str(fragment): claim for fragment, claim in claims.items()}})
-    files.replace_file(folder / CLAIMS_FILE, document.encode(), "claims")
+    slots = {str(fragment): claim for fragment, claim in claims.items()}
+    document = {"fragments": slots, "log": {str(fragment): claim for fragment, claim in reached.items()}}
+    files.replace_file(folder / CLAIMS_FILE, json.dumps(document).encode(), "claims")
 
 
-def _read_claims(folders: dict[int, Path], problems: list[str]) -> dict[int, dict[int, Claim]]:
-    """By epoch, then by fragment."""
+def _read_claims(
+    folders: dict[int, Path], problems: list[str]
+) -> tuple[dict[int, dict[int, Claim]], dict[int, dict[int, tuple[int, int]]]]:
+    """By epoch, then by fragment: of slots, and (epoch, version) of logs."""
     claims: dict[int, dict[int, Claim]] = {}
+    logs: dict[int, dict[int, tuple[int, int]]] = {}
     for epoch, folder in folders.items():
         try:
             if (folder / CLAIMS_FILE).stat().st_size > CLAIMS_BYTES_MAX:
                 raise ValueError("too large")
-            taken = json_object((folder / CLAIMS_FILE).read_bytes(), CLAIMS_FILE)["fragments"]
-            claims[epoch] = {int(f): None if claim is None else _claim(*claim) for f, claim in taken.items()}
+            document = json_object((folder / CLAIMS_FILE).read_bytes(), CLAIMS_FILE)
+            taken = {int(f): claim for f, claim in document["fragments"].items()}
+            claims[epoch] = {f: None if claim is None else _claim(*claim) for f, claim in taken.items()}
+            logs[epoch] = {int(f): (int(at), int(version)) for f, (at, version) in document.get("log", {}).items()}
         except FileNotFoundError:
             continue
         except (OSError, ValueError, KeyError, TypeError, AttributeError, PayloadError):
             problems.append(f"{folder.name}/{CLAIMS_FILE} is damaged; it is left out")
-    return claims
+    return claims, logs
 
 
 def _claim(epoch: Any, sequence: Any) -> Claim:

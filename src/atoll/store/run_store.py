@@ -3,6 +3,7 @@
     state/epoch.json                          the newest epoch
     state/lock                                held by the process that writes here
     state/epoch-00002/fragment-0007.slots     one file per fragment with its last two versions
+    state/epoch-00002/log-00002-00000003.log  what the versions after the slots were made from
     state/epoch-00002/claims.json             what that epoch took over from older ones
     state/tape/tape-00002-00000012.log        rows and decisions
     state/recording/recording-00002-....log   with --record: payloads and states, for replay
@@ -16,14 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from atoll.store import failpoints, files, recover
+from atoll.store.commit_log import CommitLog, Payload
 from atoll.store.epoch import TAPE_FOLDER, Tenure, alone, begin_epoch, epoch_folders
 from atoll.store.loaded import Loaded
-from atoll.store.recording import Recording
+from atoll.store.recording import Recording, RecordPosition
 from atoll.store.slots import Arrays, CommitStats, SlotFile
 from atoll.store.tape import TAPE_BYTES_MAX, TAPE_FILES_KEPT, Tape
 from atoll.store.tape_record import read_rows
@@ -58,6 +61,7 @@ class RunStore:
         self._tape = tape
         self._opened = opened
         self._slots: dict[int, SlotFile] = {}
+        self._log = CommitLog(tenure.folder, tenure.epoch)
         self._lock = threading.Lock()
         self._older = [folder for epoch, folder in epoch_folders(tenure.state).items() if epoch < tenure.epoch]
         self._cleaned: set[int] = set()
@@ -75,14 +79,14 @@ class RunStore:
         """Everything as it was when this process opened the folder; None if nothing was ever kept here. Call it once,
         before the first commit."""
         with self._tenure.writing():
-            loaded, claims = recover.patiently(self._load_once)
-            recover.write_claims(self._tenure.folder, claims)
+            loaded, claims, reached = recover.patiently(self._load_once)
+            recover.write_claims(self._tenure.folder, claims, reached)
         self._remove_empty_epochs()
         return loaded if loaded.rows or loaded.fragments or loaded.problems else None
 
-    def _load_once(self) -> tuple[Loaded, dict[int, recover.Claim]]:
+    def _load_once(self) -> tuple[Loaded, dict[int, recover.Claim], dict[int, tuple[int, int]]]:
         loaded = Loaded(dict(self._opened.rows), {}, list(self._opened.problems))
-        return loaded, recover.load_fragments(self._tenure.state, loaded)
+        return loaded, *recover.load_fragments(self._tenure.state, loaded)
 
     def remember(self, rows: Mapping[str, Any | None]) -> None:
         """Append one atomic batch of rows (JSON values; None deletes). Not durable before the next `sync`."""
@@ -116,9 +120,36 @@ class RunStore:
         with self._tenure.writing():
             stats = slots.commit(version, arrays, meta)
         self.check_epoch()
+        self._log.in_slot(fragment, version)
         if fragment not in self._cleaned:
             self._delete_older(fragment)
         return stats
+
+    def describe_log(self, about: Mapping[str, Any]) -> None:
+        """What is needed to do the merges of the log again: the run, its settings, its tensors."""
+        self._log.describe(about)
+
+    def log_payloads(self, fragment: int, version: int, payloads: Sequence[Payload]) -> list[RecordPosition]:
+        """Make what a version is made from durable. After an OSError nothing of it counts."""
+        with self._tenure.writing():
+            return self._log.payloads(fragment, version, payloads)
+
+    def log_commit(
+        self,
+        fragment: int,
+        version: int,
+        meta: Mapping[str, Any],
+        weights: Sequence[float],
+        places: Sequence[RecordPosition],
+    ) -> CommitStats:
+        """As `commit`, by what the version was made from. The version before it must be durable in this epoch."""
+        begun = time.monotonic_ns()
+        self.check_epoch()
+        with self._tenure.writing():
+            size = self._log.commit(fragment, version, meta, weights, places)
+        self.check_epoch()
+        size += sum(place.end - place.offset for place in places)
+        return CommitStats(size, 0, time.monotonic_ns() - begun)
 
     def recording(self) -> Recording:
         """Where this epoch records what its merges are made from."""
@@ -141,6 +172,7 @@ class RunStore:
                 with self._tenure.writing():
                     self._tape.sync()
         finally:
+            self._log.close()
             self._tape.close()
             self._tenure.release()
 

@@ -1,3 +1,4 @@
+from .log_replay import read_committed, replay_log
 from .options import EXIT_FENCED, RelayOptions, ShardOptions, SyncerOptions, run_relay, run_shard, run_syncer
 from .recording import DERIVED, HERE, RECORDED, ZERO
 from .state import FragmentArrays, InspectedPayload, ModelState
@@ -14,6 +15,8 @@ __all__ = [
     "RelayOptions",
     "ShardOptions",
     "SyncerOptions",
+    "read_committed",
+    "replay_log",
     "run_relay",
     "run_shard",
     "run_syncer",

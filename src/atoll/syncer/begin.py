@@ -1,7 +1,9 @@
 """Before a syncer serves: whose run it continues, under which epoch, and what it says where there is none to continue.
 
 The ladder is `recover`'s; below it are the learners (core.beginning). A run that had versions begins with a newcomer's
-random parameters only by the operator's word, --new-run.
+random parameters only by the operator's word, --new-run. A syncer that finds nothing at all cannot know: somebody may
+have deleted its folder. So it is in doubt, and newcomers wait some seconds, unless --new-run says that there is nobody
+to wait for. A launcher that has just made the folder says so with --first-start, which gives up nothing that was there.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core import EPOCH_KEY, EPOCHS_SKIPPED, Begin, Recovery
-from atoll.errors import StoreError
+from atoll.errors import FencedSyncerError, StoreError
 from atoll.observe import Writer, events
 from atoll.private import redacted
 from atoll.store import Hold, RunStore, SnapshotTarget
@@ -67,13 +69,17 @@ def how_to_begin(
     if options.new_run:
         return Begin(new_run=True)
     had_versions = _had_versions(options, problems, hold)
-    doubt = f"no snapshot found at {redacted(options.snapshots)}" if options.snapshots else ""
+    if options.first_start and not had_versions:
+        tell(f"{_nothing_found(options)}; a new run begins")
+        return Begin()
+    doubt = _nothing_found(options)
     if had_versions:
         tell(
             f"{_nothing_found(options)}, but the run had versions ({had_versions}); waiting for a learner that holds "
             "it. If none is left, begin anew with --new-run"
         )
-    elif doubt:
+    elif options.snapshots:
+        doubt = f"no snapshot found at {redacted(options.snapshots)}"
         _warn(
             f"{doubt}; this begins a new run (to continue one, give the --snapshots that it had; --must-continue makes "
             "this an error)",
@@ -116,7 +122,7 @@ def _check_newest(found: Recovery, hold: Hold | None, epoch: int) -> None:
 def let_go(hold: Hold | None) -> None:
     """This syncer will not serve: the next one need not watch its claim."""
     if hold is not None and hold.taken:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, FencedSyncerError):
             hold.renew(hold.claim.run, hold.claim.epoch, begun=hold.claim.begun, ended=True)
 
 

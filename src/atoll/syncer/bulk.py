@@ -6,11 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core import (
-    SECOND_NS,
+    INNER_LINGER_NS,
     FetchHeader,
     FetchKind,
     FetchRequest,
     InnerPiece,
+    InnerPieceRequest,
     InnerSlot,
     PushHeader,
     PushKind,
@@ -23,9 +24,6 @@ from atoll.syncer.fragment_work import copy_theta, find_update, theta_header
 from atoll.syncer.inner_buffer import InnerBuffer
 from atoll.syncer.platform import AsyncioPlatform
 from atoll.syncer.state import InspectedPayload, ModelState, is_usable
-
-INNER_LINGER_NS = 10 * SECOND_NS
-"""How long the last piece of an inner state is kept after it was asked for, in case that the transfer breaks."""
 
 
 class BulkService:
@@ -100,9 +98,9 @@ class BulkService:
     def _buffer(self, slot: int) -> InnerBuffer:
         return self.platform.inner.setdefault(slot, InnerBuffer())
 
-    async def _give_inner(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
-        slot, piece = request.fragment, request.version
-        inner_slot = self.machine.inner_slot(slot, request.learner, request.generation)
+    async def _give_inner(self, wanted: InnerPieceRequest) -> tuple[FetchHeader, memoryview]:
+        slot, piece = wanted.slot, wanted.piece
+        inner_slot = self.machine.inner_slot(slot, wanted.learner, wanted.generation)
         if inner_slot is None or not 0 <= piece < inner_slot.pieces:
             raise RefusedError(Refusal.UNKNOWN_VERSION, f"inner slot {slot} has no piece {piece} for this learner")
         self.driver.apply(fx.InnerTaken(slot, done=False))
@@ -130,7 +128,7 @@ class BulkService:
 
     async def _find(self, request: FetchRequest) -> tuple[FetchHeader, memoryview]:
         if request.kind is FetchKind.INNER:
-            return await self._give_inner(request)
+            return await self._give_inner(InnerPieceRequest.of(request))
         state = self.state
         if state is None or not 0 <= request.fragment < len(state.fragments):
             detail = f"fragment {request.fragment} has no committed state here; wait for Start"

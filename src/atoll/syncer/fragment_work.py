@@ -23,6 +23,7 @@ from atoll.core import (
 )
 from atoll.core import effects as fx
 from atoll.errors import RefusedError
+from atoll.syncer.relay_links import Gathered
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
 
@@ -51,16 +52,24 @@ async def compare_contributions(host: ArraysHost, compare: fx.Compare, held: Seq
     return fx.Compared(compare.fragment, cosines)
 
 
-async def merge_contributions(host: ArraysHost, merge: fx.Merge, held: Sequence[InspectedPayload]) -> fx.MergeFinished:
-    """Merge into the arrays, and note and record the decision."""
+async def merge_contributions(
+    host: ArraysHost,
+    merge: fx.Merge,
+    held: Sequence[InspectedPayload],
+    gathered: Gathered | None = None,
+) -> fx.MergeFinished:
+    """Merge into the arrays, and note and record the decision. `gathered`: relays have merged some of it."""
     assert host.state is not None
     recorder, arrays = host.keeper.recorder, host.state.fragments[merge.fragment]
     await recorder.anchor(merge.fragment, arrays, "gap", merge.round - 1)
     writing = asyncio.ensure_future(recorder.payloads(merge, held))
+    logging = asyncio.ensure_future(host.keeper.log_payloads(merge, held))
     started_ns = time.monotonic_ns()
-    result = await host.on_a_worker(host.state.merge, merge.fragment, held, merge.weights)
+    parts = gathered or Gathered(held, merge.weights)
+    result = await host.on_a_worker(host.state.merge, merge.fragment, parts.held, parts.weights, parts.groups)
     merge_ns = time.monotonic_ns() - started_ns
     places = await writing
+    await logging
     assert not result.finite or arrays.version == merge.version, "the machine and the arrays disagree"
     host.copies.pop(merge.fragment, None)
     if result.finite:

@@ -18,6 +18,10 @@ WARNINGS_KEPT = 20
 """A screen of them; all are in the events."""
 THIN_KEPT = 1000
 """Learners whose thin links are remembered: as many as a status lists."""
+ROUNDS_KEPT = 24
+"""The last commits that a status tells of: what a page shows."""
+NAMES_KEPT = 16
+"""Contributors of each that are named."""
 RATE_WINDOW_S = 10.0
 """Over which bytes per second are averaged: several rounds of a usual run, and short enough to follow a link."""
 
@@ -37,6 +41,9 @@ class News:
         self._written: tuple[float, events.SnapshotWritten] | None = None
         self._failed: tuple[float, events.SnapshotFailed] | None = None
         self._thin: dict[str, dict[str, events.LinkThin]] = {}
+        self._closed: dict[int, events.RoundClosed] = {}
+        """By fragment: the round that was closed last."""
+        self._rounds: deque[dict[str, Any]] = deque(maxlen=ROUNDS_KEPT)
 
     def emit(self, event: Event) -> None:
         self._writer.emit(event)
@@ -47,6 +54,10 @@ class News:
             self._written, self._failed = (now_s, event), None
         elif isinstance(event, events.SnapshotFailed):
             self._failed = (now_s, event)
+        elif isinstance(event, events.RoundClosed):
+            self._closed[event.fragment] = event
+        elif isinstance(event, events.Committed):
+            self._committed(now_s, event)
         elif isinstance(event, events.LinkThin) and (event.learner in self._thin or len(self._thin) < THIN_KEPT):
             self._thin.setdefault(event.learner, {})[event.direction] = event
         elif isinstance(event, events.MemberChanged):
@@ -57,6 +68,13 @@ class News:
             if event.state == "joining":
                 self._thin.pop(event.learner, None)  # it may come from elsewhere now
         self.tell(event)
+
+    def _committed(self, now_s: float, event: events.Committed) -> None:
+        closed = self._closed.get(event.fragment)
+        why = closed.reason if closed is not None and closed.round == event.round else ""
+        told: dict[str, Any] = {"fragment": event.fragment, "version": event.version, "round": event.round}
+        told |= {"contributors": event.contributors[:NAMES_KEPT], "tokens": event.tokens, "closed": why}
+        self._rounds.append({**told, "bytes": event.update_bytes, "time_s": round(now_s, 1)})
 
     def flush(self, timeout_s: float = 2.0) -> bool:
         return self._writer.flush(timeout_s)
@@ -77,7 +95,7 @@ class News:
 
     def status(self) -> dict[str, Any]:
         warnings = [{"time_s": round(at_s), "source": source, "text": text} for at_s, source, text in self._warnings]
-        return {"warnings": warnings, "snapshots": self._snapshots()}
+        return {"warnings": warnings, "snapshots": self._snapshots(), "rounds": list(self._rounds)}
 
     def _snapshots(self) -> dict[str, Any]:
         told: dict[str, Any] = {}
@@ -96,11 +114,18 @@ class Flow:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._flows: dict[str, tuple[float, float]] = {}
+        self._totals: dict[str, int] = {}
 
     def add(self, learner: str, count: int) -> None:
         if len(self._flows) > MEMBERS_MAX:
             self._flows.clear()  # of learners that are forgotten as well
+            self._totals.clear()
+        self._totals[learner] = self.total(learner) + count
         self._flows[learner] = (self.rate(learner) * RATE_WINDOW_S + count, self._clock())
+
+    def total(self, learner: str) -> int:
+        """All its bytes since this process started."""
+        return self._totals.get(learner, 0)
 
     def rate(self, learner: str) -> float:
         amount, at_s = self._flows.get(learner, (0.0, 0.0))

@@ -55,24 +55,36 @@ class SyncerOptions:
     """Serve until a signal comes, also when the budget is spent and everybody has left: a launcher ends it."""
     lines: bool = True
     """Say on standard output what happens; False where a live view does."""
+    title: str = ""
+    """What views call the run, where no launcher says it; empty: the name of the run folder."""
     metrics: str = ""
     """HOST:PORT where a Prometheus may ask; empty: nowhere."""
     take_over: bool = False
     """Start although another syncer holds the run folder or the snapshot location; that one is fenced out and ends."""
     new_run: bool = False
     """Begin a new run where no state is left, although learners or traces tell of an earlier one."""
+    first_start: bool = False
+    """A launcher has made the run folder a moment ago: nobody can hold this run, and nobody need be asked."""
     must_continue: bool = False
     """Refuse to start where there is nothing to continue."""
     standby: bool = False
     """Wait until the syncer that holds the run folder or the snapshot location is gone, and take its place."""
     standby_after_s: float = 15.0
     """How long a primary must be silent that may only be frozen or out of reach."""
+    model: bool = True
+    """Write RUN/model.safetensors when nobody trains and at the end: 4 bytes per parameter of memory and disk."""
+    replica: bool = False
+    """Be a standby that a primary with `replicate` sends everything to, and that shares nothing with it."""
+    replicate: str = ""
+    """host:port of such a standby: nothing is published before it is on its disk as well."""
+    replicate_or_go_on: bool = False
+    """Do not wait for a standby that is away for longer than `standby_after_s`, although it may have taken over."""
     shards: tuple[str, ...] = ()
     """host:port of each `atoll shard` that has fragments of this run; none: they are all here."""
     shard_token: str = field(default="", repr=False)
-    """What shards are shown: the run's token, or the key of an operator."""
+    """What shards and a standby are shown: the run's token, or the key of an operator."""
     shard_tls_ca: str = ""
-    """Certificates that those of shards are checked against; empty: they have none."""
+    """Certificates that those of shards and of a standby are checked against; empty: they have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,10 @@ class ShardOptions:
     tls_key: str | None = None
     take_over: bool = False
     """Start although another shard holds the folder; that one ends."""
+    metrics: str = ""
+    """HOST:PORT where a Prometheus may ask; empty: nowhere."""
+    metrics_folder: Path | None = None
+    """Where a Prometheus finds out about that; None: beside the fragments, in `metrics`."""
 
 
 def run_shard(options: ShardOptions) -> int:
@@ -108,6 +124,10 @@ class RelayOptions:
     token: str = field(default="", repr=False)
     tls_certificate: str | None = None
     tls_key: str | None = None
+    metrics: str = ""
+    metrics_folder: Path | None = None
+    merge: bool = True
+    """Merge contributions here, where the run allows it."""
 
 
 def run_relay(options: RelayOptions) -> int:

@@ -45,10 +45,13 @@ from atoll.syncer.fragment_work import (
 )
 from atoll.syncer.inner_buffer import InnerBuffer
 from atoll.syncer.news import Flow, News
+from atoll.syncer.relay_links import AtRelay, RelayLinks
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
 
 T = TypeVar("T")
+Held = InspectedPayload | AtRelay
+"""A contribution: its bytes, or where they are."""
 WORKERS = 2
 """Merges and inspections at a time: the kernels have threads of their own, two keep them fed."""
 THIN_LOOK_S = 20.0
@@ -61,12 +64,14 @@ class AsyncioPlatform:
         self.keeper = keeper
         self.driver = SyncerDriver(machine, self, keeper.gate)
         self.state: ModelState | None = None
+        self.relays = RelayLinks(self.driver, lambda: self.state)
         self.copies: OrderedDict[int, tuple[int, int, memoryview]] = OrderedDict()
         """Whole fragments for joiners: version, checksum, bytes."""
         self.inner: dict[int, InnerBuffer] = {}
         self.sends: dict[int, Callable[[SyncerMessage], None]] = {}
         self.flow_up, self.flow_down = Flow(), Flow()
         """Payload bytes per second and learner."""
+        self.relays.came = self.flow_up.add
         self.inline_down = 0
         """Payload bytes that travelled inside control messages."""
         self.close_link: Callable[[int, str], None] = lambda session, reason: None
@@ -138,6 +143,8 @@ class AsyncioPlatform:
         if self.keeper.level != "none" and not self.driver.gate.fenced:
             self.driver.catch_up(lambda: None)
             await self._rest()
+            if self.state is not None:
+                await asyncio.to_thread(self.keeper.fill_slots, self.state)
         self.keeper.close()
         self._workers.shutdown(wait=True)
 
@@ -227,7 +234,7 @@ class AsyncioPlatform:
         self.copies.clear()
         if lost:
             self.state.restore({})
-            self.keeper.recorder.begin(self.machine.run, self.machine.config, layout)
+            self.keeper.begin(self.machine.run, self.machine.config, layout)
             self.tell_layout(layout)
 
     def tell_layout(self, layout: Layout) -> None:
@@ -240,7 +247,7 @@ class AsyncioPlatform:
     async def _commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
         assert self.state is not None
         checksums = await self.on_a_worker(self.state.commit_seed)
-        self.keeper.recorder.begin(self.machine.run, self.machine.config, self.state.layout)
+        self.keeper.begin(self.machine.run, self.machine.config, self.state.layout)
         self.tell_layout(self.state.layout)
         done(checksums)
 
@@ -254,15 +261,20 @@ class AsyncioPlatform:
     ) -> None:
         done(await compare_contributions(self, compare, held))
 
-    def merge(
-        self, merge: fx.Merge, payloads: list[InspectedPayload], done: Callable[[fx.MergeFinished], None]
-    ) -> None:
+    def merge(self, merge: fx.Merge, payloads: list[Held], done: Callable[[fx.MergeFinished], None]) -> None:
         self.start(self._merge(merge, payloads, done))
 
-    async def _merge(
-        self, merge: fx.Merge, held: list[InspectedPayload], done: Callable[[fx.MergeFinished], None]
-    ) -> None:
-        done(await merge_contributions(self, merge, held))
+    async def _merge(self, merge: fx.Merge, held: list[Held], done: Callable[[fx.MergeFinished], None]) -> None:
+        """Where relays hold some of it, theirs comes first; what is lost with one is told before anything is merged."""
+        here = [item for item in held if not isinstance(item, AtRelay)]
+        if len(here) == len(held):
+            done(await merge_contributions(self, merge, here))
+            return
+        gathered = await self.relays.gather(merge, held)
+        if isinstance(gathered, tuple):
+            done(fx.MergeFinished(merge.fragment, finite=False, lost=gathered))
+        else:
+            done(await merge_contributions(self, merge, gathered.held, gathered))
 
     def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
         failpoints.hit("commit.before_publish")
@@ -331,16 +343,34 @@ class AsyncioPlatform:
         print(f"atoll syncer: {text}", flush=True)
 
     def keep_handed(
-        self, items: list[tuple[ContributionRecord, InspectedPayload]], processed: int, done: Callable[[], None]
+        self,
+        items: list[tuple[ContributionRecord, Held]],
+        processed: int,
+        done: Callable[[], None],
     ) -> None:
         self.start(self._keep_handed(items, processed, done))
 
     async def _keep_handed(
-        self, items: list[tuple[ContributionRecord, InspectedPayload]], processed: int, done: Callable[[], None]
+        self,
+        items: list[tuple[ContributionRecord, Held]],
+        processed: int,
+        done: Callable[[], None],
     ) -> None:
+        kept = [(item, await self._brought(item, held)) for item, held in items]
         if not self.driver.gate.fenced:
-            await self.keeper.keep_handed([(item, held.payload) for item, held in items], processed)
+            here = [(item, held.payload) for item, held in kept if held is not None]
+            await self.keeper.keep_handed(here, processed)
         done()
 
+    async def _brought(self, item: ContributionRecord, held: Held) -> InspectedPayload | None:
+        """What a leaving learner's relay holds comes here: nobody can give it again."""
+        if not isinstance(held, AtRelay):
+            return held
+        brought = await self.relays.whole(item.id, held)
+        if brought is not None and self.driver.held.get(item.id) is held:
+            self.driver.held[item.id] = brought
+        return brought
+
     def drop_handed(self, identity: ContributionId) -> None:
+        self.relays.forget(identity)
         self.keeper.drop_handed(identity)

@@ -67,9 +67,7 @@ class Recorder:
     def begin(self, run: str, config: SyncConfig, layout: Layout) -> None:
         """The run is known: from here on records can be understood."""
         if self._recording is not None:
-            tensors = [[t.name, list(t.shape), t.dtype, t.merge] for t in layout.tensors]
-            about = {"run": run, "config": config.to_dict(), "tensors": tensors, "fragments": len(layout.fragments)}
-            self._recording.describe({**about, "layout": layout.fingerprint})
+            self._recording.describe(described(run, config, layout))
             self._run = run
 
     def resume(self, fragment_records: Mapping[int, FragmentRecord]) -> None:
@@ -188,6 +186,13 @@ class Recorder:
     def _tell(self, text: str) -> None:
         self._writer.emit(events.Warned("syncer", f"recording: {text}"))
         print(f"atoll syncer: recording: {text}", flush=True)
+
+
+def described(run: str, config: SyncConfig, layout: Layout) -> dict[str, Any]:
+    """What must be known to do merges again."""
+    tensors = [[t.name, list(t.shape), t.dtype, t.merge] for t in layout.tensors]
+    about = {"run": run, "config": config.to_dict(), "tensors": tensors, "fragments": len(layout.fragments)}
+    return {**about, "layout": layout.fingerprint}
 
 
 def _describe(name: str, array: NDArray[np.float32], derived: bool) -> list[Any]:

@@ -10,10 +10,13 @@ from typing import Any
 from atoll.core import EARLIER_DEFAULTS, SETTINGS_KEY, Recovery, SyncConfig, settings_of
 from atoll.errors import StoreError
 from atoll.store import LoadedFragment, LoadedSnapshot, RunStore, SnapshotTarget
+from atoll.syncer.log_replay import replay_log
 from atoll.syncer.state import Stored
 
 SHARDS_ROW = "shards"
 """On the tape of a coordinator: the name of each fragment's shard."""
+PLACES_ROW = "shard places"
+"""On the tape of a coordinator: by the name of each shard, where it was last met."""
 
 
 def recover(
@@ -27,6 +30,7 @@ def recover(
     """What an earlier syncer of this run left, or None for a run that begins here; `said` then hears what was found and
     could not be used. With `begin_anew` a record without any parameters is not waited for."""
     loaded = store.load() if store is not None else None
+    loaded = replay_log(loaded) if loaded is not None else None
     if loaded is not None and not is_seeded(loaded.rows):
         loaded = None  # an earlier syncer died before the first parameters were complete: nobody holds any
     if loaded is not None and SHARDS_ROW in loaded.rows:

@@ -2,10 +2,12 @@
 
 Each learner has its session through it, message by message, so that the syncer sees learners and never a relay: its
 ledger, weights, guards, quorum and report are the same as without. What comes down is fetched once for the whole site:
-an update or a fragment that one learner has fetched is served to the others from here. What goes up is passed on, one
-payload for each learner.
+an update or a fragment that one learner has fetched is served to the others from here. What goes up is merged here, so
+that a round costs one payload for the whole site (`relay_merge`); where the run needs single contributions it is passed
+on, one payload for each learner.
 
-It keeps nothing that a restart would lose. When it dies its learners go on to the next address of their list.
+It keeps nothing that a restart would lose: learners give again what was not merged. When it dies they go on to the next
+address of their list.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import numpy as np
+import xxhash
 
 from atoll.core import (
     NO_VERSION,
@@ -38,6 +43,7 @@ from atoll.core import (
     same_secret,
 )
 from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableError
+from atoll.syncer.relay_merge import SiteMerges
 from atoll.wire import Bytes, ClientOptions, ControlClient, RoutedBulk
 
 QUEUE_MAX = 16_384
@@ -102,10 +108,13 @@ class UpdateCache:
 class Relay:
     """Implements `atoll.wire.SyncerService` by asking the syncer."""
 
-    def __init__(self, upstream: ClientOptions, cache_bytes_max: int) -> None:
+    def __init__(self, upstream: ClientOptions, cache_bytes_max: int, *, merge: bool = False) -> None:
         self._upstream = upstream
         self._bulk = RoutedBulk(upstream)
+        self._found = ""
+        """Where the last session found the syncer."""
         self._cache = UpdateCache(cache_bytes_max)
+        self._merges = SiteMerges() if merge else None
         self._sessions: dict[int, RelaySession] = {}
         self._by_learner: dict[str, RelaySession] = {}
         self._serves = ("", 0)
@@ -121,6 +130,8 @@ class Relay:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._merges is not None:
+            await self._merges.close()
         await self._bulk.close()
 
     # ------------------------------------------------------------ sessions
@@ -154,11 +165,15 @@ class Relay:
         """One learner's session with the syncer, from its Hello to its end. Only an end in order is passed on as one:
         a leaving learner takes it for being let go."""
         again = f"the relay has lost the syncer at {self._upstream.address}; say hello again"
-        for place in self._upstream.places():
+        for place in self._places():
             try:
                 async with ControlClient(place) as client:
+                    welcome = await client.open(hello)
+                    self._found = place.address
                     await self._bulk.move(place)
-                    self._welcome(opened, await client.open(hello))
+                    if self._merges is not None:
+                        await self._merges.meet(place)
+                    self._welcome(opened, welcome)
                     await self._both_ways(opened, client)
                     self.end_session(session, "the syncer ended the session")
                     return
@@ -170,6 +185,11 @@ class Relay:
                 if opened.welcome is not None:
                     break
         opened.send(Refused(Refusal.BUSY, again))
+
+    def _places(self) -> list[ClientOptions]:
+        """Where a syncer may be, beginning where the last session found it: one address of the list may be dead, and
+        the whole site's transfers go where the newest session goes."""
+        return sorted(self._upstream.places(), key=lambda place: place.address != self._found)
 
     def _welcome(self, opened: RelaySession, welcome: Welcome) -> None:
         opened.welcome = welcome
@@ -191,18 +211,36 @@ class Relay:
             upwards.cancel()
 
     async def _pass_up(self, opened: RelaySession, client: ControlClient) -> None:
-        """In order: a Leave must not overtake what its learner has handed over before."""
-        while True:
-            message = await opened.up.get()
-            if isinstance(message, InlinePush) and self._bulk.routed:
-                assert opened.welcome is not None
-                header = replace(message.header, secret=opened.welcome.secret)
-                reply = await self._push(header, message.payload)
-                opened.send(InlineReply(header.fragment, header.seq, reply))
-            else:
+        """Messages in order. What is held here or goes to a shard goes beside them: one that is away must not hold up
+        its learner's reports. But a Leave must not overtake what its learner has handed over before."""
+        handing: set[asyncio.Task[None]] = set()
+        try:
+            while True:
+                message = await opened.up.get()
+                merges = self._merges is not None and self._merges.on
+                if isinstance(message, InlinePush) and (self._bulk.routed or merges):
+                    task = asyncio.create_task(self._hand_over(opened, client, message))
+                    handing.add(task)
+                    task.add_done_callback(handing.discard)
+                    continue
+                if isinstance(message, Leave) and handing:
+                    await asyncio.wait(handing)
                 client.send(message)
-                if isinstance(message, Leave):
-                    await asyncio.sleep(0)
+        finally:
+            for task in handing:
+                task.cancel()
+
+    async def _hand_over(self, opened: RelaySession, client: ControlClient, message: InlinePush) -> None:
+        assert opened.welcome is not None
+        header = replace(message.header, secret=opened.welcome.secret)
+        payload, reply = np.frombuffer(message.payload, np.uint8), None
+        if self._merges is not None and xxhash.xxh3_64_intdigest(message.payload) == header.checksum:
+            reply = await self._merges.take(header, payload)
+        if reply is None and not self._bulk.routed:
+            client.send(message)
+            return
+        reply = reply or await self._push(header, message.payload)
+        opened.send(InlineReply(header.fragment, header.seq, reply))
 
     def _note_versions(self, message: SyncerMessage) -> None:
         if isinstance(message, Published):
@@ -229,6 +267,9 @@ class Relay:
     def ask_to_leave(self, learner: str) -> str:
         raise RefusedError(Refusal.NOT_ALLOWED, f"this is a relay; ask the syncer at {self._upstream.address}")
 
+    async def take_snapshot(self) -> str:
+        raise RefusedError(Refusal.NOT_ALLOWED, f"this is a relay; ask the syncer at {self._upstream.address}")
+
     def status(self) -> dict[str, object]:
         return {
             "relay": True,
@@ -238,8 +279,16 @@ class Relay:
             "learners": sorted(self._by_learner),
             "bytes_fetched": self._bulk.bytes_down,
             "bytes_served": self.bytes_served,
-            "bytes_up": self._bulk.bytes_up,
+            **self._told_up(),
         }
+
+    def _told_up(self) -> dict[str, object]:
+        if self._merges is None:
+            return {"bytes_up": self._bulk.bytes_up, "merges": False}
+        merges = self._merges
+        why = {"passes_on_because": merges.said} if merges.said else {}
+        bytes_up = self._bulk.bytes_up + merges.bytes_up
+        return {"bytes_up": bytes_up, "merges": merges.on, "merged_payloads": merges.groups, "held": merges.held, **why}
 
     # ------------------------------------------------------------ payloads
 
@@ -248,7 +297,8 @@ class Relay:
         return header.size
 
     async def push_complete(self, header: PushHeader, payload: Bytes) -> PushReply:
-        return await self._push(header, payload)
+        reply = await self._merges.take(header, payload) if self._merges is not None else None
+        return reply or await self._push(header, payload)
 
     async def _push(self, header: PushHeader, payload: Any) -> PushReply:
         try:

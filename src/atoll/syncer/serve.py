@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from atoll import kernels
 from atoll.core import SETTINGS_KEY, SYNCER_STOPPED, Recovery
@@ -21,28 +22,32 @@ from atoll.core import effects as fx
 from atoll.errors import AtollError, ConfigError, FencedSyncerError, LaunchError
 from atoll.keys import KeyFile
 from atoll.metrics import metered
-from atoll.observe import EventWriter, NullWriter, Writer, events
+from atoll.observe import EventWriter, NullWriter, Writer, bound_logs, events
 from atoll.private import private_umask
-from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, RunStore, SnapshotTarget, open_store
-from atoll.syncer.begin import claim_location, epoch_of, find, how_to_begin, tell
+from atoll.store import TAPE_FILES_ALL, TAPE_FILES_KEPT, Hold, RunStore, SnapshotTarget, open_store
+from atoll.syncer.alone import begun, over
+from atoll.syncer.begin import claim_location, epoch_of, find, how_to_begin, let_go, tell
 from atoll.syncer.claim import ClaimKeeper
 from atoll.syncer.ending import Ending, ModelFile
 from atoll.syncer.key_watch import watch_keys
 from atoll.syncer.news import News
 from atoll.syncer.options import EXIT_FENCED, SyncerOptions
 from atoll.syncer.recover import agree_on_settings
-from atoll.syncer.shard_recover import find_rows, lead_shards, with_shards
+from atoll.syncer.replica import check_replica, mark_led, refused_primary, wait_as_replica
+from atoll.syncer.replicate import Replicator
+from atoll.syncer.shard_recover import PATIENCE_AGAIN_S, PATIENCE_S, find_rows, lead_shards, with_shards
 from atoll.syncer.sharded import ShardedShell
 from atoll.syncer.shell import SyncerShell
-from atoll.syncer.snapshotter import Snapshotter
+from atoll.syncer.snapshotter import ONLY_WHEN_ASKED, Snapshotter
 from atoll.syncer.standby import check_standby, wait_for_turn
 from atoll.syncer.state_writer import StateWriter
 from atoll.syncer.teller import Teller, names
-from atoll.wire import RunningServer, ServerOptions, serve
+from atoll.wire import ClientOptions, RunningServer, ServerOptions, attach_handler, check_options, check_port, serve
 
 BEGINS_ANEW = -1
 """Of a coordinator that goes on from what is on disk, at once and in this process: a shard that was away is back."""
 STATS_EVERY_S = 1.0
+LOGS_EVERY_S = 60.0
 EARLIER_PORT_TRIES = 20
 EARLIER_PORT_PAUSE_S = 0.25
 """A killed predecessor's port is free at once; a frozen or closing one may need some seconds."""
@@ -51,28 +56,54 @@ STOP_WAIT_S = 20.0
 
 
 def run(options: SyncerOptions) -> int:
+    check_replica(options)
     if options.standby:
-        check_standby(options)
+        if not options.replica:
+            check_standby(options)
+        check_options(_server_options(options))  # now, not when the other one is gone
     kernels.warm_up()  # before anybody can join: compiling would starve the loop, and learners find the cache filled
-    if options.standby and not wait_for_turn(options, _target(options), tell):
-        return 0
     try:
+        if options.replica:
+            if not wait_as_replica(options, _server_options(options), tell):
+                return 0
+        elif options.standby and not wait_for_turn(options, _target(options), tell):
+            return 0
         with private_umask():
-            while (code := asyncio.run(_serve(options))) == BEGINS_ANEW:
-                options = replace(options, take_over=False, standby=False)
+            patience_s = PATIENCE_S
+            while (code := asyncio.run(_serve(options, patience_s))) == BEGINS_ANEW:
+                options, patience_s = replace(options, take_over=False, standby=False), PATIENCE_AGAIN_S
             return code
     except FencedSyncerError as error:  # while it was starting
         print(f"atoll syncer: {error}", file=sys.stderr, flush=True)
         return EXIT_FENCED
 
 
-async def _serve(options: SyncerOptions) -> int:
+async def _serve(options: SyncerOptions, patience_s: float) -> int:
+    wanted = _server_options(options)
+    check_options(wanted)
+    check_port(options.listen)  # all of it before another syncer is ended: who cannot serve takes nobody's place
+    target = _target(options)
+    store = _open_store(options)
+    hold = claim_location(options, target, store)
+    try:
+        return await _serve_claimed(options, wanted, store, target, hold, patience_s)
+    except BaseException:
+        let_go(hold)
+        raise
+
+
+async def _serve_claimed(
+    options: SyncerOptions,
+    wanted: ServerOptions,
+    store: RunStore | None,
+    target: SnapshotTarget | None,
+    hold: Hold | None,
+    patience_s: float,
+) -> int:
     plain = _writer(options.run_folder)
     writer = News(metered(plain, options.metrics, role="syncer", name="syncer", folder=options.run_folder))
     say = _say if options.lines else _say_nothing
-    store = _open_store(options)
-    target = _target(options)
-    hold = claim_location(options, target, store)
+    mark_led(store)
     started_ns = time.monotonic_ns()
     found, problems = find_rows(store, target) if options.shards else find(options, store, target)
     load_ns = time.monotonic_ns() - started_ns
@@ -82,13 +113,14 @@ async def _serve(options: SyncerOptions) -> int:
     if found is None and store is not None:
         store.remember(dict.fromkeys(store.rows()))  # what a run that never began may have left
     epoch = epoch_of(store, found[0] if found is not None else None, hold, take_over=options.take_over)
+    continues = found is not None
     config, said = agree_on_settings(options.config, found[0].rows if found is not None else None)
     shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin) if not options.shards else None
     if shell is None:
-        fleet = await lead_shards(options, found[0] if found is not None else None, epoch)
+        fleet = await lead_shards(options, found[0] if found is not None else None, epoch, patience_s)
         found = found and with_shards(found[0], fleet, options.durability)
         shell = ShardedShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin, fleet=fleet)
-        shell.writes_model = options.run_folder is not None
+        shell.writes_model = options.run_folder is not None and options.model
     teller = Teller(say, lambda learner: _peer(shell, learner))
     writer.tell = teller.hear
     if found is not None:
@@ -101,9 +133,10 @@ async def _serve(options: SyncerOptions) -> int:
             shell.take_in(rows, found[0].unwritten)
         _tell_recovery(shell, found[0], said, load_ns)
     del found
+    if options.replicate:
+        await _replicate(shell, options)
     keeper.check_epoch()  # loading takes a while: another syncer may have taken over and be listening
-    keys = KeyFile(options.keys) if options.keys is not None else None
-    server = await _listen(shell, options, keys)
+    server = await _listen(shell, options, wanted)
     shell.platform.close_link, shell.peer_of = server.close_session, server.peer_of
     shell.start()
     stop = asyncio.Event()
@@ -111,26 +144,34 @@ async def _serve(options: SyncerOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     epoch = shell.machine.epoch
+    for event in begun(options, config, continues=continues):
+        writer.emit(event)
     writer.emit(events.SyncerStarted(run_id, server.address, os.getpid(), epoch, keeper.level))
     for text in server.warnings:
         writer.emit(events.Warned("syncer", text))
-    watching = asyncio.create_task(watch_keys(keys, shell, server)) if keys is not None else None
+    watching = (
+        asyncio.create_task(watch_keys(keys, shell, server)) if isinstance(keys := wanted.keys, KeyFile) else None
+    )
     ending = Ending(
         shell,
         end_when_left=options.end_when_left,
         end_when_finished=options.end_when_finished,
         stay=options.stay,
     )
-    model = ModelFile(shell, options.run_folder, writer, say)
-    shell.more_status = model.status
+    model = ModelFile(shell, options.run_folder if options.model else None, writer, say)
+    shell.more_status = lambda: {**model.status(), **_bytes(shell, server), "title": options.title}
     code = _overtaken(shell) or _take_the_word(shell, options, server)
     claim = ClaimKeeper(shell, hold, writer) if hold is not None else None
     snapshotter = None
     if not code:
         print(f"atoll syncer {run_id} (epoch {epoch}) listens on {server.address}{_certified(server)}", flush=True)
-        if target is not None:
-            snapshotter = Snapshotter(shell, target, options.snapshot_every_s, writer, claim)
-        code = await _live(shell, server, stop, ending, model) or _overtaken(shell)
+        place = target or _at_home(options)
+        if place is not None:
+            every_s = options.snapshot_every_s if target is not None else ONLY_WHEN_ASKED
+            snapshotter = Snapshotter(shell, place, every_s, writer, claim)
+            shell.snapshot_now = snapshotter.now
+        logs = options.run_folder / "logs" if options.run_folder is not None else None
+        code = await _live(shell, server, stop, ending, model, logs) or _overtaken(shell)
     if code == BEGINS_ANEW:
         await _let_go(shell, server, claim, snapshotter)
         writer.close()
@@ -142,24 +183,47 @@ async def _serve(options: SyncerOptions) -> int:
         await _wait(shell.finished, STOP_WAIT_S if any(m.connected for m in shell.machine.members.values()) else 0.0)
     if watching is not None:
         watching.cancel()
-    if snapshotter is not None:
+    if keeper.replica is not None and keeper.replica.waits:
+        keeper.gate.fence()  # it may have taken over: what waits for it is on this disk, and is said to nobody
+        if snapshotter is not None:
+            snapshotter.cancel()
+    elif snapshotter is not None:
         await snapshotter.close()
     if claim is not None:
         await claim.close()
+    if keeper.replica is not None:
+        keeper.replica.end()
     await shell.close()
+    if keeper.replica is not None:
+        await keeper.replica.close(goodbye=code == 0 and not shell.fenced)
     teller.finish()
-    code = code or _overtaken(shell) or model.write()
+    failed = code or _overtaken(shell)
+    code = failed or model.write()
     writer.emit(_stats(shell, server))
     _tell_data(shell, writer)
     steps = {member.learner: member.steps for member in shell.machine.members.values() if member.steps}
     commits = shell.machine.stats()["commits"]
     writer.emit(events.SyncerStopped(shell.fenced or shell.machine.stopping, commits, steps))
+    for last in over(options, shell.machine.stopping, (time.monotonic_ns() - started_ns) / 1e9) if not failed else ():
+        writer.emit(last)
     await server.stop()
     writer.close()
     if code == 0:
         with contextlib.suppress(OSError):
             _announce(options.run_folder, server, run_id, ended=True)
     return code
+
+
+async def _replicate(shell: SyncerShell, options: SyncerOptions) -> None:
+    """From here on nothing is said before the standby has it, too."""
+
+    def tell_durability(level: str, reason: str) -> None:
+        shell.news.emit(events.DurabilityChanged(level, options.durability, reason))
+
+    place = ClientOptions(address=options.replicate, token=options.shard_token, tls_ca=options.shard_tls_ca)
+    goes_on = options.replicate_or_go_on
+    shell.keeper.replica = Replicator(place, options.standby_after_s, goes_on=goes_on, tell=tell_durability)
+    await shell.keeper.replica.begin(shell)
 
 
 def _open_store(options: SyncerOptions) -> RunStore | None:
@@ -182,24 +246,37 @@ def _target(options: SyncerOptions) -> SnapshotTarget | None:
     return SnapshotTarget(options.snapshots, keep=options.snapshots_keep, options=extra)
 
 
-async def _listen(shell: SyncerShell, options: SyncerOptions, keys: KeyFile | None) -> RunningServer:
-    """Listen where this run listened before, if the port may be chosen: learners look for the syncer there."""
-    wanted = ServerOptions(
+def _at_home(options: SyncerOptions) -> SnapshotTarget | None:
+    """RUN/snapshots, for whoever asks for a snapshot of a run that makes none by itself."""
+    if options.run_folder is None:
+        return None
+    return SnapshotTarget(str(options.run_folder / "snapshots"), keep=options.snapshots_keep)
+
+
+def _server_options(options: SyncerOptions) -> ServerOptions:
+    return ServerOptions(
         listen=options.listen,
         token=options.token,
-        keys=keys,
+        keys=KeyFile(options.keys) if options.keys is not None else None,
         tls_certificate=options.tls_certificate or "",
         tls_key=options.tls_key or "",
     )
+
+
+async def _listen(shell: SyncerShell, options: SyncerOptions, wanted: ServerOptions) -> RunningServer:
+    """Listen where this run listened before, if the port may be chosen: learners look for the syncer there."""
+    relays = shell.platform.relays
+    relays.refused = lambda method, values: refused_primary(shell.machine.run, shell.machine.epoch, method, values)
+    attach = attach_handler(relays.answering)
     earlier = _earlier_address(options)
     if earlier:
         for _ in range(EARLIER_PORT_TRIES):
             try:
-                return await serve(shell, replace(wanted, listen=earlier))
+                return await serve(shell, replace(wanted, listen=earlier), attach=attach)
             except (OSError, RuntimeError, AtollError):
                 await asyncio.sleep(EARLIER_PORT_PAUSE_S)
         print(f"atoll syncer: the earlier address {earlier} is taken; learners must be told the new one", flush=True)
-    return await serve(shell, wanted)
+    return await serve(shell, wanted, attach=attach)
 
 
 def _earlier_address(options: SyncerOptions) -> str:
@@ -225,10 +302,11 @@ def _tell_recovery(shell: SyncerShell, recovery: Recovery, said: Sequence[str], 
 
 
 async def _live(
-    shell: SyncerShell, server: RunningServer, stop: asyncio.Event, ending: Ending, model: ModelFile
+    shell: SyncerShell, server: RunningServer, stop: asyncio.Event, ending: Ending, model: ModelFile, logs: Path | None
 ) -> int:
-    """Until a signal comes, a merge fails or everything is done, tell once a second how things are."""
-    writer, waits = shell.news, ""
+    """Until a signal comes, a merge fails or everything is done, tell once a second how things are. `logs` are what the
+    processes of the run print, whoever started them: a run has one syncer, so that one keeps them short."""
+    writer, waits, looked_s = shell.news, "", 0.0
     while not stop.is_set() and not ending.reason(time.monotonic_ns()):
         await _wait(stop, STATS_EVERY_S)
         if shell.machine.waits != waits:
@@ -238,7 +316,7 @@ async def _live(
         _tell_data(shell, writer)
         if shell.fenced:
             return _overtaken(shell)
-        if isinstance(shell, ShardedShell) and shell.shards.again:
+        if isinstance(shell, ShardedShell) and shell.must_begin_anew():
             print(f"atoll syncer: {shell.shards.again}; goes on from what is on disk", flush=True)
             return BEGINS_ANEW
         if shell.failure is not None:
@@ -246,6 +324,9 @@ async def _live(
             return 1
         if ending.nobody_trains:
             await model.refresh()
+        if logs is not None and time.monotonic() - looked_s > LOGS_EVERY_S:
+            looked_s = time.monotonic()
+            await asyncio.to_thread(bound_logs, logs)
     return 0
 
 
@@ -309,11 +390,12 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
 
 
 def _stats(shell: SyncerShell, server: RunningServer) -> events.SyncerStats:
-    return events.SyncerStats(
-        **shell.machine.stats(),
-        bytes_up=server.bytes_up + shell.inline_up,
-        bytes_down=server.bytes_down + shell.inline_down,
-    )
+    return events.SyncerStats(**shell.machine.stats(), **_bytes(shell, server))
+
+
+def _bytes(shell: SyncerShell, server: RunningServer) -> dict[str, Any]:
+    up = server.bytes_up + shell.inline_up + shell.platform.relays.bytes_up
+    return {"bytes_up": up, "bytes_down": server.bytes_down + shell.inline_down}
 
 
 def _tell_data(shell: SyncerShell, writer: Writer) -> None:

@@ -145,6 +145,9 @@ class ShardService:
     def ask_to_leave(self, learner: str) -> str:
         raise RefusedError(Refusal.UNKNOWN_LEARNER, "this is a shard; ask the syncer of the run")
 
+    async def take_snapshot(self) -> str:
+        raise RefusedError(Refusal.NOT_ALLOWED, "this is a shard; ask the syncer of the run")
+
     def status(self) -> dict[str, object]:
         state, row = self.arrays.state, self.arrays.row
         owned = sorted(state.owned) if state is not None and state.fragments else []

@@ -40,6 +40,7 @@ from atoll.syncer.fragment_work import (
     merge_contributions,
     store_version,
 )
+from atoll.syncer.log_replay import replay_log
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
 
@@ -92,6 +93,8 @@ class ShardArrays:
 
     def close(self) -> None:
         self._workers.shutdown(wait=True)
+        if self._keeper is not None and self.state is not None:
+            self._keeper.fill_slots(self.state)
         self._close_disk(self._keeper)
 
     # ------------------------------------------------------------ the disk
@@ -100,7 +103,7 @@ class ShardArrays:
         """Open the state under a new epoch of this folder, and read it."""
         if self._folder is not None:
             self._store = open_store(self._folder / "state", take_over=take_over)
-            self._loaded = self._store.load() or Loaded()
+            self._loaded = replay_log(self._store.load() or Loaded())
 
     def _reopen(self, keeper: StateWriter | None) -> None:
         """Back to what is on disk."""
@@ -201,7 +204,7 @@ class ShardArrays:
         if values["restore"]:
             loaded = {f: one for f, one in self._loaded.fragments.items() if f in state.owned}
             state.restore({f: (one.version, int(one.meta["checksum"]), one.arrays) for f, one in loaded.items()})
-            recorder.begin(self.row["run"], config, layout)
+            self.keeper.begin(self.row["run"], config, layout)
             recorder.resume({f: one.meta for f, one in loaded.items()})
             self.held = {one.id: self._inspect_handed(state, one, data) for one, data in self._handed}
         self._loaded, self._handed = Loaded(), []
@@ -225,7 +228,7 @@ class ShardArrays:
         assert self.state is not None
         await asyncio.to_thread(self._remember)
         checksums = await self.on_a_worker(self.state.commit_seed)
-        self.keeper.recorder.begin(self.row["run"], self.state.config, self.state.layout)
+        self.keeper.begin(self.row["run"], self.state.config, self.state.layout)
         return {str(f): checksums[f] for f in sorted(self.state.owned)}
 
     async def compare(self, compare: fx.Compare) -> dict[str, float]:

@@ -1,32 +1,26 @@
 """The coordinator's links to its shards, and who has which fragment.
 
-All shards must be here before a coordinator serves: what they hold is the run's state. A link that breaks later stops
-the fragments behind it, and nothing else. When the shard can be reached again this coordinator begins anew from what is
-on disk, as after a crash of its own: contributions that were in the shard's memory are handed over again, and what its
-disk has lost comes from learners. Learners train on all the while.
+A run begins when all shards are here, because fragments are shared out among them. One that goes on does so with those
+that are here. A link that breaks stops the fragments behind it, and nothing else. When the shard can be reached again
+it goes on from its disk: contributions that were in its memory are handed over again, and what its disk has lost comes
+from learners. Only where that is not enough to go on (a shard that this coordinator has never met, say) does the
+coordinator begin anew, as after a crash of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 from atoll.core import HandedOver, Layout, Refusal, SyncConfig, assign, reassign
-from atoll.errors import (
-    AtollError,
-    ConfigError,
-    FencedSyncerError,
-    RefusedError,
-    RemoteProtocolError,
-    StoreError,
-    UnreachableError,
-)
+from atoll.errors import AtollError, ConfigError, FencedSyncerError, RefusedError, StoreError, UnreachableError
 from atoll.syncer import shard_calls as calls
-from atoll.wire import SHARD_ATTACH_S, Bytes, ClientOptions, ShardConnection, ShardPeer, fetch_status
+from atoll.syncer.recover import PLACES_ROW, SHARDS_ROW
+from atoll.wire import SHARD_ATTACH_S, Bytes, ClientOptions, ShardConnection, ShardPeer
 
 RETRY_S = 0.5
 """Between two attempts to reach a shard: it may be starting."""
@@ -34,6 +28,16 @@ TELL_EVERY_S = 10.0
 """How often it is told who is missing."""
 INSTANCE_BYTES = 8
 Asked = Callable[[str, dict[str, Any], Bytes], Any]
+
+
+class ShardWatcher(Protocol):
+    """Hears of links that break and come back."""
+
+    def shard_down(self, link: ShardLink, reason: str) -> None: ...
+    async def shard_back(self, link: ShardLink, before: str) -> None:
+        """It is led again, and has said what it holds; `before` is the name that it had."""
+
+    def shard_refused(self, link: ShardLink, error: AtollError) -> None: ...
 
 
 @dataclass(slots=True)
@@ -48,11 +52,20 @@ class ShardLink:
     handed: list[HandedOver] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     connection: ShardConnection | None = None
+    trouble: str = ""
+    """Why it could not be reached when that was last tried."""
 
     @property
     def peer(self) -> ShardPeer:
-        assert self.connection is not None
+        """Raises UnreachableError if it was never met."""
+        if self.connection is None:
+            raise UnreachableError(self.away)
         return self.connection.peer
+
+    @property
+    def away(self) -> str:
+        """Why nothing can be asked of it; empty: it is there."""
+        return self.connection.peer.closed if self.connection is not None else self.trouble or "it was not there yet"
 
     @property
     def address(self) -> str:
@@ -85,25 +98,34 @@ class ShardFleet:
         """By fragment: the index of its shard."""
         self.asked: Asked | None = None
         """Answers what shards ask. Set before any of them serves a learner."""
-        self._lead = lead
+        self.lead = lead
+        self._met: dict[str, str] = {}
+        """By the name of a shard: where it was met by an earlier coordinator."""
         self._say = say
         self._watching: list[asyncio.Task[None]] = []
 
-    async def attach(self) -> None:
-        """Wait until all shards are here and led by this coordinator. Raises what a shard refuses it for."""
+    async def attach(self, patience_s: float | None) -> None:
+        """Wait until all shards are here and led by this coordinator, or (unless None) this long. Raises what a shard
+        refuses it for."""
         attaching = [asyncio.create_task(self._attach(link)) for link in self.links]
+        until_s = asyncio.get_running_loop().time() + (patience_s if patience_s is not None else math.inf)
         try:
             while True:
-                done, missing = await asyncio.wait(attaching, timeout=TELL_EVERY_S, return_when=asyncio.FIRST_EXCEPTION)
+                left_s = max(0.0, until_s - asyncio.get_running_loop().time())
+                done, missing = await asyncio.wait(
+                    attaching, timeout=min(TELL_EVERY_S, left_s), return_when=asyncio.FIRST_EXCEPTION
+                )
                 for task in done:
                     task.result()
-                if not missing:
+                if not missing or left_s == 0.0:
                     break
-                names = [link.address for link, task in zip(self.links, attaching, strict=True) if task in missing]
-                self._say(f"waits for shards at {', '.join(names)}; start them there with `atoll shard`")
+                absent = [link for link, task in zip(self.links, attaching, strict=True) if task in missing]
+                places = ", ".join(f"{link.address} ({link.trouble or 'no answer yet'})" for link in absent)
+                self._say(f"waits for shards at {places}; start them there with `atoll shard`")
         finally:
             for task in attaching:
                 task.cancel()
+            await asyncio.gather(*attaching, return_exceptions=True)
         self._check_names()
 
     async def _attach(self, link: ShardLink) -> None:
@@ -112,15 +134,21 @@ class ShardFleet:
             await connection.__aenter__()
             try:
                 async with asyncio.timeout(SHARD_ATTACH_S):
-                    told, _ = await connection.peer.call(calls.ATTACH, self._lead.greeting())
+                    told, _ = await connection.peer.call(calls.ATTACH, self.lead.greeting())
             except RefusedError as error:
                 await connection.__aexit__()
                 raise self._refused(link, error) from error
-            except (UnreachableError, TimeoutError):
+            except (UnreachableError, TimeoutError) as error:
                 await connection.__aexit__()
+                link.trouble = str(error) or "it does not answer"
                 await asyncio.sleep(RETRY_S)
                 continue
-            link.connection = connection
+            except BaseException:
+                await connection.__aexit__()
+                raise
+            before, link.connection = link.connection, connection
+            if before is not None:
+                await before.__aexit__()
             _take(link, told)
             return
 
@@ -132,7 +160,7 @@ class ShardFleet:
 
     def _check_names(self) -> None:
         for link in self.links:
-            twins = [other.address for other in self.links if other.name == link.name]
+            twins = [other.address for other in self.links if other.name == link.name and not other.away]
             if len(twins) > 1:
                 raise ConfigError(
                     f"{' and '.join(twins)} are one shard, or shards on copies of one folder; give each address once"
@@ -147,22 +175,47 @@ class ShardFleet:
 
     def settle(self, layout: Layout, recorded: Sequence[str] | None) -> tuple[str, ...]:
         """Decide who has which fragment, as it is recorded or (None) by size. Returns what is to be recorded."""
-        held = {link.name: frozenset(link.records) for link in self.links}
-        names = [link.name for link in self.links]
-        if recorded is None and any(held.values()):
-            recorded = self._by_holdings(layout, held)
         if recorded is None:
-            chosen = assign([fragment.size for fragment in layout.fragments], names)
-        else:
-            chosen = reassign(recorded, held)
+            sizes = [fragment.size for fragment in layout.fragments]
+            recorded = self._by_holdings(assign(sizes, [link.name for link in self.links]))
+        return self._place(recorded)
+
+    def settle_recorded(self, rows: Mapping[str, Any], fragments: int) -> None:
+        """The same, as the tape says, before anything else of the run is known. Where it says nothing the coordinator's
+        disk was lost, and each shard has what it holds."""
+        recorded = rows.get(SHARDS_ROW)
+        if recorded is None or len(recorded) != fragments:
+            names = [link.name for link in self.links]
+            recorded = self._by_holdings([names[fragment % len(names)] for fragment in range(fragments)])
+        self._met = dict(rows.get(PLACES_ROW, {}))
+        self._place(list(recorded))
+
+    def _place(self, recorded: Sequence[str]) -> tuple[str, ...]:
+        here = [link for link in self.links if not link.away]
+        absent = [link for link in self.links if link.away]
+        held = {link.name: frozenset(link.records) for link in here}
+        at = {link.address: link.name for link in here}
+        successors = {name: at[address] for name, address in self._met.items() if address in at}
+        chosen = reassign(recorded, held, absent=len(absent), successors=successors)
+        for link in absent:  # who they are is not known before they are met; their place is
+            known = [name for name in chosen if name not in held and name not in {one.name for one in absent}]
+            met = {address: name for name, address in self._met.items() if name in known}
+            link.name = link.name or met.get(link.address, "") or next(iter(known), "")
+        names = [link.name for link in self.links]
         self.of = tuple(names.index(name) for name in chosen)
         return chosen
 
-    def _by_holdings(self, layout: Layout, held: dict[str, frozenset[int]]) -> tuple[str, ...]:
-        """The record of who has what was lost with the coordinator's disk: each has what it holds."""
-        balanced = assign([fragment.size for fragment in layout.fragments], [link.name for link in self.links])
-        holders = {fragment: name for name, own in held.items() for fragment in own}
-        return tuple(holders.get(fragment, name) for fragment, name in enumerate(balanced))
+    def places(self) -> dict[str, str]:
+        return {link.name: link.address for link in self.links if link.name}
+
+    def _by_holdings(self, balanced: Sequence[str]) -> tuple[str, ...]:
+        """The record of who has what was lost with the coordinator's disk: each has what it holds, and where two hold
+        one fragment, whoever has the newer version of it."""
+        holders = {f: (int(r["version"]), link.name) for link in self.links for f, r in link.records.items()}
+        for link in self.links:
+            for f, r in link.records.items():
+                holders[f] = max(holders[f], (int(r["version"]), link.name))
+        return tuple(holders[f][1] if f in holders else name for f, name in enumerate(balanced))
 
     def link_of(self, fragment: int) -> ShardLink:
         return self.links[self.of[fragment]]
@@ -171,33 +224,41 @@ class ShardFleet:
         return [fragment for fragment, index in enumerate(self.of) if self.links[index] is link]
 
     async def lay_out(self, run: str, layout: Layout, config: SyncConfig, *, restore: bool) -> None:
+        self.lead = replace(self.lead, run=run)
+        here = [link for link in self.links if not link.away]
+        await asyncio.gather(*(self.lay_out_one(link, layout, config, restore=restore) for link in here))
+
+    async def lay_out_one(self, link: ShardLink, layout: Layout, config: SyncConfig, *, restore: bool) -> None:
         tensors = [[t.name, list(t.shape), t.dtype, t.merge] for t in layout.tensors]
-        values = {"run": run, "tensors": tensors, "config": config.to_dict(), "restore": restore}
-        await asyncio.gather(
-            *(link.peer.call(calls.LAY_OUT, {**values, "owned": self.owned(link)}) for link in self.links)
-        )
+        values = {"run": self.lead.run, "tensors": tensors, "config": config.to_dict(), "restore": restore}
+        await link.peer.call(calls.LAY_OUT, {**values, "owned": self.owned(link)})
 
     def tell_all(self, method: str, values: dict[str, Any]) -> None:
         for link in self.links:
-            link.peer.tell(method, values)
+            if not link.away:
+                link.peer.tell(method, values)
 
     # ------------------------------------------------------------ links that break
 
-    def watch(self, down: Callable[[ShardLink, str], None], back: Callable[[ShardLink], None]) -> None:
+    def watch(self, watcher: ShardWatcher) -> None:
         """From here on say when a link breaks, and when its shard can be reached again."""
-        self._watching = [asyncio.create_task(self._watch(link, down, back)) for link in self.links]
+        self._watching = [asyncio.create_task(self._watch(link, watcher)) for link in self.links]
 
-    async def _watch(
-        self, link: ShardLink, down: Callable[[ShardLink, str], None], back: Callable[[ShardLink], None]
-    ) -> None:
-        assert link.connection is not None and link.connection.running is not None
-        down(link, await link.connection.running)
+    async def _watch(self, link: ShardLink, watcher: ShardWatcher) -> None:
         while True:
-            with contextlib.suppress(UnreachableError, RemoteProtocolError, RefusedError):
-                await fetch_status(link.place)
-                back(link)
-                return
-            await asyncio.sleep(RETRY_S)
+            if link.connection is not None and link.connection.running is not None:
+                watcher.shard_down(link, await link.connection.running)
+            before = link.name
+            try:
+                await self._attach(link)
+                await watcher.shard_back(link, before)
+            except UnreachableError:
+                await asyncio.sleep(RETRY_S)  # it is gone again
+            except AtollError as error:
+                watcher.shard_refused(link, error)
+                if link.connection is not None:
+                    link.connection.peer.close(str(error))  # what it would not do now is asked of it again
+                await asyncio.sleep(TELL_EVERY_S)
 
     async def close(self) -> None:
         for task in self._watching:

@@ -16,6 +16,11 @@ from atoll.syncer.state import Stored
 from atoll.wire import ClientOptions
 
 Found = tuple[Recovery, Stored]
+PATIENCE_S = 10.0
+"""How long a coordinator that continues a run waits for shards that may be starting beside it: Python and the kernels
+take two to five seconds. One that comes later is taken in then."""
+PATIENCE_AGAIN_S = 2.0
+"""The same for one that begins anew: who is there has just been seen."""
 
 
 def find_rows(store: RunStore | None, target: SnapshotTarget | None) -> tuple[Found | None, list[str]]:
@@ -32,8 +37,11 @@ def find_rows(store: RunStore | None, target: SnapshotTarget | None) -> tuple[Fo
     return (replace(found, epoch=int(snapshot.about.get("epoch", 1))), {}), []
 
 
-async def lead_shards(options: SyncerOptions, found: Recovery | None, epoch: int) -> ShardFleet:
-    """All shards, led by this coordinator."""
+async def lead_shards(
+    options: SyncerOptions, found: Recovery | None, epoch: int, patience_s: float = PATIENCE_S
+) -> ShardFleet:
+    """The shards, led by this coordinator. A run begins when all of them are there; one that goes on does so with those
+    that are there soon, and what is on the others waits for them."""
     places = [
         ClientOptions(address=address, token=options.shard_token, tls_ca=options.shard_tls_ca)
         for address in options.shards
@@ -41,19 +49,24 @@ async def lead_shards(options: SyncerOptions, found: Recovery | None, epoch: int
     run = str(found.rows["run"]["run"]) if found is not None else ""
     lead = Lead(run, epoch, options.durability, options.durability_interval_s, options.record)
     fleet = ShardFleet(places, lead, tell)
-    await fleet.attach()
+    await fleet.attach(patience_s if found is not None else None)
     return fleet
 
 
 def with_shards(found: Recovery, fleet: ShardFleet, level: str) -> Found:
     """The run as its shards hold it."""
     wanted = int(found.rows["run"]["fragments"])
-    records = {f: record for link in fleet.links for f, record in link.records.items() if f < wanted}
+    fleet.settle_recorded(found.rows, wanted)
+    owners = [fleet.link_of(fragment) for fragment in range(wanted)]
+    records = {f: link.records[f] for f, link in enumerate(owners) if f in link.records}
+    away = frozenset(f for f, link in enumerate(owners) if link.away)
     problems = [*found.problems, *(f"shard {link.name}: {text}" for link in fleet.links for text in link.problems)]
-    missing = sorted(set(range(wanted)) - records.keys())
+    missing = sorted(set(range(wanted)) - records.keys() - away)
+    if away:
+        problems.append(f"the shards of fragments {sorted(away)} are not there; they go on when they are")
     if missing:
         problems.append(f"fragments {missing} are on no shard; a learner that holds them must bring them back")
     exact = level == "commit" and not problems
     handed = [item for link in fleet.links for item in link.handed]
     stored: Stored = {f: (int(record["version"]), int(record["checksum"]), {}) for f, record in records.items()}
-    return replace(found, fragment_records=records, exact=exact, problems=problems, handed=handed), stored
+    return replace(found, fragment_records=records, exact=exact, problems=problems, handed=handed, away=away), stored

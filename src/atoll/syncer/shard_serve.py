@@ -15,12 +15,13 @@ from pathlib import Path
 from atoll import kernels
 from atoll.errors import AtollError, FencedSyncerError, LaunchError
 from atoll.keys import KeyFile
+from atoll.metrics import ShardMetrics, metered_as
 from atoll.observe import EventWriter, NullWriter, Writer
 from atoll.private import private_umask
 from atoll.syncer.options import EXIT_FENCED, ShardOptions
 from atoll.syncer.shard import ShardService
 from atoll.syncer.shard_arrays import ShardArrays
-from atoll.wire import RunningServer, ServerOptions, attach_handler, serve
+from atoll.wire import RunningServer, ServerOptions, attach_handler, check_options, check_port, serve
 
 LOOK_S = 1.0
 """How often a shard looks whether another one has taken its folder over."""
@@ -49,7 +50,19 @@ def _overtaken(why: str) -> int:
 
 
 async def _serve(options: ShardOptions) -> int:
-    writer = _writer(options.run_folder)
+    wanted = _server_options(options)
+    check_options(wanted)
+    check_port(options.listen)  # before the folder is taken over from a shard that serves
+    counted = ShardMetrics()
+    writer = metered_as(
+        counted,
+        _writer(options.run_folder),
+        options.metrics,
+        role="shard",
+        name=options.listen,
+        folder=options.run_folder,
+        told_in=options.metrics_folder,
+    )
     stop, fenced, waiting = asyncio.Event(), list[str](), list[asyncio.Task[None]]()
 
     def overtaken(why: str) -> None:
@@ -58,7 +71,7 @@ async def _serve(options: ShardOptions) -> int:
 
     arrays = ShardArrays(options.run_folder, writer, take_over=options.take_over)
     shard = ShardService(arrays, overtaken)
-    server = await _listen(shard, options)
+    server = await _listen(shard, options, wanted)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -72,6 +85,7 @@ async def _serve(options: ShardOptions) -> int:
             await arrays.look_around()
         except FencedSyncerError as error:
             overtaken(str(error))
+        counted.told(shard.status(), server.bytes_up, server.bytes_down)
     await server.stop()
     await asyncio.to_thread(arrays.close)
     writer.close()
@@ -97,15 +111,18 @@ def _writer(folder: Path | None) -> Writer:
     return EventWriter(folder / "events" / f"shard-{os.getpid()}.jsonl")
 
 
-async def _listen(shard: ShardService, options: ShardOptions) -> RunningServer:
-    """Listen where this shard listened before, if the port may be chosen: syncer and learners look for it there."""
-    wanted = ServerOptions(
+def _server_options(options: ShardOptions) -> ServerOptions:
+    return ServerOptions(
         listen=options.listen,
         token=options.token,
         keys=KeyFile(options.keys) if options.keys is not None else None,
         tls_certificate=options.tls_certificate or "",
         tls_key=options.tls_key or "",
     )
+
+
+async def _listen(shard: ShardService, options: ShardOptions, wanted: ServerOptions) -> RunningServer:
+    """Listen where this shard listened before, if the port may be chosen: syncer and learners look for it there."""
     attach = attach_handler(shard.answering)
     earlier = _earlier_address(options)
     for _ in range(EARLIER_PORT_TRIES if earlier else 0):

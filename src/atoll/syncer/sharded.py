@@ -6,6 +6,7 @@ fragment.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core import (
+    NO_VERSION,
     Begin,
     ContributionId,
     ContributionRecord,
@@ -38,12 +40,12 @@ from atoll.core import (
     Welcome,
 )
 from atoll.core import effects as fx
-from atoll.errors import RefusedError, UnreachableError
+from atoll.errors import AtollError, FencedSyncerError, RefusedError, UnreachableError
 from atoll.observe import Writer, events
 from atoll.syncer import shard_calls as calls
 from atoll.syncer.news import News
 from atoll.syncer.platform import AsyncioPlatform
-from atoll.syncer.recover import SHARDS_ROW
+from atoll.syncer.recover import PLACES_ROW, SHARDS_ROW
 from atoll.syncer.shard_fleet import ShardFleet, ShardLink
 from atoll.syncer.shell import SyncerShell
 from atoll.syncer.state import ModelState, Stored
@@ -121,7 +123,7 @@ class ShardedPlatform(AsyncioPlatform):
             self.settle(layout)
         learner = self.machine.learner_of(session)
         who = {"learner": learner, "generation": welcome.generation, "secret": welcome.secret}
-        self.fleet.tell_all(calls.SENDER, who)
+        self.fleet.tell_all(calls.SENDER, who)  # one that is away hears it when it is back
         addresses = tuple(link.address for link in self.fleet.links)
         return replace(welcome, shards=addresses, shard_of=self.fleet.of)
 
@@ -131,9 +133,44 @@ class ShardedPlatform(AsyncioPlatform):
             f"shard {link.name} at {link.address} is away ({reason}); its {len(fragments)} of {len(self.fleet.of)} "
             "fragments wait for it, learners and the others go on"
         )
-        away = {f for one in self.fleet.links if one.peer.closed for f in self.fleet.owned(one)}
         if self.machine.committed:
+            away = {f for one in self.fleet.links if one.away for f in self.fleet.owned(one)}
             self.driver.apply(fx.FragmentsDown(frozenset(away)))
+
+    def shard_refused(self, link: ShardLink, error: AtollError) -> None:
+        if isinstance(error, FencedSyncerError):
+            self.driver.fence(str(error))
+        else:
+            self._tell(str(error))
+
+    async def shard_back(self, link: ShardLink, before: str) -> None:
+        """Go on with its fragments from its disk; with all, from all disks, where this coordinator knows too little."""
+        owned, machine = self.fleet.owned(link), self.machine
+        renamed = link.name != before
+        unknown = not machine.committed or machine.is_healing or machine.away_since_start & set(owned)
+        if unknown or (renamed and link.records) or self.state is None or machine.layout is None:
+            self.again = f"shard {link.name} at {link.address} is {'back' if not renamed else 'there'}"
+            return
+        if renamed:  # it has lost its disk, and takes its own place
+            self._record([link.name if name == before else name for name in self.recorded or []])
+        on_disk = {f: _version_of(link.records.get(f)) for f in owned}
+        await self.fleet.lay_out_one(link, machine.layout, machine.config, restore=True)
+        for fragment, (version, checksum) in on_disk.items():
+            self._now_at(fragment, version, checksum)
+        for member in machine.members.values():
+            if member.connected:
+                who = {"learner": member.learner, "generation": member.generation, "secret": member.secret}
+                link.peer.tell(calls.SENDER, who)
+        handed = frozenset(one.contribution.id for one in link.handed)
+        self.driver.shard_back(fx.FragmentsBack(on_disk, handed))
+        for identity in handed:
+            if not machine.holds(identity):
+                self.drop_handed(identity)
+        self._tell(f"shard {link.name} at {link.address} is back; its fragments go on from its disk")
+
+    def _record(self, names: list[str]) -> None:
+        self.recorded = names
+        self.driver.perform([fx.Remember({SHARDS_ROW: names, PLACES_ROW: self.fleet.places()}, first=True)])
 
     def _tell(self, text: str) -> None:
         self._writer.emit(events.Warned("syncer", text))
@@ -145,9 +182,7 @@ class ShardedPlatform(AsyncioPlatform):
         """Decide who has which fragment, and put that on the tape."""
         known = self.recorded if self.recorded and len(self.recorded) == len(layout.fragments) else None
         chosen = list(self.fleet.settle(layout, known))
-        if chosen != self.recorded:
-            self.recorded = chosen
-            self.driver.perform([fx.Remember({SHARDS_ROW: chosen}, first=True)])
+        self._record(chosen)
 
     def lay_out(self, layout: Layout, *, lost: bool) -> None:
         self.settle(layout)
@@ -176,7 +211,7 @@ class ShardedPlatform(AsyncioPlatform):
     async def _seed_on_shards(self, done: Callable[[tuple[int, ...]], None]) -> None:
         assert self.state is not None
         found: dict[int, int] = {}
-        for link in self.fleet.links:
+        for link in self.fleet.links:  # all of them: a run does not begin without
             told, _ = await link.peer.call(calls.COMMIT_SEED, {})
             found |= {int(fragment): int(checksum) for fragment, checksum in told["checksums"].items()}
         self.state.commit_seed()
@@ -243,7 +278,9 @@ class ShardedPlatform(AsyncioPlatform):
         self.start_on_shards(work())
 
     def drop_handed(self, identity: ContributionId) -> None:
-        self.fleet.link_of(identity.fragment).peer.tell(calls.FORGET, {"id": calls.id_values(identity)})
+        link = self.fleet.link_of(identity.fragment)
+        if not link.away:
+            link.peer.tell(calls.FORGET, {"id": calls.id_values(identity)})
 
     async def copy(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]]]:
         """Every array of a fragment, by name. The caller has its turn."""
@@ -251,6 +288,10 @@ class ShardedPlatform(AsyncioPlatform):
         names, size = told["names"], int(told["size"])
         values = data.view(np.float32) if data.size else np.empty(0, np.float32)
         return int(told["version"]), {name: values[i * size : (i + 1) * size] for i, name in enumerate(names)}
+
+
+def _version_of(record: Mapping[str, Any] | None) -> tuple[int, int]:
+    return (int(record["version"]), int(record["checksum"])) if record is not None else (NO_VERSION, 0)
 
 
 class ShardedShell(SyncerShell):
@@ -277,6 +318,9 @@ class ShardedShell(SyncerShell):
     def _came(self, size: int) -> None:
         self.inline_up += size
 
+    def _needs_single(self) -> str:
+        return "shards merge in this run; contributions go to them one by one"
+
     def _platform(self, machine: SyncerMachine) -> ShardedPlatform:
         return ShardedPlatform(machine, self.keeper, self.news, self.fleet)
 
@@ -287,10 +331,13 @@ class ShardedShell(SyncerShell):
 
     def start(self) -> None:
         super().start()
-        self.fleet.watch(self.shards.shard_down, self._back)
+        self.fleet.watch(self.shards)
 
-    def _back(self, link: ShardLink) -> None:
-        self.shards.again = f"shard {link.name} at {link.address} is back"
+    def must_begin_anew(self) -> bool:
+        """True if this coordinator can only go on from what is on disk, as after a crash; `shards.again` says why."""
+        if self.machine.mends_in_vain(time.monotonic_ns()):
+            self.shards.again = self.shards.again or "nobody holds the newest version of what a shard has lost"
+        return bool(self.shards.again)
 
     @property
     def published(self) -> ModelState | None:
@@ -308,7 +355,7 @@ class ShardedShell(SyncerShell):
                 "name": link.name,
                 "address": link.address,
                 "fragments": self.fleet.owned(link),
-                "away": link.peer.closed,
+                "away": link.away,
             }
             for link in self.fleet.links
         ]
@@ -366,8 +413,8 @@ class ShardedShell(SyncerShell):
 
     async def _copy_published(self, fragment: int) -> tuple[int, dict[str, NDArray[np.float32]]]:
         """A fragment whose shard is away may never give its turn back: that is not waited for."""
-        if self.fleet.link_of(fragment).peer.closed:
-            raise UnreachableError(self.fleet.link_of(fragment).peer.closed)
+        if self.fleet.link_of(fragment).away:
+            raise UnreachableError(self.fleet.link_of(fragment).away)
         async with self.platform.turn(fragment):
             return await self.shards.copy(fragment)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
@@ -75,7 +75,17 @@ class SyncerShell(BulkService):
         """Set by whoever serves: from where a session comes."""
         self.more_status: Callable[[], dict[str, object]] = dict
         """Set by whoever serves: what else there is to say."""
+        self.snapshot_now: Callable[[], Awaitable[str]] | None = None
+        """Set by whoever serves, where there is a place for snapshots."""
         self._began_s = time.monotonic()
+        self.platform.relays.refusal = self._needs_single
+
+    def _needs_single(self) -> str:
+        """Why every contribution must come here as it is; empty: relays may merge some."""
+        config = self.machine.config
+        if config.robust != "off" or config.correction != "none":
+            return "this run looks at single contributions (--robust, --correction); they are passed on one by one"
+        return "this run is recorded (--record), contribution by contribution" if self.keeper.recorder.on else ""
 
     def _platform(self, machine: SyncerMachine) -> AsyncioPlatform:
         return AsyncioPlatform(machine, self.keeper, self.news)
@@ -137,7 +147,7 @@ class SyncerShell(BulkService):
         assert machine.layout is not None
         state = self.platform.state = ModelState(machine.layout, machine.config)
         state.restore(stored)
-        recorder.begin(machine.run, machine.config, machine.layout)
+        self.keeper.begin(machine.run, machine.config, machine.layout)
         recorder.resume(recovery.fragment_records)
         if recorder.on:
             self.platform.start(self.platform.anchor_restored())
@@ -261,6 +271,14 @@ class SyncerShell(BulkService):
             )
         self.apply(fx.LeaveAsked(learner))
         return str(members[learner].state)
+
+    async def take_snapshot(self) -> str:
+        if self.snapshot_now is None:
+            raise RefusedError(
+                Refusal.NOT_READY,
+                "this syncer has no place for snapshots; start it with --run-folder or --snapshots, which keep the run",
+            )
+        return await self.snapshot_now()
 
     def status(self) -> dict[str, object]:
         return {**look_in(self), **self.more_status()}

@@ -4,13 +4,22 @@ so it costs the memory of one fragment, and merges wait only for a copy."""
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from atoll.core import Refusal
+from atoll.errors import RefusedError
 from atoll.observe import Writer, events
 from atoll.store import LABELS_PER_EPOCH, SnapshotTarget
 from atoll.syncer.claim import ClaimKeeper
 from atoll.syncer.shell import SyncerShell
+
+ANSWER_S = 5.0
+"""Whoever asks for a snapshot waits so long for its end: half of what a caller waits for an answer."""
+ONLY_WHEN_ASKED = math.inf
+"""As the time between two snapshots: none by itself, and none at the end."""
+Outcome = events.SnapshotWritten | events.SnapshotFailed
 
 
 class Snapshotter:
@@ -28,6 +37,9 @@ class Snapshotter:
         self._every_s = every_s
         self._writer = writer
         self._label = 0
+        self._turn = asyncio.Lock()
+        """One at a time."""
+        self._asked: asyncio.Task[Outcome | None] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="atoll-snapshot")
         self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -35,35 +47,59 @@ class Snapshotter:
         """Write a last snapshot, with everything in it, and end."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        await self._write_if_ours()
+        if self._asked is not None:
+            await asyncio.gather(self._asked, return_exceptions=True)
+        if self._every_s != ONLY_WHEN_ASKED:
+            await self._write_if_ours()
         self._thread.shutdown(wait=True)
 
     def cancel(self) -> None:
         """End at once, without a last snapshot."""
         self._task.cancel()
+        if self._asked is not None:
+            self._asked.cancel()
+
+    async def now(self) -> str:
+        """One beside those that come by themselves. Who asks while one that was asked for is written gets that one."""
+        if self._shell.state is None:
+            raise RefusedError(Refusal.NOT_READY, "the run has no parameters yet; ask again when a learner has joined")
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.get_running_loop().create_task(self._write_if_ours())
+        await asyncio.wait({self._asked}, timeout=ANSWER_S)
+        if not self._asked.done():
+            return f"a snapshot is being written to {self._target.url}; `atoll logs` says when it is there"
+        outcome = self._asked.result()
+        if isinstance(outcome, events.SnapshotWritten):
+            return f"snapshot {outcome.label} is written to {outcome.url} ({outcome.bytes / 1e6:.1f} MB)"
+        raise RefusedError(Refusal.NOT_READY, outcome.reason if outcome else "another syncer has the run; ask that one")
 
     async def _run(self) -> None:
-        while True:
+        while self._every_s != ONLY_WHEN_ASKED:
             await asyncio.sleep(self._every_s)
             await self._write_if_ours()
 
-    async def _write_if_ours(self) -> None:
-        if self._shell.state is None or self._shell.fenced:
-            return
-        if self._claim is None or await self._claim.still_ours():
-            await self._write()
+    async def _write_if_ours(self) -> Outcome | None:
+        async with self._turn:
+            if self._shell.state is None or self._shell.fenced:
+                return None
+            if self._claim is None or await self._claim.still_ours():
+                return await self._write()
+            return None
 
-    async def _write(self) -> None:
+    async def _write(self) -> Outcome:
         """A failure is told and costs nothing but this snapshot; the next is tried at its time."""
         started_ns = time.monotonic_ns()
         try:
             versions, size, label = await self._write_all()
         except Exception as error:  # a remote file system raises whatever its library does
             text = f"snapshot to {self._target.url} failed: {type(error).__name__}: {error}; training goes on"
-            self._writer.emit(events.SnapshotFailed(self._target.url, text))
-            return
+            failed = events.SnapshotFailed(self._target.url, text)
+            self._writer.emit(failed)
+            return failed
         took_ns = time.monotonic_ns() - started_ns
-        self._writer.emit(events.SnapshotWritten(self._target.url, label, size, took_ns, versions))
+        written = events.SnapshotWritten(self._target.url, label, size, took_ns, versions)
+        self._writer.emit(written)
+        return written
 
     async def _write_all(self) -> tuple[list[int], int, int]:
         loop = asyncio.get_running_loop()

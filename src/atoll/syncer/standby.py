@@ -23,10 +23,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError, ConfigError, UnreachableError
+from atoll.errors import AtollError, CertificateError, ConfigError, UnreachableError
 from atoll.store import SnapshotTarget, is_held
 from atoll.syncer.options import SyncerOptions
-from atoll.wire import ClientOptions, fetch_status
+from atoll.wire import ClientOptions, fetch_status, split_addresses
 
 LOOK_S = 0.5
 """Between two looks at the primary."""
@@ -38,9 +38,13 @@ failed calls that it is so."""
 class FolderWatch:
     """Looks at a primary through the run folder that both share."""
 
-    def __init__(self, folder: Path, after_s: float) -> None:
+    def __init__(self, folder: Path, after_s: float, tls_ca: str = "") -> None:
         self._folder = folder
         self._after_s = after_s
+        self._tls_ca = tls_ca
+        """Whom the primary's certificate is held against; empty: the file that it names, if this machine has that."""
+        self.doubt = ""
+        """Why the primary cannot be asked."""
         self._heard_s = time.monotonic()
 
     async def look(self) -> str:
@@ -51,8 +55,10 @@ class FolderWatch:
             return ""
         if told.get("ended"):
             return ENDED
-        silent_s = time.monotonic() - self._heard_s
         held = is_held(self._folder / "state")
+        if held and self.doubt:
+            self._heard_s = time.monotonic()
+        silent_s = time.monotonic() - self._heard_s
         if silent_s < (self._after_s if held else SILENT_S):
             return ""
         still = "and still holds its lock: it is frozen, or out of reach" if held else "and its process is gone"
@@ -66,16 +72,23 @@ class FolderWatch:
             return None
 
     async def _answers(self, told: dict[str, Any]) -> bool:
-        """Whatever it says, a refusal too, it lives."""
+        """Whatever it says, a refusal too, it lives. With a certificate that cannot be checked it has answered, too.
+        What keeps this machine from asking at all says nothing of the primary: then the lock alone does."""
         names = [str(name) for name in told.get("names", [])]
+        certificate = str(told.get("certificate", ""))
         try:
             place = ClientOptions(
-                address=str(told["address"]),
-                tls_ca=str(told.get("certificate", "")),
+                address=split_addresses(f"@{self._folder / 'syncer.json'}")[0],
+                tls_ca=(self._tls_ca or certificate) if certificate else "",
                 tls_name=names[0] if names else "",
             )
             async with asyncio.timeout(SILENT_S):
                 await fetch_status(place)
+        except CertificateError:
+            return True
+        except ConfigError as error:
+            self.doubt = f"cannot ask the primary ({error}), so that one that is frozen looks alive; give --tls-ca"
+            return False
         except (UnreachableError, TimeoutError):
             return False
         except AtollError:
@@ -89,6 +102,7 @@ class ClaimWatch:
     def __init__(self, target: SnapshotTarget, after_s: float) -> None:
         self._target = target
         self._after_s = after_s
+        self.doubt = ""
         self._seen: tuple[int, str, int] | None = None
         self._moved_s = time.monotonic()
 
@@ -139,11 +153,15 @@ async def _wait_for_turn(options: SyncerOptions, target: SnapshotTarget | None, 
         watch = ClaimWatch(target, options.standby_after_s)
     else:
         assert options.run_folder is not None
-        watch = FolderWatch(options.run_folder, options.standby_after_s)
+        watch = FolderWatch(options.run_folder, options.standby_after_s, options.shard_tls_ca)
     where = target.url if target is not None else options.run_folder
     say(f"stands by for the syncer of {where}; takes over when it is gone")
+    doubt = ""
     while not stop.is_set():
         gone = await watch.look()
+        if watch.doubt != doubt:
+            doubt = watch.doubt
+            say(doubt)
         if gone == ENDED:
             say("the primary has ended in order, so nobody is needed in its place; start a syncer to go on")
             return False

@@ -26,8 +26,10 @@ from atoll.codec import (
     MergeResult,
     OuterRates,
     OuterTarget,
+    Partial,
     agreement,
     balanced,
+    combine,
     fragment_codec,
     get_codec,
     get_outer,
@@ -201,12 +203,25 @@ class ModelState:
         partial = reduce(payloads, [item.codec for item in held], [1.0] * len(held), norms, blocks)
         return agreement(partial, learners, voices)
 
-    def merge(self, fragment: int, held: Sequence[InspectedPayload], weights: Sequence[float]) -> MergeResult:
-        """Merge, take the outer step and make the next version. Untouched if the result is not finite."""
-        arrays, config = self.fragments[fragment], self.config
+    def reduce(self, fragment: int, held: Sequence[InspectedPayload], weights: Sequence[float]) -> Partial:
+        """These contributions with their weights, as a part of a merge."""
         payloads, norms = [item.payload for item in held], [item.norms for item in held]
+        codecs, blocks = [item.codec for item in held], self.fragments[fragment].slice_blocks
+        return reduce(payloads, codecs, weights, norms, blocks)
+
+    def merge(
+        self,
+        fragment: int,
+        held: Sequence[InspectedPayload],
+        weights: Sequence[float],
+        groups: Sequence[Partial] = (),
+    ) -> MergeResult:
+        """Merge, take the outer step and make the next version. Untouched if the result is not finite. `groups` are
+        parts that relays have condensed; they come after the contributions, in the order given."""
+        arrays, config = self.fragments[fragment], self.config
         every = config.momentum_restart or arrays.version + 1
-        partial = reduce(payloads, [item.codec for item in held], weights, norms, arrays.slice_blocks)
+        parts = [self.reduce(fragment, held, weights)] if held else []
+        partial = combine([*parts, *groups]) if groups else parts[0]
         result = merge_fragment(
             partial if config.robust == "off" else balanced(partial),
             arrays.slice_merges,
@@ -218,7 +233,7 @@ class ModelState:
             feedback=config.feedback_down,
             correction=config.correction,
             restart=self._restarts(arrays.version),
-            share=self._share(weights),
+            share=self._share([*weights, *(float(group.weights[0]) for group in groups)]),
         )
         if result.finite:
             arrays.sample = result.sample

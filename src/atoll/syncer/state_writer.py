@@ -9,7 +9,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,56 @@ from atoll.core import (
     ContributionId,
     ContributionRecord,
     DurabilityGate,
+    FragmentRecord,
     HandedOver,
+    Layout,
     Merge,
     StoreOutcome,
+    SyncConfig,
     VersionToStore,
 )
+from atoll.errors import FencedSyncerError
 from atoll.observe import Writer, events
-from atoll.store import Handover, RunStore
-from atoll.syncer.recording import Recorder
+from atoll.store import CommitStats, Handover, RecordPosition, RunStore
+from atoll.syncer.recording import Recorder, described
+from atoll.syncer.replicate import Replicator
+from atoll.syncer.state import InspectedPayload, ModelState
 
 WRITERS = 2
 """Commits that are written at a time: one waits for the disk while the other is copied."""
 
 Arrays = Mapping[str, NDArray[np.float32]]
+
+
+SLOT_EVERY = 16
+"""Versions of a fragment from one slot to the next, at most. A syncer that comes back does half as many merges again,
+on average."""
+LOG_SLOTS_MAX = 2
+"""How many times a slot's bytes the log of a fragment may have: as much as both of its slots. With 4 learners and int4
+that is 11 versions, and a quarter of the bytes of slots alone."""
+
+
+@dataclass(slots=True)
+class LoggedSince:
+    """What the log of a fragment holds beyond its slot."""
+
+    version: int
+    """The last one that is durable."""
+    slot_bytes: int
+    count: int = 0
+    bytes: int = 0
+    fragment_record: FragmentRecord = field(default_factory=dict)
+
+    def takes(self, version: int, size: int) -> bool:
+        """Whether a merge of so many bytes into this version should follow. What takes half a slot or more is better
+        off in one: it need not be merged again."""
+        fits = self.bytes + size <= LOG_SLOTS_MAX * self.slot_bytes and 2 * size <= self.slot_bytes
+        return version == self.version + 1 and self.count + 1 < SLOT_EVERY and fits
+
+    def logged(self, version: int, size: int, fragment_record: FragmentRecord) -> None:
+        self.version, self.fragment_record = version, fragment_record
+        self.count += 1
+        self.bytes += size
 
 
 class StateWriter:
@@ -43,12 +80,18 @@ class StateWriter:
         self, store: RunStore | None, level: str, interval_s: float, writer: Writer, *, record: bool = False
     ) -> None:
         self.gate = DurabilityGate(level if store is not None else "none", int(interval_s * 1e9))
+        self.replica: Replicator | None = None
+        """A standby whose disk must have everything, too."""
         self._store = store
         self._writer = writer
         self._loop = asyncio.get_running_loop()
         self._threads = ThreadPoolExecutor(WRITERS, thread_name_prefix="atoll-store")
         recording = store.recording() if record and store is not None else None
         self.recorder = Recorder(recording, self._threads, writer)
+        self._behind: dict[int, LoggedSince] = {}
+        """By fragment that has a slot of this process: what follows it in the log."""
+        self._pending: dict[int, tuple[Merge, list[RecordPosition]]] = {}
+        """By fragment: a merge whose payloads are in the log and which is not committed yet."""
         self._handed: set[ContributionId] = set()
         self._handover = Handover(store.path / "handover") if store is not None else Handover(Path())
 
@@ -59,7 +102,7 @@ class StateWriter:
     @property
     def degraded(self) -> str:
         """Why commits are not durable at the moment."""
-        return self.gate.degraded
+        return self.gate.degraded or (self.replica.degraded if self.replica is not None else "")
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
@@ -83,6 +126,8 @@ class StateWriter:
         """Raises FencedSyncerError if a newer syncer has taken over."""
         with contextlib.suppress(OSError):  # the next write will say more
             await self._loop.run_in_executor(self._threads, self.check_epoch)
+        if self.replica is not None:
+            await self.replica.confirm()
 
     # ------------------------------------------------------------ facts and commits
 
@@ -90,6 +135,12 @@ class StateWriter:
         """Put facts on the tape."""
         if self._store is not None:
             self._store.remember(rows)
+        if self.replica is not None:
+            self.replica.append(rows)
+
+    def rows(self) -> dict[str, Any]:
+        """Every fact as it stands."""
+        return self._store.rows() if self._store is not None else {}
 
     def note(self, merge: Merge, checksum: int) -> None:
         """Put a decision on the tape, for people and for replay: what was merged, into which version, how weighted."""
@@ -101,6 +152,11 @@ class StateWriter:
     async def sync(self) -> str:
         """Make what was appended durable; returns the error if that failed. Raises FencedSyncerError if a newer syncer
         has taken over."""
+        if self.replica is None:
+            return await self._sync_here()
+        return (await asyncio.gather(self._sync_here(), self.replica.flush()))[0]
+
+    async def _sync_here(self) -> str:
         assert self._store is not None
         try:
             await self._loop.run_in_executor(self._threads, self._store.sync)
@@ -108,18 +164,88 @@ class StateWriter:
             return cause(error)
         return ""
 
+    def begin(self, run: str, config: SyncConfig, layout: Layout) -> None:
+        """The run is known: from here on what is written can be understood."""
+        self.recorder.begin(run, config, layout)
+        if self._store is not None:
+            self._store.describe_log(described(run, config, layout))
+
+    async def log_payloads(self, merge: Merge, held: Sequence[InspectedPayload]) -> None:
+        """Put what a merge is made from on disk while it is computed, if its version is to be committed that way."""
+        self._pending.pop(merge.fragment, None)
+        size = sum(item.payload.nbytes for item in held)
+        behind = self._behind.get(merge.fragment)
+        if self._store is None or behind is None or not behind.takes(merge.version, size):
+            return
+        payloads = [(item.codec.name, item.payload) for item in held]
+        with contextlib.suppress(OSError):  # then it goes into a slot
+            self._pending[merge.fragment] = (
+                merge,
+                await self._loop.run_in_executor(
+                    self._threads, self._store.log_payloads, merge.fragment, merge.version, payloads
+                ),
+            )
+
     async def store(self, item: VersionToStore, arrays: Arrays) -> StoreOutcome:
-        """Make one version durable. The caller has the fragment's turn. Raises FencedSyncerError if a newer syncer has
-        taken over, and then nothing may be published."""
+        """Make one version durable, here and on the standby. The caller has the fragment's turn. Raises
+        FencedSyncerError if a newer syncer has taken over, and then nothing may be published."""
+        if self.replica is None:
+            return await self._store_here(item, arrays)
+        return (await asyncio.gather(self._store_here(item, arrays), self.replica.commit(item, arrays)))[0]
+
+    async def _store_here(self, item: VersionToStore, arrays: Arrays) -> StoreOutcome:
+        """As what it was made from, where that is less than what it is, else in a slot."""
         assert self._store is not None
         fragment_record = {**item.fragment_record, **self.recorder.mark(item.fragment, item.version)}
         try:
-            stats = await self._loop.run_in_executor(
-                self._threads, self._store.commit, item.fragment, item.version, arrays, fragment_record
-            )
+            stats = await self._commit_to_log(item, fragment_record)
+            if stats is None:
+                stats = await self._loop.run_in_executor(
+                    self._threads, self._store.commit, item.fragment, item.version, arrays, fragment_record
+                )
+                self._in_slot(item, arrays)
         except OSError as error:
             return StoreOutcome(cause(error))
         return StoreOutcome("", stats.write_ns + stats.sync_ns, stats.bytes)
+
+    async def _commit_to_log(self, item: VersionToStore, fragment_record: FragmentRecord) -> CommitStats | None:
+        """None if it is to go into a slot. A log that cannot be written is no reason to lose the commit."""
+        merge, places = self._pending.pop(item.fragment, (None, []))
+        behind = self._behind.get(item.fragment)
+        if self._store is None or merge is None or behind is None or merge.version != item.version:
+            return None
+        if behind.version != item.version - 1:
+            return None
+        try:
+            stats: CommitStats = await self._loop.run_in_executor(
+                self._threads,
+                self._store.log_commit,
+                item.fragment,
+                item.version,
+                fragment_record,
+                merge.weights,
+                places,
+            )
+        except OSError:
+            return None
+        behind.logged(item.version, stats.bytes, fragment_record)
+        return stats
+
+    def _in_slot(self, item: VersionToStore, arrays: Arrays) -> None:
+        """From here on the log may follow, at level commit. With --record the payloads are on disk once already."""
+        if self.level == "commit" and not self.recorder.on:
+            size = sum(array.nbytes for array in arrays.values())
+            self._behind[item.fragment] = LoggedSince(item.version, size)
+
+    def fill_slots(self, state: ModelState) -> None:
+        """Worker threads, at the end: put what only the log has into slots, so that nobody needs to merge again to read
+        it. What cannot be written stays in the log."""
+        for fragment, behind in self._behind.items():
+            arrays = state.fragments[fragment] if fragment < len(state.fragments) else None
+            if self._store is None or not behind.count or arrays is None or arrays.version != behind.version:
+                continue
+            with contextlib.suppress(OSError, FencedSyncerError):
+                self._store.commit(fragment, behind.version, state.durable(fragment), behind.fragment_record)
 
     # ------------------------------------------------------------ what leaving learners handed over
 
@@ -139,6 +265,8 @@ class StateWriter:
                 text = f"what {item.id.learner!r} handed over could not be put on disk ({error}); it waits in memory"
                 self._writer.emit(events.Warned("syncer", text))
                 return
+            if self.replica is not None:
+                await self.replica.keep_handed(handed_name(item.id), about, payload)
             self._handed.add(item.id)  # it may have been merged, and dropped here, while it was being written
 
     def drop_handed(self, identity: ContributionId) -> None:
@@ -146,6 +274,12 @@ class StateWriter:
         if identity in self._handed:
             self._handed.discard(identity)
             self._loop.run_in_executor(self._threads, self._handover.drop, handed_name(identity))
+            if self.replica is not None:
+                self.replica.drop_handed(handed_name(identity))
+
+    def handed_over(self) -> dict[str, tuple[dict[str, Any], NDArray[np.uint8]]]:
+        """Worker threads: what is on disk of learners that left."""
+        return self._handover.load()[0] if self._store is not None else {}
 
     def load_handed(self) -> tuple[list[HandedOver], dict[ContributionId, NDArray[np.uint8]], list[str]]:
         """What an earlier syncer had put on disk for learners that left."""

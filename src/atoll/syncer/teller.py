@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from atoll.observe import Event, events
+from atoll.syncer.replicate import STANDBY
 
 WINDOW_S = 10.0
 LINES_MAX = 20
@@ -124,6 +125,8 @@ class Teller:
 
 
 def _durability(level: str, wanted: str, reason: str) -> str:
+    if reason.startswith(STANDBY):
+        return reason
     if level == "degraded":
         return f"disk: nothing new is durable ({reason}); training goes on, and writing is tried again"
     return f"disk: all is durable again (level {wanted}; {reason})"

@@ -1,7 +1,7 @@
 from . import raw
 from .address import join_address, split_address, split_addresses
 from .bulk import BulkClient
-from .cause import find_cause
+from .cause import certificate_until, find_cause
 from .certificate import read_certificate
 from .channel import ClientOptions
 from .control import (
@@ -13,6 +13,7 @@ from .control import (
     ask_to_leave,
     fetch_status,
     run_sessions,
+    take_snapshot,
 )
 from .limits import (
     BACKOFF_FACTOR,
@@ -25,12 +26,15 @@ from .limits import (
     KEEPALIVE_TIME_MS,
     LEARNER_CHARS_MAX,
     MIB,
+    PART_BYTES,
+    PART_BYTES_MIN,
     SHARD_ATTACH_S,
+    STRIPES_MAX,
 )
 from .probe import LinkSpeed, probe_link
 from .resources import memory_bytes
 from .routes import RoutedBulk
-from .server import RunningServer, serve
+from .server import RunningServer, check_options, check_port, serve
 from .service import Bytes, KeyBook, SendToLearner, ServerOptions, SyncerService
 from .shard_peer import ShardConnection, ShardPeer, attach_handler
 from .token import KEY_PREFIX, read_token, split_key
@@ -47,8 +51,11 @@ __all__ = [
     "KEY_PREFIX",
     "LEARNER_CHARS_MAX",
     "MIB",
+    "PART_BYTES",
+    "PART_BYTES_MIN",
     "REFUSED_FOR_NOW",
     "SHARD_ATTACH_S",
+    "STRIPES_MAX",
     "SYNCER_ENDED",
     "BulkClient",
     "Bytes",
@@ -67,6 +74,9 @@ __all__ = [
     "SyncerService",
     "ask_to_leave",
     "attach_handler",
+    "certificate_until",
+    "check_options",
+    "check_port",
     "fetch_status",
     "find_cause",
     "join_address",
@@ -80,4 +90,5 @@ __all__ = [
     "split_address",
     "split_addresses",
     "split_key",
+    "take_snapshot",
 ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from itertools import chain
 from typing import Any, TypeVar
+
+import numpy as np
 
 from atoll.core import messages as m
 from atoll.errors import (
@@ -53,6 +55,10 @@ class BulkClient:
         """Payload bytes sent, repeated ones included."""
         self.bytes_down = 0
         """Payload bytes received whole."""
+
+    @property
+    def address(self) -> str:
+        return self._options.address
 
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in (*self._channels, *self._up_channels)))
@@ -120,9 +126,10 @@ class BulkClient:
         opened = parts.PushOpen(header, secrets.randbits(64), stripes, limits.PART_BYTES)
         # All stripes draw from one sequence: a slow connection then carries less, and the parts arrive nearly in order.
         offsets = iter(range(0, view.nbytes, limits.PART_BYTES))
-        firsts = [next(offsets, 0) for _ in range(stripes)]
+        pieces = ((at, view[at : at + limits.PART_BYTES]) for at in offsets)
+        firsts = [next(pieces, (0, view[:0])) for _ in range(stripes)]
         tasks = [
-            asyncio.create_task(self._push_stripe(channel, opened, view, chain([first], offsets)))
+            asyncio.create_task(self._push_stripe(channel, opened, chain([first], pieces)))
             for channel, first in zip(self._up_channels, firsts, strict=False)
         ]
         try:
@@ -131,18 +138,23 @@ class BulkClient:
             for task in tasks:
                 task.cancel()
 
+    async def push_stripe(self, opening: bytes, pieces: Sequence[tuple[int, memoryview]]) -> m.PushReply:
+        """One stripe of a payload whose others come over connections of other processes: those of one learner, under
+        the same opening. Every one of them hears the answer to the whole. Tried once."""
+        opened = parts.parse_push_open(memoryview(opening))
+        return await self._unless_given_up(self._push_stripe(self._up_channels[0], opened, iter(pieces)))
+
     async def _push_stripe(
-        self, channel: Any, opened: parts.PushOpen, view: memoryview, offsets: Iterator[int]
+        self, channel: Any, opened: parts.PushOpen, pieces: Iterator[tuple[int, memoryview]]
     ) -> m.PushReply:
         inner = opened.header.kind is m.PushKind.INNER
         waits = (limits.PUSH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
-            metadata=self._options.metadata, timeout=deadline_s(view.nbytes, *waits), wait_for_ready=False
+            metadata=self._options.metadata, timeout=deadline_s(opened.header.size, *waits), wait_for_ready=False
         )
         opening = parts.encode_push_open(opened)
         try:
-            for offset in offsets:
-                data = view[offset : offset + limits.PART_BYTES]
+            for offset, data in pieces:
                 await call.write(parts.encode_part(offset, data, opening))
                 self.bytes_up += data.nbytes
                 opening = b""
@@ -181,6 +193,25 @@ class BulkClient:
             return header, await asyncio.to_thread(assembly.verify, header.checksum)
         except RefusedError as error:
             raise PayloadError(f"fragment {request.fragment}, version {header.version}: {error.detail}") from None
+
+    async def fetch_range(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
+        """The bytes from the request's offset on, `length` of them. Each part was checked; the whole cannot be."""
+        return await self._unless_given_up(self._fetch_range(request))
+
+    async def _fetch_range(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
+        fetch = _RangeFetch(self._options, request, self._buffers)
+        await fetch.range(self._channels[0], request.offset, request.offset + request.length)
+        assert fetch.header is not None
+        self.bytes_down += request.length
+        return fetch.header, fetch.bytes
+
+    async def reach(self, patience_s: float) -> bool:
+        """Whether there is a connection, or can be one within this time."""
+        try:
+            await asyncio.wait_for(self._up_channels[0].channel_ready(), patience_s)
+        except TimeoutError:
+            return False
+        return True
 
     async def _fetch_rest(self, fetch: _Fetch, size: int) -> None:
         """Split what is left evenly, at part boundaries."""
@@ -276,7 +307,7 @@ class _Fetch:
         checks.count("FetchHeader.size", header.size, high=self._size_max)
         if self.header is None:
             self.header = header
-            self.assembly = Assembly(self._buffers.take(header.size), limits.PART_BYTES)
+            self._begin(header)
             self._request = dataclasses.replace(self._request, version=header.version)
         elif header != self.header:
             # Versions are immutable: the same version with other bytes must never be adopted.
@@ -286,6 +317,9 @@ class _Fetch:
                 f"this learner, and look at the syncer's log",
             )
 
+    def _begin(self, header: m.FetchHeader) -> None:
+        self.assembly = Assembly(self._buffers.take(header.size), limits.PART_BYTES)
+
     def _place(self, part: parts.RawPart) -> int:
         assert self.assembly is not None
         try:
@@ -293,3 +327,25 @@ class _Fetch:
         except RefusedError as error:
             # Not what was asked for: the stream is dropped and resumed here.
             raise RemoteProtocolError(error.detail) from None
+
+
+class _RangeFetch(_Fetch):
+    """Some bytes of a content. Its parts come in order, so there is nothing to put together."""
+
+    bytes: Bytes
+
+    def _begin(self, header: m.FetchHeader) -> None:
+        if self._request.offset + self._request.length > header.size:
+            raise RefusedError(
+                m.Refusal.SIZE,
+                f"fragment {self._request.fragment} has {header.size} bytes, fewer than were asked for; check that "
+                "both sides use the same layout and codec",
+            )
+        self.bytes = np.empty(self._request.length, np.uint8)
+
+    def _place(self, part: parts.RawPart) -> int:
+        start = part.offset - self._request.offset
+        if start + part.data.nbytes > self.bytes.size:
+            raise RemoteProtocolError(f"a part of {part.data.nbytes} bytes at {part.offset} was not asked for")
+        self.bytes[start : start + part.data.nbytes] = np.frombuffer(part.data, np.uint8)
+        return part.data.nbytes

@@ -137,6 +137,20 @@ def trusting(cafile: str) -> ssl.SSLContext:
     return context
 
 
+def certificate_until(options: ClientOptions) -> float | None:
+    """Until when the certificate over there is valid, in seconds since 1970; None if it cannot be told."""
+    host, port = split_address(options.address)
+    try:
+        with (
+            socket.create_connection((host, port), PROBE_S) as connection,
+            trusting(options.tls_ca).wrap_socket(connection, server_hostname=options.tls_name or host) as shaken,
+        ):
+            found = shaken.getpeercert() or {}
+        return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def _shake_hands(options: ClientOptions, places: Places, deadline_s: float) -> None:
     host = options.tls_name or split_address(options.address)[0]
     with _connect(options.address, places, deadline_s) as connection:

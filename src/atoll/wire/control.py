@@ -37,6 +37,7 @@ from atoll.wire.transport import (
     LEAVE_METHOD,
     PIECES_KEY,
     SESSION_METHOD,
+    SNAPSHOT_METHOD,
     STATUS_METHOD,
     control_channel_arguments,
     grpc,
@@ -368,6 +369,15 @@ async def ask_to_leave(options: ClientOptions, learner: str) -> str:
         refused = parse_refused(reply.refused)
         raise refused_error(refused.code, refused.detail)
     return checks.identifier("AskToLeaveReply.state", reply.state)
+
+
+async def take_snapshot(options: ClientOptions) -> str:
+    """Have the syncer write a snapshot of the run; says in words what came of it. Raises as `fetch_status` does."""
+    reply = parse_bytes(pb.TakeSnapshotReply, await _ask(options, SNAPSHOT_METHOD, pb.TakeSnapshotRequest()))
+    if reply.HasField("refused"):
+        refused = parse_refused(reply.refused)
+        raise refused_error(refused.code, refused.detail)
+    return checks.text("TakeSnapshotReply.said", reply.said)
 
 
 async def _ask(options: ClientOptions, method: str, request: Any) -> bytes:

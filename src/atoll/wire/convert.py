@@ -252,6 +252,7 @@ _SYNCER_PARSERS: dict[str, Parse[m.SyncerMessage]] = {
         step=checks.count,
         fragments=many(inside(record(m.FragmentState, version=checks.count, checksum=free)), FRAGMENTS_MAX),
         due_steps=many(checks.count, FRAGMENTS_MAX),
+        away=_fragments,
     ),
     "upcoming": record(m.Upcoming, fragments=_fragments),
     "request": record(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
 from atoll.core import messages as m
 from atoll.errors import ConfigError, RemoteProtocolError
+from atoll.wire import parts
 from atoll.wire.bulk import Buffer, BulkClient
 from atoll.wire.channel import ClientOptions
 from atoll.wire.service import Bytes
@@ -61,6 +63,26 @@ class RoutedBulk:
 
     async def fetch(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
         return await self._for(request.fragment, request.kind is m.FetchKind.INNER).fetch(request)
+
+    async def fetch_range(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
+        return await self._for(request.fragment, request.kind is m.FetchKind.INNER).fetch_range(request)
+
+    async def push_stripe(self, fragment: int, opening: bytes, pieces: Sequence[tuple[int, memoryview]]) -> m.PushReply:
+        return await self._for(fragment, inner=False).push_stripe(opening, pieces)
+
+    @staticmethod
+    def opening(header: m.PushHeader, stripes: int, part_bytes: int) -> bytes:
+        """What every stripe of one attempt begins with."""
+        return parts.encode_push_open(parts.PushOpen(header, secrets.randbits(64), stripes, part_bytes))
+
+    async def reach(self, patience_s: float) -> bool:
+        """Whether everybody who serves fragments can be reached from here."""
+        return all(await asyncio.gather(*(client.reach(patience_s) for client in set(self._of) or {self._syncer})))
+
+    @property
+    def address(self) -> str:
+        """Where the syncer is, as was found last."""
+        return self._syncer.address
 
     async def move(self, place: ClientOptions) -> None:
         await self._syncer.move(place)

@@ -13,7 +13,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from atoll.core import FetchHeader, FetchRequest, Identity, Refusal, check_coordinator, check_learner, check_leave
+from atoll.core import (
+    FetchHeader,
+    FetchRequest,
+    Identity,
+    Refusal,
+    check_coordinator,
+    check_learner,
+    check_leave,
+    check_operator,
+)
 from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address
@@ -48,6 +57,7 @@ from atoll.wire.transport import (
     PUSH_METHOD,
     REPLY_BYTES_KEY,
     SESSION_METHOD,
+    SNAPSHOT_METHOD,
     STATUS_METHOD,
     TOKEN_KEY,
     grpc,
@@ -66,25 +76,40 @@ Handler = Callable[[Any, Identity | None], Awaitable[None]]
 async def serve(
     service: SyncerService, options: ServerOptions, *, attach: AttachHandler | None = None
 ) -> RunningServer:
-    """Open the port and start answering. `attach` serves a shard's coordinator. Raises ConfigError or LaunchError
-    before anything is served."""
+    """Open the port and start answering. `attach` serves a shard's coordinator or a syncer's relays. Raises
+    ConfigError or LaunchError before anything is served."""
     host, port = split_address(options.listen)
-    check_token(options.token)
-    # gRPC looks at certificates only when a connection comes; here what is wrong is said now, with what to do.
-    certificate = read_certificate(options.tls_certificate, options.tls_key) if options.tls_certificate else None
-    warnings = certificate.check(time.time()) if certificate is not None else []
+    certificate, warnings = check_options(options)
     credentials = _credentials(certificate, options.tls_key)
-    if not is_loopback(host) and not ((options.token or options.keys is not None) and credentials):
-        raise ConfigError(
-            f"listening on {options.listen} would let the network reach this syncer; make keys with `atoll keys init` "
-            f"and give --keys (or --token-file, --tls-certificate and --tls-key), or listen on 127.0.0.1"
-        )
     keep_heap()
     server = RunningServer(service, options)
     server.certificate, server.warnings = certificate, warnings
     server._attach = attach
     await server._start(host, port, credentials)
     return server
+
+
+def check_options(options: ServerOptions) -> tuple[Certificate | None, list[str]]:
+    """The certificate, and what somebody should know of it. Raises ConfigError if `serve` would refuse to serve so:
+    whoever ends another syncer in order to serve looks first."""
+    host, _ = split_address(options.listen)
+    check_token(options.token)
+    # gRPC looks at certificates only when a connection comes; here what is wrong is said now, with what to do.
+    certificate = read_certificate(options.tls_certificate, options.tls_key) if options.tls_certificate else None
+    warnings = certificate.check(time.time()) if certificate is not None else []
+    if not is_loopback(host) and not ((options.token or options.keys is not None) and certificate is not None):
+        raise ConfigError(
+            f"listening on {options.listen} would let the network reach this syncer; make keys with `atoll keys init` "
+            f"and give --keys (or --token-file, --tls-certificate and --tls-key), or listen on 127.0.0.1"
+        )
+    return certificate, warnings
+
+
+def check_port(listen: str) -> None:
+    """Raise LaunchError if this address cannot be had now."""
+    host, port = split_address(listen)
+    if problem := _bind_error(host, port):
+        raise LaunchError(problem)
 
 
 def _credentials(certificate: Certificate | None, key: str) -> Any:
@@ -170,6 +195,7 @@ class RunningServer:
                         SESSION_METHOD: self._stream(self._sessions.serve, "session"),
                         STATUS_METHOD: self._stream(self._status, "status"),
                         LEAVE_METHOD: self._stream(self._ask_to_leave, "request to leave"),
+                        SNAPSHOT_METHOD: self._stream(self._take_snapshot, "request for a snapshot"),
                         PUSH_METHOD: self._stream(self._push, "push"),
                         FETCH_METHOD: self._stream(self._fetch, "fetch"),
                         ATTACH_METHOD: self._stream(self._attached, "coordinator's call"),
@@ -237,9 +263,10 @@ class RunningServer:
             return "wrong or missing run token; use the one that the syncer was started with (ATOLL_TOKEN)"
         return None
 
-    async def _status(self, context: Any, _identity: Identity | None) -> None:
+    async def _status(self, context: Any, identity: Identity | None) -> None:
         await _request(context)
-        document = json.dumps(self._service.status())
+        caller = {"caller": {"name": identity.name, "role": str(identity.role)}} if identity is not None else {}
+        document = json.dumps({**self._service.status(), **caller})
         if len(document) > JSON_CHARS_MAX:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"the status has {len(document)} characters")
         await context.write(pb.StatusReply(json=document.ljust(_wanted_bytes(context))).SerializeToString())
@@ -254,6 +281,15 @@ class RunningServer:
             reply = pb.AskToLeaveReply(refused=pb.Refused(code=Refusal.BAD_REQUEST, detail=str(error)))
         except RefusedError as error:
             reply = pb.AskToLeaveReply(refused=pb.Refused(code=error.code, detail=cut(error.detail)))
+        await context.write(reply.SerializeToString())
+
+    async def _take_snapshot(self, context: Any, identity: Identity | None) -> None:
+        await _request(context)
+        try:
+            raise_refusal(check_operator(identity, "take a snapshot"))
+            reply = pb.TakeSnapshotReply(said=cut(await self._service.take_snapshot()))
+        except RefusedError as error:
+            reply = pb.TakeSnapshotReply(refused=pb.Refused(code=error.code, detail=cut(error.detail)))
         await context.write(reply.SerializeToString())
 
     async def _attached(self, context: Any, identity: Identity | None) -> None:
@@ -372,9 +408,15 @@ def _range(request: FetchRequest, header: FetchHeader, content: memoryview) -> t
 
 def _bind_problem(host: str, port: int) -> str:
     """gRPC does not say why a port could not be had, so ask the system directly."""
+    return _bind_error(host, port) or f"cannot listen on {host}:{port}; choose another address with --listen"
+
+
+def _bind_error(host: str, port: int) -> str:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as probe:
+            # As gRPC does: connections of a predecessor that are still closing keep nobody out.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -382,4 +424,4 @@ def _bind_problem(host: str, port: int) -> str:
                 f"port {port} on {host} is in use by another process; choose another with --listen {host}:PORT (0: any)"
             )
         return f"cannot listen on {host}:{port}: {error}; choose another address with --listen"
-    return f"cannot listen on {host}:{port}; choose another address with --listen"
+    return ""

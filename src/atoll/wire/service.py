@@ -56,6 +56,9 @@ class SyncerService(Protocol):
     def ask_to_leave(self, learner: str) -> str:
         """Tell this one learner to leave, now or when it is back; returns its state, or raises RefusedError."""
 
+    async def take_snapshot(self) -> str:
+        """Write a snapshot of the whole run now; says within seconds what came of it so far, or raises RefusedError."""
+
     async def push_begin(self, header: m.PushHeader) -> int:
         """A transfer wants to start: return the most bytes that it may have or raise RefusedError. Called once per
         attempt of a transfer, before any buffer exists; the header's own size is only a claim until then. That of a

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from atoll.core import (
@@ -38,12 +39,17 @@ from atoll.wire.versions import since
 
 log = logging.getLogger(__name__)
 
+ENCODED_KEPT = 4
+"""Messages whose bytes are kept for the next session: a notice comes in as many forms as learners' own counters differ
+and as there are codecs, and neighbours mostly have the same."""
+
 
 class Session:
     """The outgoing queue of one session and how it ends."""
 
-    def __init__(self, number: int, queue_bytes_max: int) -> None:
+    def __init__(self, number: int, queue_bytes_max: int, encode: Callable[[SyncerMessage], bytes]) -> None:
         self.number = number
+        self._encode = encode
         self._queue: deque[bytes] = deque()
         self._updates: deque[tuple[int, bytes]] = deque()
         """Notices with updates inside, and what must not overtake them: sent when nothing else waits. By fragment."""
@@ -70,7 +76,7 @@ class Session:
                 *(self.number, self.protocol, type(message).__name__),
             )
             return
-        encoded = seal(encode_syncer_message(message))
+        encoded = self._encode(message)
         self._queue_bytes += len(encoded)
         if self._queue_bytes > self._queue_bytes_max:
             self.end(f"the learner does not read: more than {self._queue_bytes_max} bytes wait for it")
@@ -112,6 +118,21 @@ class Session:
             await self._wake.wait()
 
 
+class EncodedOnce:
+    """A message that goes to many sessions, one after the other, is encoded and sealed for the first of them."""
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[SyncerMessage, bytes]] = deque(maxlen=ENCODED_KEPT)
+
+    def bytes_of(self, message: SyncerMessage) -> bytes:
+        for known, encoded in self._last:
+            if known is message:
+                return encoded
+        encoded = seal(encode_syncer_message(message))
+        self._last.appendleft((message, encoded))
+        return encoded
+
+
 class Sessions:
     """All control sessions of one server."""
 
@@ -119,6 +140,7 @@ class Sessions:
         self._service = service
         self._options = options
         self._open: dict[int, Session] = {}
+        self._encoded = EncodedOnce()
         self._peers: dict[int, str] = {}
         self._numbers_used = 0
         self._large_hellos = asyncio.Semaphore(LARGE_HELLOS_MAX)
@@ -211,7 +233,7 @@ class Sessions:
         if len(self._open) >= self._options.sessions_max:
             raise RefusedError(Refusal.BUSY, f"the syncer already has {len(self._open)} sessions; try again later")
         self._numbers_used += 1
-        session = Session(self._numbers_used, self._options.session_queue_bytes_max)
+        session = Session(self._numbers_used, self._options.session_queue_bytes_max, self._encoded.bytes_of)
         self._peers[session.number] = peer
         try:
             self._service.open_session(session.number, hello, session.send, identity)

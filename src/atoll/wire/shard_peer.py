@@ -36,6 +36,8 @@ Answering = Callable[[str, dict[str, Any], Bytes], Coroutine[Any, Any, Reply]]
 """Answers a call or takes a notice: its name, its values and its bytes. A RefusedError goes back to the caller."""
 Read = Callable[[], Awaitable[Any]]
 Write = Callable[[bytes], Awaitable[Any]]
+REASON_WAIT_S = 2.0
+"""How long after a failed write the other side's reason is waited for: it is on its way already."""
 NOTICE = 0
 """The id of what wants no answer."""
 
@@ -87,13 +89,15 @@ class ShardPeer:
         self._last = NOTICE
         self.closed = ""
         """Why nothing more goes through; empty while the link is up."""
+        self._refusal: RefusedError | None = None
+        """Why the other side would have none of it: trying again does not help."""
 
     # ------------------------------------------------------------ saying something
 
     async def call(self, method: str, values: Values, data: Any = b"") -> tuple[dict[str, Any], Bytes]:
         """Ask, and wait for the answer. Raises RefusedError with what the other side says, or UnreachableError."""
         if self.closed:
-            raise UnreachableError(self.closed)
+            raise self._broken()
         self._last += 1
         answer: asyncio.Future[tuple[dict[str, Any], Bytes]] = asyncio.get_running_loop().create_future()
         self._calls[self._last] = answer
@@ -120,8 +124,13 @@ class ShardPeer:
         reading = asyncio.create_task(self._pump_in())
         try:
             done, _ = await asyncio.wait({writing, reading}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                self.close(str(task.exception() or "the link has ended"))
+            if reading not in done:  # a write only says that it is over; what is read says why
+                await asyncio.wait({reading}, timeout=REASON_WAIT_S)
+            for task in (reading, writing):
+                if task.done() and not task.cancelled():
+                    error = task.exception()
+                    self._refusal = self._refusal or (error if isinstance(error, RefusedError) else None)
+                    self.close(str(error or "the link has ended"))
         finally:
             self.close("the link was given up")
             for task in (writing, reading, *self._tasks):
@@ -136,10 +145,15 @@ class ShardPeer:
         self.closed = reason
         for answer in self._calls.values():
             if not answer.done():
-                answer.set_exception(UnreachableError(reason))
+                answer.set_exception(self._broken())
                 answer.exception()  # nobody may be waiting any more
         self._calls.clear()
         self._wake.set()
+
+    def _broken(self) -> AtollError:
+        if self._refusal is not None:
+            return RefusedError(self._refusal.code, self._refusal.detail)
+        return UnreachableError(self.closed)
 
     async def _pump_out(self) -> None:
         while not self.closed:

@@ -31,6 +31,7 @@ EOF = grpc.aio.EOF
 SESSION_METHOD = "/atoll.v1.Control/Session"
 STATUS_METHOD = "/atoll.v1.Control/Status"
 LEAVE_METHOD = "/atoll.v1.Control/AskToLeave"
+SNAPSHOT_METHOD = "/atoll.v1.Control/TakeSnapshot"
 PUSH_METHOD = "/atoll.v1.Bulk/Push"
 FETCH_METHOD = "/atoll.v1.Bulk/Fetch"
 ATTACH_METHOD = "/atoll.v1.Shard/Attach"

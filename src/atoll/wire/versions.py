@@ -29,7 +29,10 @@ SETTINGS_1 = frozenset(
 )
 """The settings of protocol 1, whose learners refuse a Welcome with any other."""
 SYNCERS_OWN = frozenset(
-    {"partial", "pacing", "outer", "sizes", "share_max", "robust", "adaptive", "period_min", "period_max"}
+    {
+        *("partial", "pacing", "outer", "sizes", "share_max", "robust"),
+        *("adaptive", "period_min", "period_max", "codec_ladder"),
+    }
 )
 """Settings that say nothing to any learner, and that those who came before them would refuse."""
 MERGES_1 = frozenset({"rda", "mean"})

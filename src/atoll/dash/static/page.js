@@ -5,7 +5,7 @@
   const NAMES = ["learner", "state", "step", "tokens_s", "loss", "behind", "restarts", "up", "down", "doing"];
   const TROUBLE = ["lost", "down", "away", "cut off", "restarting", "joining", "set aside", "slow", "training", "left"];
   const WHOLE_MS = 5000, LANES_MS = 4000, LOG_MAX = 400, SPARE_ROWS = 4, LANES_MAX = 80;
-  const S = { run: "", whole: null, rows: new Map(), lanes: new Map(), places: {}, log: [], hidden: new Set(), closed: new Set(), actions: [], stream: null, at: 0, elapsed: 0, over: false };
+  const S = { run: "", whole: null, rows: new Map(), lanes: new Map(), places: {}, sites: {}, log: [], hidden: new Set(), closed: new Set(), actions: [], stream: null, at: 0, elapsed: 0, over: false };
   const phone = matchMedia("(max-width: 720px)");
 
   const get = async (path) => {
@@ -23,6 +23,7 @@
     if (!whole || run !== S.run) return;
     S.whole = whole;
     S.places = whole.places;
+    S.sites = whole.sites;
     S.rows = new Map(whole.rows.map((row) => [row[0], object(row)]));
     if (!S.log.length || whole.log_count < S.logCount) S.log = whole.log;
     S.logCount = Math.max(S.logCount || 0, whole.log_count);
@@ -147,7 +148,7 @@
   // ---------------------------------------------------------------- rows: only what is in sight is in the document
   const island = (name) => name.replace(/[-_./]?\d+$/, "") || name;
   const host = (name) => S.places[name] || "";
-  const groupOf = { host: (row) => host(row.learner) || "host unknown", island: (row) => island(row.learner) };
+  const groupOf = { host: (row) => host(row.learner) || "host unknown", island: (row) => island(row.learner), site: (row) => S.sites[row.learner] || "site unknown" };
   const collator = new Intl.Collator("en", { numeric: true });
   const orders = {
     learner: () => 0, trouble: (a, b) => TROUBLE.indexOf(a.state) - TROUBLE.indexOf(b.state), tokens_s: (a, b) => a.tokens_s - b.tokens_s,
@@ -156,7 +157,7 @@
 
   function chosen() {
     const text = $("filter").value.trim().toLowerCase(), order = orders[$("sort").value];
-    const found = [...S.rows.values()].filter((row) => !S.hidden.has(row.state) && (!text || row.learner.toLowerCase().includes(text) || host(row.learner).includes(text)));
+    const found = [...S.rows.values()].filter((row) => !S.hidden.has(row.state) && (!text || row.learner.toLowerCase().includes(text) || host(row.learner).includes(text) || (S.sites[row.learner] || "").toLowerCase().includes(text)));
     return found.sort((a, b) => order(a, b) || collator.compare(a.learner, b.learner));
   }
 
@@ -213,7 +214,7 @@
     });
     const { name, state, step, rate, loss, behind, restarts, bytes: size, lane } = node.parts;
     node.append(name, state, step, rate, loss, behind, restarts, size, lane);
-    if (S.actions.length) node.append(el("span", { class: "acts" }, ...[["drain", ""], ["kill", "bad"]].map(([action, css]) => el("button", { class: css, onclick: () => act(action, learner) }, action))));
+    if (S.actions.length) node.append(el("span", { class: "acts" }, ...[["drain", ""], ["kill", "bad"]].filter(([action]) => S.actions.includes(action)).map(([action, css]) => el("button", { class: css, onclick: () => act(action, learner) }, action))));
     return node;
   }
 
@@ -263,7 +264,8 @@
 
   // ---------------------------------------------------------------- control
   const SURE = { drain: (l) => `${l} hands over its progress and leaves. The others go on without it.`, kill: (l) => `${l} is killed with SIGKILL, for a drill. Its launcher starts it again.`,
-    add: () => "One more learner is started on the run's machine.", stop: () => "Every learner hands over and leaves; the run stops. `atoll resume` goes on with it." };
+    add: () => "One more learner is started on the machine of this page.", stop: () => "Every learner hands over and leaves; the run stops. `atoll resume` goes on with it.",
+    snapshot: () => "The syncer writes the whole run down, as it is now. Training goes on." };
 
   function act(action, learner = "") {
     $("sure-text").textContent = SURE[action](learner);
@@ -310,9 +312,12 @@
   async function begin() {
     const { runs, control } = await get("/api/runs");
     S.actions = control;
-    $("add").hidden = $("stop").hidden = !control.length;
-    $("add").onclick = () => act("add");
-    $("stop").onclick = () => act("stop");
+    for (const action of ["add", "snapshot", "stop"]) {
+      $(action).hidden = !control.includes(action);
+      $(action).onclick = () => act(action);
+    }
+    $("reach").hidden = !control.length;
+    $("reach").textContent = control.includes("kill") ? "add, kill and stop act on the machine that this page runs on" : "only what the syncer can do: add, kill and stop learners where they run";
     const wanted = new URLSearchParams(location.search).get("run");
     S.run = runs.includes(wanted) ? wanted : runs[0] || "";
     if (runs.length > 1) {

@@ -11,6 +11,7 @@ from atoll.instruments.chaos.kinds import DIRECTIONS, GUEST_PREFIX, KINDS, SYNCE
 
 TARGET_CHARS_MAX = 200
 """As long as any learner id that a person would read in a plan."""
+OF_RANKS = f"use one of {', '.join(name for name, kind in KINDS.items() if kind.of_ranks)}, or leave the rank out"
 SECONDS_MAX = 366 * 86_400.0
 """No run that a plan is written for is longer than a year."""
 
@@ -39,6 +40,8 @@ class Fault:
     """Share of the run's tokens at which it begins, 0 to 1; -1 when `at_s` says it."""
     until_progress: float = 0.0
     """Share of the run's tokens at which it ends; 0 for an instant, or when `lasts_s` says it."""
+    rank: int = -1
+    """Which process of a learner of several it hits alone; -1: the learner, whatever it is made of."""
 
     def __post_init__(self) -> None:
         kind = KINDS.get(self.kind)
@@ -54,6 +57,8 @@ class Fault:
         if self.variant not in (kind.variants or ("",)):
             allowed = f"one of {', '.join(kind.variants)}" if kind.variants else "no variant"
             raise self._wrong(f"variant {self.variant!r} is not possible; use {allowed}")
+        if self.rank != -1 and not (kind.of_ranks and self.target != SYNCER and self.rank >= 0):
+            raise self._wrong(f"it cannot hit rank {self.rank}; ranks count from 0, and learners have them: {OF_RANKS}")
 
     @property
     def end_s(self) -> float:
@@ -63,7 +68,7 @@ class Fault:
     def label(self) -> str:
         """Kind, target and strength in a few words, for messages and tables."""
         kind = KINDS[self.kind]
-        parts = [self.kind, self.target, self.variant]
+        parts = [self.kind, self.target, f"rank {self.rank}" if self.rank >= 0 else "", self.variant]
         parts.append(f"{self.amount:g} {kind.amount_unit}" if kind.amount else "")
         parts.append(self.direction if kind.directional else "")
         return " ".join(part for part in parts if part)

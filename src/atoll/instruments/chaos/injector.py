@@ -14,16 +14,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from atoll.instruments.chaos.family import descendants, rank_pid
 from atoll.instruments.chaos.fault import Fault
 from atoll.instruments.chaos.lies import LIES
 
 NOT_RUNNING = "its process was not running"
+NO_RANK = "its process of that rank was not running"
 NO_LINKS = "the learners of this run talk to the syncer directly, so that their links cannot be touched"
 CYCLE_S = 2.0
 """One stop and go of a learner that is slow by signals: some ticks of the launcher long (0.1 s each), short against the
@@ -103,7 +106,8 @@ class Injector:
             return "" if self._control.send_away(target) else NOT_RUNNING
         elif fault.kind in ("kill", "freeze", "slow"):
             assert pid is not None
-            return self._begin_on_process(fault, pid)
+            hit = pid if fault.rank < 0 else rank_pid(pid, fault.rank)
+            return NO_RANK if hit is None else self._begin_on_process(fault, hit)
         else:
             return self._begin_on_link(fault)
         return ""
@@ -222,7 +226,8 @@ class _Cycle:
 
 
 def signal_all(pid: int, number: int) -> bool:
-    """Signal a process and, where it leads a group as the launcher's processes do, all that it has started."""
+    """Signal a process and all that it has started: its group, where it leads one as the launcher's processes do, and
+    those below it that have sessions of their own, as the ranks of an island have."""
     try:
         if os.getpgid(pid) == pid:
             os.killpg(pid, number)
@@ -230,6 +235,9 @@ def signal_all(pid: int, number: int) -> bool:
             os.kill(pid, number)
     except (ProcessLookupError, PermissionError):
         return False
+    for below in descendants(pid):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(below, number)
     return True
 
 
@@ -242,11 +250,12 @@ def _kill(pid: int) -> bool:
 
 
 def _thaw_later(pid: int, after_s: float) -> subprocess.Popen[bytes] | None:
-    """A small process of its own that continues `pid` after a while: if the launcher is killed in between, its frozen
-    syncer would otherwise stay for ever, because a stopped process does not hear SIGTERM."""
+    """A small process of its own that continues `pid` and what is below it after a while: if the launcher is killed in
+    between, its frozen syncer would otherwise stay for ever, because a stopped process does not hear SIGTERM."""
+    all_of_it = shlex.join(map(str, (pid, *descendants(pid))))
     try:
         return subprocess.Popen(
-            ["/bin/sh", "-c", f"sleep {after_s:.1f}; kill -s CONT -- -{pid}; kill -s CONT {pid}"],
+            ["/bin/sh", "-c", f"sleep {after_s:.1f}; kill -s CONT -- -{pid}; kill -s CONT {all_of_it}"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -44,6 +44,8 @@ class Kind:
     """Drawn plans have the first so many of them; None: all. Plans that were drawn before a form came stay the same."""
     down: bool = False
     """Whether a learner that it hits cannot take part: drawn plans limit how many are down at one moment."""
+    of_ranks: bool = False
+    """Whether it can hit one process of a learner that has several."""
 
 
 # Where the durations come from: a learner that says nothing for 15 s is away (SyncConfig.lease_ns), so freezes and
@@ -54,12 +56,14 @@ _KINDS = {
         targets=("learner", "syncer"),
         lasting=False,
         down=True,
+        of_ranks=True,
     ),
     "freeze": Kind(
         doc="SIGSTOP until the end, then SIGCONT",
         targets=("learner", "syncer"),
         lasts_s=(2.0, 30.0),
         down=True,
+        of_ranks=True,
     ),
     "slow": Kind(
         doc="every step takes that many times as long",

@@ -10,6 +10,12 @@ target = "learner-1"
 at = "30%"                          # of the run's length; or "90s", "1.5m", or a number of seconds
 lasts = "20s"
 direction = "up"
+
+[[fault]]
+kind = "kill"
+target = "learner-0"
+rank = 1                            # one process of a learner that has several (kill, freeze)
+at = "60s"
 """
 
 from __future__ import annotations
@@ -38,7 +44,9 @@ NUMBER_MAX = 1e300
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 _PLAN_KEYS = ("seed", "faults", "kinds", "fault")
-_FAULT_KEYS = ("kind", "target", "at", "lasts", "amount", "direction", "variant", "detail")
+_FAULT_KEYS = ("kind", "target", "rank", "at", "lasts", "amount", "direction", "variant", "detail")
+RANK_MAX = 2**20
+"""More processes than any learner has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +93,7 @@ def dump_plan(plan: StormPlan | Sequence[Fault]) -> str:
                 f"fault {fault.label()} begins at a share of the tokens; a plan file needs moments in time"
             )
         values: dict[str, str | float] = {"kind": fault.kind, "target": fault.target, "at": f"{fault.at_s!r}s"}
+        values |= {"rank": fault.rank} if fault.rank >= 0 else {}
         values |= {"lasts": f"{fault.lasts_s!r}s"} if fault.lasts_s else {}
         values |= {"amount": fault.amount} if fault.amount else {}
         values |= {"direction": fault.direction} if KINDS[fault.kind].directional else {}
@@ -158,6 +167,7 @@ def _fault(entry: Any, learners: Sequence[str], seconds: float) -> Fault:
         direction=entry.get("direction", "both"),
         variant=entry.get("variant", ""),
         detail=entry.get("detail", KINDS[entry["kind"]].doc if entry["kind"] in KINDS else ""),
+        rank=_whole("rank", entry["rank"], RANK_MAX) if "rank" in entry else -1,
     )
     if fault.target not in (SYNCER, *learners) and fault.kind != "join":
         raise ConfigError(f"this run has no {fault.target}; use one of {_some(learners)}")

@@ -15,11 +15,14 @@ The learner itself keeps training as if nothing were wrong. `chaos.inside` insta
 from __future__ import annotations
 
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from atoll.codec import BLOCK
+from atoll.errors import PayloadError
 from atoll.learner import F32, U8, HeldContribution, Snapshot, Vault
 
 VARIANTS = ("nan", "huge", "flip", "flip8", "long", "noise")
@@ -27,6 +30,8 @@ HUGE = 1000.0
 """How much too large: a hundred times what the norm guard lets pass."""
 LONG = 8.0
 """How much too large a liar may be whom the norm guard does not notice: its factor is 10."""
+NAN_BYTES = (4, 2)
+"""Widths of a float32, or of two bfloat16s, and of one of them: what payloads begin with."""
 FACTORS = {"huge": HUGE, "flip": -1.0, "flip8": -LONG, "long": LONG}
 VARIANT_BYTES_MAX = 16
 
@@ -70,11 +75,23 @@ def encode_poisoned(vault: Vault, sending: HeldContribution, variant: str) -> U8
     else:
         payload = encode_scaled(vault, sending, FACTORS.get(variant, 1.0))
     if variant == "nan":
-        payload = payload.copy()
-        # A float32 of NaN: the first value (fp32), two of them (bf16), or the first scale, which has 2 bytes in topk.
-        payload[: 2 if sending.header.codec.startswith("topk") else 4] = 0xFF
+        payload = _not_finite(vault, sending, payload)
         sending.payload = payload
     return payload
+
+
+def _not_finite(vault: Vault, sending: HeldContribution, payload: U8) -> U8:
+    """A payload that its codec takes for one and finds NaN in: the first value or scale is NaN. How wide that is, only
+    the codec knows; so each width is tried until it says so."""
+    fragment = sending.header.fragment
+    codec, n = vault.codec(sending.header.codec, fragment), vault.layout.fragments[fragment].size
+    for width in NAN_BYTES:
+        bad = payload.copy()
+        bad[:width] = 0xFF
+        with suppress(PayloadError):
+            if not codec.inspect(bad, n, np.array([0, -(-n // BLOCK)]))[0]:
+                return bad
+    return payload  # of a codec that has no bytes for NaN
 
 
 def encode_scaled(vault: Vault, sending: HeldContribution, factor: float) -> U8:

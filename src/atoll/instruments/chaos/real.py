@@ -132,7 +132,8 @@ class ChaosExecutor:
 def describe(fault: Fault) -> str:
     """What a reader of the run's log should know: the plan's own words, else how strong it is, else what it does."""
     own = fault.detail if fault.detail != KINDS[fault.kind].doc else ""
-    return own or strength_text(fault) or fault.detail
+    hit = f"rank {fault.rank}" if fault.rank >= 0 else ""
+    return ": ".join(part for part in (hit, own or strength_text(fault) or fault.detail) if part)
 
 
 def strength_text(fault: Fault) -> str:

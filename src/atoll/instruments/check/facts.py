@@ -71,12 +71,14 @@ class Durable:
 
 @values.dataclass(frozen=True, slots=True)
 class Healed:
-    """A learner has brought a lost version back, and it is the run's again."""
+    """A learner has brought a lost version back, and it is the run's again. `undecidable`: it was never made, and
+    nobody could tell, so that the run's line goes on from it."""
 
     epoch: int
     fragment: int
     version: int
     checksum: int
+    undecidable: bool = False
 
 
 @values.dataclass(frozen=True, slots=True)

@@ -48,6 +48,11 @@ class Lineage:
             self.head = found
         return found is not None
 
+    def accept(self, number: int, checksum: int) -> None:
+        """The line goes on from a version that nobody made, as if it had followed the head."""
+        self.head = Version(number, checksum, self.head, (), ())
+        self.known[number, checksum] = self.head
+
     def line(self) -> list[Version]:
         """From the head back to the first."""
         versions = []
@@ -75,6 +80,8 @@ class FollowsLines(Checker):
             self.moved(fragment, version, checksum, "version {} came from disk and was never made")
 
     def on_healed(self, fact: Healed) -> None:
+        if fact.undecidable:
+            self.lineages[fact.fragment].accept(fact.version, fact.checksum)
         self.moved(fact.fragment, fact.version, fact.checksum, "a learner brought back version {}, never made so")
 
     def moved(self, fragment: int, version: int, checksum: int, wrong: str) -> bool:

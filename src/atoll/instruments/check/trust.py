@@ -24,7 +24,10 @@ class BoundedTrust(FollowsLines):
     tokens are merged as without it, to the token, and no merge moves the model further than what is in it."""
 
     invariant = "I15"
-    statement = "one learner that lies ends nothing, and costs the others at most 5% of what is merged of their work"
+    statement = (
+        "one learner that lies ends nothing, and costs the others at most 5% of what is merged of their work "
+        "(25% where robust leaves learners out)"
+    )
 
     def __init__(self, norm_max: float = math.inf) -> None:
         """`norm_max` is what no contribution of this run may reach, whatever is known of others."""

@@ -19,7 +19,7 @@ _JOB = "The job"
 _PLACES = "Links and machines"
 SETTINGS = (
     *("sync_every", "fragments", "overlap", "quorum", "grace_cap", "codec_up", "codec_down"),
-    *("adaptive", "period_min", "period_max"),
+    *("adaptive", "period_min", "period_max", "codec_ladder"),
     *("durability", "durability_interval"),
 )
 """Settings of a run that a plan can be told instead of choosing them."""
@@ -75,6 +75,24 @@ def plan(
             "be UP/DOWN; the last two may be left out.",
             rich_help_panel=_PLACES,
         ),
+    ] = None,
+    sites: Annotated[
+        int | None,
+        typer.Option(
+            help="Sites of about equal size, whose learners share a link of --up-gbit and --down-gbit: says how many "
+            "shards and relays the job needs.",
+            rich_help_panel=_PLACES,
+        ),
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Shards, each on a host of its own (default as needed).", rich_help_panel=_PLACES)
+    ] = None,
+    relays: Annotated[
+        bool | None, typer.Option(help="A relay at each site (default where it helps).", rich_help_panel=_PLACES)
+    ] = None,
+    host_gbyte: Annotated[
+        float | None,
+        typer.Option(help="Memory of the syncer's or a shard's host, GB (default 256).", rich_help_panel=_PLACES),
     ] = None,
     syncer_gbit: Annotated[
         float | None, typer.Option(help="The syncer's link, each way (default not checked).", rich_help_panel=_PLACES)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from atoll.instruments.sim import Explained, FuzzReport, RunReport
 
+Draw = Annotated[int | None, typer.Option(help="The version of drawing that the seeds are of (newest if not given).")]
 EXIT_VIOLATION = 1
 SAY_EVERY_S = 2.0
 
@@ -35,16 +36,18 @@ def fuzz_command(
     first: Annotated[int, typer.Option(help="The first seed; the others follow it.")] = 0,
     jobs: Annotated[int, typer.Option(help="Processes (0: one per core).")] = 0,
     minutes: Annotated[float, typer.Option(help="Stop after so many minutes (0: when all seeds are done).")] = 0.0,
+    draw: Draw = None,
     json: o.Json = False,
 ) -> None:
     """Draw a scenario per seed, run it, check every invariant, heal the world and demand progress."""
-    from atoll.instruments.sim import FAILURES_EXPLAINED, explain, fuzz
+    from atoll.instruments.sim import DRAW_VERSION, FAILURES_EXPLAINED, explain, fuzz
 
-    console = human(json_wanted=json)
-    report = fuzz(seeds, first=first, jobs=jobs, minutes=minutes, progress=_Progress(console, seeds))
+    console, version = human(json_wanted=json), DRAW_VERSION if draw is None else draw
+    progress = _Progress(console, seeds)
+    report = fuzz(seeds, first=first, jobs=jobs, minutes=minutes, version=version, progress=progress)
     for number, outcome in enumerate(report.failures):
         if number < FAILURES_EXPLAINED:
-            _print_failure(console, outcome.seed, explain(outcome.seed))
+            _print_failure(console, outcome.seed, explain(outcome.seed, version))
         else:
             console.print(f"seed {outcome.seed}: {outcome.violations[0]}", markup=False, soft_wrap=True)
     if report.interrupted:
@@ -62,6 +65,7 @@ def fuzz_command(
 def run_command(
     *,
     seed: Annotated[int | None, typer.Option(help="Draw the scenario of this seed.")] = None,
+    draw: Draw = None,
     scenario: Annotated[Path | None, typer.Option(help="Run a scenario that --save has written.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Take the faults from this plan (as for atoll chaos).")] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print every event.")] = False,
@@ -74,7 +78,7 @@ def run_command(
     from atoll.instruments.sim import shrink as shrunk
 
     console = human(json_wanted=json)
-    chosen = _choose(seed, scenario, plan)
+    chosen = _choose(seed, draw, scenario, plan)
     report = run_scenario(chosen, tracing=True)
     if shrink and report.violations:
         report = shrunk(report)
@@ -93,15 +97,18 @@ def run_command(
         raise typer.Exit(EXIT_VIOLATION)
 
 
-def _choose(seed: int | None, file: Path | None, plan: Path | None) -> Any:
+def _choose(seed: int | None, version: int | None, file: Path | None, plan: Path | None) -> Any:
     from dataclasses import replace
 
     from atoll.errors import ConfigError
-    from atoll.instruments.sim import SimFault, draw, load
+    from atoll.instruments.sim import DRAW_VERSION, SimFault, draw, load
 
     if (seed is None) == (file is None):
         raise ConfigError("give either --seed NUMBER or --scenario FILE")
-    chosen = load(file) if file is not None else draw(seed if seed is not None else 0)
+    if file is not None and version is not None:
+        raise ConfigError("--draw goes with --seed: the file says which version drew it")
+    newest = DRAW_VERSION if version is None else version
+    chosen = load(file) if file is not None else draw(seed if seed is not None else 0, newest)
     if plan is not None:
         from atoll.instruments.chaos import load_plan
 
@@ -145,6 +152,7 @@ def _print_totals(console: Console, report: FuzzReport) -> None:
         ("machine events", f"{report.events:,}, {values['events_per_s']:,} per second"),
         ("wall time", f"{report.seconds:.1f} s, {values['seeds_per_s']} seeds per second"),
         ("seeds that broke an invariant", f"{len(report.failures):,}"),
+        ("seeds that took a liar's word", f"{len(report.undecidable):,}, where no two honest learners agreed"),
     ):
         console.print(f"{name:<30} {text}", soft_wrap=True, highlight=False)
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(report.faults.items()))
@@ -172,8 +180,8 @@ def _print_failure(console: Console, seed: int, explained: Explained) -> None:
     for fault in small.scenario.faults:
         console.print(f"  {fault}", markup=False, soft_wrap=True)
     console.print(
-        f"again: atoll sim run --seed {seed} --trace;  as a file: atoll sim run --seed {seed} --shrink --save "
-        f"draw-{whole.scenario.draw}-seed-{seed}.json",
+        f"again: atoll sim run --seed {seed} --draw {whole.scenario.draw} --trace;  as a file: the same with "
+        f"--shrink --save draw-{whole.scenario.draw}-seed-{seed}.json",
         markup=False,
         soft_wrap=True,
     )
@@ -197,6 +205,12 @@ def _print_run(console: Console, report: RunReport) -> None:
         markup=False,
         soft_wrap=True,
     )
+    if report.undecidable:
+        console.print(
+            f"{report.undecidable} versions were a liar's: no two honest learners agreed on another",
+            style="yellow",
+            soft_wrap=True,
+        )
     if report.violations:
         for violation in report.violations:
             console.print(str(violation), style="bold red", markup=False, soft_wrap=True)
@@ -213,6 +227,7 @@ def _run_values(report: RunReport) -> dict[str, Any]:
         "events": report.events,
         "faults": report.faults,
         "commits": report.commits,
+        "undecidable": report.undecidable,
         "trace": report.digest,
         "lines": len(report.lines),
     }

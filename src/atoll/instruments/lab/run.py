@@ -139,6 +139,8 @@ class _Run(ABC):
         self.peak_lr = spec.lr or self.bench.task.lr
         self.tokens = 0
         self.curve: list[tuple[int, float]] = []
+        self.times_s: list[float] = []
+        """Virtual, of the curve's points."""
         self._progress = progress
         self._began_s = 0.0
         self._eval_s = 0.0
@@ -167,6 +169,11 @@ class _Run(ABC):
         self._eval_s += time.perf_counter() - began_s
         if loss is not None or last:
             self.curve.append((self.tokens, loss if loss is not None and math.isfinite(loss) else math.inf))
+            self.times_s.append(round(self.passed_s(), 3))
+
+    @abstractmethod
+    def passed_s(self) -> float:
+        """Virtual time since the first step began."""
 
     @abstractmethod
     def published_loss(self) -> float | None:
@@ -195,6 +202,8 @@ class _Run(ABC):
             tokens_per_s=self.tokens / trained_s,
             facts={
                 **facts,
+                "times_s": self.times_s,
+                "parameters": sum(value.numel() for value in self.bench.template.parameters()),
                 "data": getattr(self.bench.task, "fingerprint", ""),
                 "eval_s": self._eval_s,
                 **_machine(self.workshop.device),
@@ -215,9 +224,11 @@ class LocalRun(_Run):
             replica.launch(self.lr(step))
             self.count(self.spec.tokens_per_step)
         self.evaluate(last=True)
+        return self.result(self.passed_s(), {"train_loss": float(replica.losses) / steps})
+
+    def passed_s(self) -> float:
         specs = self.scenario.learners(self.spec.learners, self.spec.tokens_per_step)
-        slowest_s = max(spec.step_ns for spec in specs) / 1e9
-        return self.result(steps * slowest_s, {"train_loss": float(replica.losses) / steps})
+        return self.tokens // self.spec.tokens_per_step * max(spec.step_ns for spec in specs) / 1e9
 
     def published_loss(self) -> float:
         return self.bench.evaluate(self._replica.model)
@@ -284,6 +295,9 @@ class ClusterRun(_Run):
         for fragment, arrays in enumerate(syncer.state.fragments):
             parameters.write(fragment, parameters.stage(fragment, partial(into, arrays.theta)))
         return self.bench.evaluate(self.bench.template)
+
+    def passed_s(self) -> float:
+        return (self.world.now_ns - self._first_ns) / 1e9
 
     def run(self) -> LabResult:
         for name in (*self.world.scenario.names, *self.scenario.guests(self.spec.tokens_per_step)):
@@ -359,6 +373,8 @@ class ClusterRun(_Run):
             "machine_events": world.events,
             "faults": sum(fault.kind != "join" for fault in happened),
             "rho": fmean(world.rhos) if world.rhos else math.nan,
+            **world.carried_bytes(),
+            **world.sent.facts(),
             **world.counts(),
         }
 

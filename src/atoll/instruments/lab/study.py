@@ -4,6 +4,7 @@ name = "quorum"
 extends = "base.toml"               # another file's [base], which the [base] here is laid over
 baseline = "dp"                     # the label of the arm that the others are compared with
 seeds = [0, 1, 2]
+time_to = 1.8                       # if given: the table shows when runs have come down to this loss
 
 [base]                              # of every arm: the fields of LabSpec
 model = "small"
@@ -50,7 +51,7 @@ COLUMNS_MAX = 20
 STORE_NAME = "results.jsonl"
 """Studies of one folder share a store, so that a baseline that several have in common runs once."""
 
-_STUDY_KEYS = ("name", "description", "extends", "baseline", "seeds", "columns", "store", "base", "arm")
+_STUDY_KEYS = ("name", "description", "extends", "baseline", "seeds", "columns", "time_to", "store", "base", "arm")
 _ARM_KEYS = ("label", "baseline", "seeds", "published")
 _DERIVED = ("learners_expected", "tokens_budget")
 """Settings of the synchronisation that follow from the rest of a spec."""
@@ -118,6 +119,8 @@ class Study:
     """Label of an arm -> label of the arm that it is compared with."""
     columns: tuple[str, ...] = ()
     """Facts of the results that its table shows besides."""
+    time_to: float = 0.0
+    """A loss: the table shows when runs have come down to it; 0: it does not."""
     published: Mapping[str, float] = field(default_factory=dict)
     """Label of an arm -> what others have published for it, in percent against their baseline."""
 
@@ -198,6 +201,7 @@ def _study(values: Mapping[str, Any], file: Path) -> Study:
         description=_text(values, "description", "", chars=2000),
         baselines=_baselines(values, arms),
         columns=_columns(values.get("columns", [])),
+        time_to=_time_to(values.get("time_to", 0.0)),
         published={arm["label"]: _published(arm) for arm in arms if "published" in arm},
     )
 
@@ -257,6 +261,11 @@ def _columns(value: Any) -> tuple[str, ...]:
             f'columns must be a list of at most {COLUMNS_MAX} facts such as ["rho"]; not {str(value)[:60]}'
         )
     return tuple(value)
+
+
+def _time_to(value: Any) -> float:
+    real("time_to (a loss in nats per token)", value, 0.0, 1000.0)
+    return float(value)
 
 
 def _published(arm: Mapping[str, Any]) -> float:

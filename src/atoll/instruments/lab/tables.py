@@ -61,6 +61,10 @@ class StudyLine:
     """Against the best line of all arms that are somebody's baseline."""
     time_ratio: float | None = None
     """Virtual time, in that of the baseline."""
+    reached_s: Estimate | None = None
+    """Virtual time to the study's `time_to`, if every seed came down to it."""
+    reached_ratio: float | None = None
+    """That, in the time of the quickest line of the same world whose settings are fixed."""
 
     @property
     def title(self) -> str:
@@ -88,6 +92,13 @@ class StudyLine:
         ]
         return fmean(shares) if shares else None
 
+    @property
+    def sent_per_mtoken(self) -> float | None:
+        """Bytes that all links carried, for each parameter and million tokens."""
+        known = [run for run in self.runs.values() if run.facts.get("parameters") and "bytes_up" in run.facts]
+        sizes = [(run.fact("bytes_up") + run.fact("bytes_down")) / run.fact("parameters") for run in known]
+        return fmean(size / run.tokens * 1e6 for size, run in zip(sizes, known, strict=True)) if known else None
+
     def fact(self, name: str) -> float | None:
         values = [value for run in self.runs.values() if math.isfinite(value := run.fact(name))]
         return fmean(values) if values else None
@@ -112,7 +123,32 @@ def table_of(study: Study, records: Mapping[str, RunRecord]) -> list[StudyLine]:
     for line in found:
         if line.label in study.baselines:
             _compare(line, baselines, study.baselines[line.label])
+    if study.time_to:
+        _compare_times(found, study.time_to)
     return found
+
+
+def reached_s(run: RunRecord, loss: float) -> float | None:
+    """When the run's curve comes down to this loss, between its points as the crow flies; None: never, or unknown."""
+    before: tuple[float, float] | None = None
+    for at_s, (_, now) in zip(run.facts.get("times_s", ()), run.curve, strict=False):
+        if now <= loss:
+            share = (before[1] - loss) / (before[1] - now) if before and math.isfinite(before[1]) else 1.0
+            return float(at_s if before is None else before[0] + share * (at_s - before[0]))
+        before = (at_s, now)
+    return None
+
+
+def _compare_times(lines: Sequence[StudyLine], loss: float) -> None:
+    for line in lines:
+        times = [reached_s(run, loss) for run in line.runs.values()]
+        known = [time for time in times if time is not None]
+        line.reached_s = Estimate.of(known) if known and len(known) == len(times) else None
+    for line in lines:
+        alike = [o for o in lines if o.spec.world == line.spec.world and all(_same(line, o, n) for n in COMMON)]
+        fixed = [o.reached_s.mean for o in alike if o.reached_s and o.spec.sync.get("adaptive", "off") == "off"]
+        if line.reached_s and fixed:
+            line.reached_ratio = line.reached_s.mean / min(fixed)
 
 
 def _compare(line: StudyLine, baselines: Sequence[StudyLine], label: str) -> None:
@@ -181,6 +217,11 @@ def text_table(study: Study, lines: Sequence[StudyLine]) -> TextTable:
         ("against the best", [_percent_text(line.percent_best) for line in lines]),
         ("lost", [f"{100.0 * line.lost_share:.1f}%" if line.lost_share else "" for line in lines]),
         ("virtual time", [_virtual(line) for line in lines]),
+        (f"time to {study.time_to:g}", [_reached(line) if study.time_to else "" for line in lines]),
+        ("bits up", [_bits(line, "bits_up") for line in lines]),
+        ("bits down", [_bits(line, "bits_down") for line in lines]),
+        ("B/parameter/Mtoken", [_bits(line, "") for line in lines]),
+        ("decisions", [_number(line.fact("decisions")) if line.fact("decisions") else "" for line in lines]),
         ("tokens/s", [_rate(line.tokens_per_s) for line in lines]),
     ]
     columns += [(name, [_number(line.fact(name)) for line in lines]) for name in study.columns]
@@ -199,6 +240,10 @@ def markdown(study: Study, lines: Sequence[StudyLine]) -> str:
     notes += [f"On {machine}." for machine in sorted({run.machine for line in lines for run in line.runs.values()})]
     if any(line.lost_share for line in lines):
         notes.append("Lost: tokens that were never merged: refused, dropped, overwritten, or gone with a learner.")
+    if any(line.fact("bits_up") for line in lines):
+        notes.append("Bits are per parameter, of a contribution and of an update; B counts all that links carried.")
+    if any(line.reached_ratio for line in lines):
+        notes.append("In brackets: times the quickest fixed setting of the same world.")
     if any(line.percent is not None and not line.paired for line in lines):
         notes.append("Percentages with * compare means of different seeds.")
     return "\n".join([*head, text_table(study, lines).markdown(), " ".join(notes), ""])
@@ -236,6 +281,12 @@ def _line_dict(study: Study, line: StudyLine) -> dict[str, Any]:
         "lost_share": line.lost_share,
         "virtual_s": line.virtual_s,
         "time_ratio": line.time_ratio,
+        **_estimate("reached_s", line.reached_s),
+        "reached_ratio": line.reached_ratio,
+        "bits_up": line.fact("bits_up"),
+        "bits_down": line.fact("bits_down"),
+        "bytes_per_parameter_mtoken": line.sent_per_mtoken,
+        "decisions": line.fact("decisions"),
         "tokens_per_s": line.tokens_per_s,
         "other_text": line.other_text,
         "facts": {name: line.fact(name) for name in study.columns},
@@ -286,6 +337,18 @@ def _virtual(line: StudyLine) -> str:
         return ""
     ratio = f" ({line.time_ratio:.2f}x)" if line.time_ratio is not None else ""
     return f"{line.virtual_s:,.0f} s{ratio}"
+
+
+def _reached(line: StudyLine) -> str:
+    if line.reached_s is None:
+        return "not reached" if line.runs else ""
+    ratio = f" ({line.reached_ratio:.2f}x)" if line.reached_ratio is not None else ""
+    return f"{line.reached_s.mean:,.0f} s{ratio}"
+
+
+def _bits(line: StudyLine, name: str) -> str:
+    value = line.fact(name) if name else line.sent_per_mtoken
+    return "" if value is None else f"{value:.3g}"
 
 
 def _rate(value: float | None) -> str:

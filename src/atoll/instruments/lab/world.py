@@ -6,12 +6,14 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Protocol, cast
 
 from atoll.core import Layout, SyncConfig, TensorSpec
+from atoll.core import effects as fx
 from atoll.instruments.lab.payloads import U8, LabLearner, LabSyncer, SharedVersions
 from atoll.instruments.lab.replica import Replica
+from atoll.instruments.lab.sent import BytesSent
 from atoll.instruments.sim import LearnerHost, LearnerPayloads, LearnerSpec, Scenario, SyncerPayloads, World
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 CHECKPOINT_NS = 60_000_000_000
 """Between two checkpoints of the optimizer's state, as in `learner`."""
@@ -87,6 +89,29 @@ class LabWorld(World):
         self._shared: SharedVersions | None = None
         self.rhos: list[float] = []
         """Cosines of successive merged gradients of a fragment, merge by merge, of all syncers that there were."""
+        self.sent = BytesSent()
+
+    def note(self, source: str, note: fx.Note) -> None:
+        super().note(source, note)
+        self.sent.noted(note.event)
+
+    def record_merge(self, epoch: int, effect: fx.Merge, checksum: int, payloads: Sequence[U8]) -> None:
+        super().record_merge(epoch, effect, checksum, payloads)
+        syncer = self.lab_syncer()
+        if syncer is not None:
+            update = syncer.update(effect.fragment, effect.version)
+            self.sent.merged(syncer.state.fragments[effect.fragment].theta.size, payloads, update)
+            assert self.syncer is not None
+            self.sent.steps += sum(item.steps for item in self.syncer.machine.merging(effect.fragment))
+
+    def carried_bytes(self) -> dict[str, int]:
+        """What all links have carried, messages included."""
+        up, down = map(sum, zip(*(link.bytes for link in self.links.values()), strict=True))
+        return {"bytes_up": up, "bytes_down": down}
+
+    def add_learner(self, name: str, spec: LearnerSpec) -> None:
+        super().add_learner(name, spec)
+        self.links[name].shares = True
 
     def guest_spec(self, name: str) -> LearnerSpec:
         return self._guests[name]

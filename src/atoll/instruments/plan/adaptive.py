@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from atoll.codec import get_codec
 from atoll.core import CODECS, Adapted, AdaptiveController, RunMeasured, SyncConfig, quorum_count
 from atoll.instruments.plan.job import Job, Region, ranked
-from atoll.instruments.plan.rounds import arrival_s, round_times
+from atoll.instruments.plan.rounds import arrival_s, burst, download_s_of, round_times
 from atoll.instruments.plan.settings import Settings
 from atoll.instruments.plan.traffic import fragment_of
 
@@ -34,6 +34,11 @@ class Settled:
     """By region."""
     decisions: tuple[Adapted, ...]
 
+    def over(self, settings: Settings) -> Settings:
+        """These settings, with what was decided: what the plan's needs and its verdict go by."""
+        sync = replace(settings.sync, sync_every=self.period, overlap=self.overlap)
+        return replace(settings, sync=sync, codecs_up=self.codecs)
+
 
 def settle(job: Job, settings: Settings) -> Settled | None:
     """None if what is sent would not follow the network."""
@@ -49,7 +54,7 @@ def settle(job: Job, settings: Settings) -> Settled | None:
         start_ns = turn * WINDOW_NS
         now = replace(sync, sync_every=controller.period, overlap=controller.overlap)
         for place in places:
-            _answer(job, place, now, controller, start_ns)
+            _answer(job, place, now, controller, turn)
         measured = _run(job, replace(settings, sync=now), controller)
         clock = int((start_ns + WINDOW_NS) / 1e9 / job.step_s_median)
         made = controller.look(start_ns + WINDOW_NS, clock, measured, [(place.name, knows) for place in places])
@@ -65,15 +70,15 @@ def _bytes(job: Job, sync: SyncConfig, codec: str) -> int:
     return get_codec(codec or sync.codec_up).size_max(fragment_of(job.parameters, sync).parameters)
 
 
-def _answer(job: Job, place: Region, sync: SyncConfig, controller: AdaptiveController, start_ns: int) -> None:
+def _answer(job: Job, place: Region, sync: SyncConfig, controller: AdaptiveController, turn: int) -> None:
     """The answers of one learner of this place, one after the other: as many as it is asked for, if they fit."""
     takes_s = arrival_s(job, place, _bytes(job, sync, controller.codec(place.name)))
     every_s = sync.sync_every * job.step_s_median / sync.fragments
     count = max(1, min(ANSWERS_MAX, int(WINDOW_NS / 1e9 / max(takes_s, every_s))))
     for number in range(count):
-        at_ns = start_ns + int(number * WINDOW_NS / count)
-        controller.links.asked(place.name, 0, number + 1, at_ns)
-        controller.links.answered(place.name, 0, number + 1, 1, at_ns + int(min(takes_s * 1e9, WINDOW_NS / count)))
+        at_ns, asked = turn * WINDOW_NS + int(number * WINDOW_NS / count), turn * ANSWERS_MAX + number + 1
+        controller.links.asked(place.name, 0, asked, at_ns)
+        controller.links.answered(place.name, 0, asked, 1, at_ns + int(min(takes_s * 1e9, WINDOW_NS / count)))
 
 
 def _run(job: Job, settings: Settings, controller: AdaptiveController) -> RunMeasured:
@@ -85,4 +90,7 @@ def _run(job: Job, settings: Settings, controller: AdaptiveController) -> RunMea
     times = round_times(job, settings)
     quorum_s = ranked(arrivals, quorum_count(sync, job.learners, job.learners))
     round_s = quorum_s + times.merge_s + times.commit_s
-    return RunMeasured(1e9 * job.step_s_median, 1e9 * round_s, sync.fragments)
+    fragment = fragment_of(job.parameters, sync)
+    fetches = [(download_s_of(job, place, burst(sync), fragment), n * place.learners) for place, n in job.groups]
+    adopt_s = ranked(fetches, job.learners // 2 + 1)
+    return RunMeasured(1e9 * job.step_s_median, 1e9 * round_s, sync.fragments, 1e9 * adopt_s)

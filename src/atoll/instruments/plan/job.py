@@ -21,6 +21,7 @@ PRECISIONS = {"fp32": 32, "bf16": 16, "fp16": 16}
 LEARNERS_MAX = 4096
 """As many as the goodput estimate takes; four times what one syncer was ever tried with."""
 REGIONS_MAX = 256
+SHARDS_MAX = 1024
 CHIPS_MAX = 1_000_000_000
 LAYERS_MAX = 2000
 TOKENS_MAX = 10**18
@@ -90,8 +91,17 @@ class Job:
     """Mean time between interruptions of one chip."""
     slice_chips: int = 256
     """Chips that fail and return together: a pod slice, or the 8 of a GPU server."""
+    sites: int = 0
+    """Places of about equal size, each with a link of up_gbit and down_gbit that its learners share; 0: none."""
+    shards: int | None = None
+    """Processes that share the fragments, each on a host of its own; 0: the syncer alone; None: as many as needed
+    where there are sites, else none."""
+    relays: bool | None = None
+    """A relay at each site; None: where one helps."""
+    host_gbyte: float = 256.0
+    """Memory of the host of the syncer, or of a shard."""
     syncer_gbit: float = 0.0
-    """Link of the syncer, each way; 0: not known, and so not a limit."""
+    """Link of the syncer, or of each shard, each way; 0: not known, and so not a limit."""
     disk_gbyte_s: float = 1.3
     """What the syncer's disk takes. The default is the slower figure of our own machine (docs/results/recovery.md)."""
     merge_gbyte_s: float = 24.2
@@ -109,7 +119,11 @@ class Job:
         whole("tokens", self.tokens, 0, TOKENS_MAX)
         whole("slice_chips", self.slice_chips, 1, CHIPS_MAX)
         real("mtbi_years", self.mtbi_years, YEARS_MIN, YEARS_MAX)
-        for name in ("disk_gbyte_s", "merge_gbyte_s", "encode_gparam_s"):
+        whole("sites", self.sites, 0, min(REGIONS_MAX, self.learners))
+        whole("shards", self.shards or 0, 0, SHARDS_MAX)
+        if self.relays and not (self.sites or self.regions):
+            raise ConfigError("relays stand at sites; give --sites, or --region for each place")
+        for name in ("disk_gbyte_s", "merge_gbyte_s", "encode_gparam_s", "host_gbyte"):
             real(name, getattr(self, name), GBYTE_S_MIN, GBYTE_S_MAX)
         if self.syncer_gbit:
             real("syncer_gbit", self.syncer_gbit, GBIT_S_MIN, GBIT_S_MAX)
@@ -122,6 +136,8 @@ class Job:
         self._check_places()
 
     def _check_places(self) -> None:
+        if self.sites and self.regions:
+            raise ConfigError("places are given twice: by sites and by regions; leave one of them out")
         if not self.regions:
             if not self.up_gbit:
                 raise ConfigError("the job has no links; give --up-gbit (of each learner), or --region for each place")
@@ -143,12 +159,26 @@ class Job:
         """The regions, or one of the kind "each learner a link of its own"."""
         if self.regions:
             return self.regions
+        if self.sites:
+            fewest, more = divmod(self.learners, self.sites)
+            counts = [fewest + (number < more) for number in range(self.sites)]
+            link = (self.up_gbit, self.down_gbit or self.up_gbit, self.rtt_ms)
+            return tuple(Region(f"site {n + 1}", count, *link) for n, count in enumerate(counts))
         return (Region("each learner", 1, self.up_gbit, self.down_gbit or self.up_gbit, self.rtt_ms),)
+
+    def learners_on_link(self, place: Region) -> int:
+        """Whose bytes the place's link carries: of all its learners, or of its relay as of one."""
+        return 1 if self.relays else place.learners
+
+    @property
+    def payloads_through(self) -> int:
+        """Whose bytes the syncer, or all shards together, take in and give out."""
+        return sum(count * self.learners_on_link(place) for place, count in self.groups)
 
     @property
     def groups(self) -> tuple[tuple[Region, int], ...]:
         """Each place, and how many like it there are."""
-        return tuple((place, 1 if self.regions else self.learners) for place in self.places)
+        return tuple((place, 1 if self.regions or self.sites else self.learners) for place in self.places)
 
     def step_at(self, place: Region) -> float:
         return place.step_s or self.step_s

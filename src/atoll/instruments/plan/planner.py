@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.core import parse_quorum, quorum_count
 from atoll.instruments.plan.adaptive import Settled, settle
+from atoll.instruments.plan.fabric import Fabric, laid_out
 from atoll.instruments.plan.job import NEVER_ZERO, Job
 from atoll.instruments.plan.limits import (
     ABSENT,
@@ -19,8 +20,10 @@ from atoll.instruments.plan.limits import (
     disk_rate,
     effective_sync_every,
     fits,
+    incoming_gbit,
     interval_bytes,
     limits_of,
+    uplink_gbit,
 )
 from atoll.instruments.plan.methods import Method, compare_methods, goodputs
 from atoll.instruments.plan.recommend import INTERVAL_DISK_SHARE, quorum_chance
@@ -84,6 +87,8 @@ class Plan:
     remedies: tuple[str, ...]
     settled: Settled | None = None
     """With `adaptive`: where the run would settle."""
+    fabric: Fabric | None = None
+    """With `sites`: shards and relays, and why."""
 
     @property
     def binding(self) -> Limit | None:
@@ -156,6 +161,7 @@ class Plan:
                 "memory_bytes": {**asdict(self.memory), "total": self.memory.total},
                 "disk_bytes": {**asdict(self.disk), "per_s": self.disk_bytes_s, "per_interval": self.interval_bytes},
             },
+            "fabric": None if self.fabric is None else asdict(self.fabric),
             "adaptive": None if self.settled is None else asdict(self.settled),
             "methods": [{**asdict(method), **self._unknown("goodput")} for method in self.methods],
         }
@@ -169,21 +175,25 @@ def make_plan(job: Job, given: Mapping[str, Any] | None = None) -> Plan:
     """The plan for this job. `given` are settings that stay as they are, by SyncConfig's names or durability's."""
     chosen = dict(given or {})
     shares = goodputs(job)
+    job, fabric = laid_out(job, chosen, shares["decoupled"])
     settings, choices = recommend(job, chosen, availability=shares["decoupled"])
+    found = settle(job, settings)
+    settings = settings if found is None else found.over(settings)
     times = round_times(job, settings)
     quorum = _quorum(job, settings, times, shares["decoupled"])
     limits = (*limits_of(job, settings, times), *_absence(job, settings, quorum))
     worst = binding(limits)
     sync = settings.sync
     fragment = fragment_of(job.parameters, sync)
-    up = gbit_per_period(fragment.up_bytes, sync) / times.period_s
+    up = max(uplink_gbit(job, settings, place, times) for place in job.places)
+    incoming = incoming_gbit(job, settings, times)
     down = gbit_per_period(fragment.down_bytes, sync) / times.period_s
     return Plan(
         job=job,
         settings=settings,
         choices=choices,
         fragment=fragment,
-        rates=Rates(up, down, job.learners * up, job.learners * down),
+        rates=Rates(up, down, incoming, job.payloads_through * down),
         times=times,
         quorum=quorum,
         limits=limits,
@@ -192,7 +202,8 @@ def make_plan(job: Job, given: Mapping[str, Any] | None = None) -> Plan:
         disk_bytes_s=disk_rate(job, settings, times.period_s),
         methods=compare_methods(job, settings, times, shares),
         remedies=() if worst is None else _remedies(job, settings, chosen, limits, shares["decoupled"]),
-        settled=settle(job, settings),
+        settled=found,
+        fabric=fabric,
     )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from atoll.core import INLINE_BYTES_MAX, SyncConfig, grace_ns, quorum_count
 from atoll.instruments.plan.job import Job, Region, ranked
 from atoll.instruments.plan.settings import Settings
-from atoll.instruments.plan.traffic import FragmentTraffic, disk_of, fragment_of
+from atoll.instruments.plan.traffic import FragmentTraffic, disk_of, fragment_of, up_bytes_of
 
 DECODE_OVER_ENCODE = 5.4
 """Decoding an update takes so many times less than encoding a contribution (docs/results/merge.md, 2 threads)."""
@@ -85,15 +85,16 @@ def round_times(job: Job, settings: Settings) -> RoundTimes:
     at_once = burst(sync)
     quorum = quorum_count(sync, job.learners, job.learners)
     encode_s = at_once * fragment.parameters / (1e9 * job.encode_gparam_s)
-    arrivals = [
-        (arrival_s(job, place, at_once * fragment.up_bytes) + encode_s, n * place.learners) for place, n in job.groups
-    ]
+    up_bytes = {place.name: at_once * up_bytes_of(job.parameters, settings, place.name) for place in job.places}
+    arrivals = [(arrival_s(job, one, up_bytes[one.name]) + encode_s, n * one.learners) for one, n in job.groups]
     quorum_s, all_s = ranked(arrivals, quorum), ranked(arrivals, job.learners)
     merge_s = at_once * _merge_bytes(job, fragment) / (1e9 * job.merge_gbyte_s)
     commit_s = (
         at_once * disk_of(job, sync).commit / (1e9 * job.disk_gbyte_s) if settings.durability == "commit" else 0.0
     )
-    download_s = max(_download_s(job, place, at_once, fragment) for place in job.places) + encode_s / DECODE_OVER_ENCODE
+    download_s = (
+        max(download_s_of(job, place, at_once, fragment) for place in job.places) + encode_s / DECODE_OVER_ENCODE
+    )
     window_ns, reason = grace_ns(sync, 1e9 * job.step_s_median, 1e9 * quorum_s, 1e9 * (merge_s + commit_s))
     close_s = min(all_s, quorum_s + window_ns / 1e9)
     adopt_s = close_s + merge_s + commit_s + download_s
@@ -124,12 +125,17 @@ def burst(sync: SyncConfig) -> int:
 
 def arrival_s(job: Job, place: Region, payload_bytes: int) -> float:
     """Request, upload and its way: a round trip and the bytes, where the link or the syncer's is the narrower."""
-    share = max(place.learners / place.up_gbit, job.learners / job.syncer_gbit if job.syncer_gbit else 0.0)
+    share = max(job.learners_on_link(place) / place.up_gbit, _at_the_syncer(job))
     return place.rtt_ms / 1e3 + payload_bytes * 8 / 1e9 * share
 
 
-def _download_s(job: Job, place: Region, at_once: int, fragment: FragmentTraffic) -> float:
-    share = max(place.learners / place.down_gbit, job.learners / job.syncer_gbit if job.syncer_gbit else 0.0)
+def _at_the_syncer(job: Job) -> float:
+    """Payloads for each Gbit/s of the syncer's link, or of the link of the shard that has the fragment."""
+    return job.payloads_through / job.syncer_gbit if job.syncer_gbit else 0.0
+
+
+def download_s_of(job: Job, place: Region, at_once: int, fragment: FragmentTraffic) -> float:
+    share = max(job.learners_on_link(place) / place.down_gbit, _at_the_syncer(job))
     ways = 0.5 if fragment.down_bytes <= INLINE_BYTES_MAX else 1.5  # the notice; then a request and the update
     return ways * place.rtt_ms / 1e3 + at_once * fragment.down_bytes * 8 / 1e9 * share
 

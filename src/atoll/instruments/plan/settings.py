@@ -24,6 +24,12 @@ class Settings:
     sync: SyncConfig
     durability: str = "commit"
     durability_interval: float = DURABILITY_INTERVAL_S
+    codecs_up: tuple[tuple[str, str], ...] = ()
+    """By region, where `adaptive` has decided for another one than the run's."""
+
+    def codec_up(self, place: str) -> str:
+        """What learners of this region send."""
+        return dict(self.codecs_up).get(place, self.sync.codec_up)
 
     def __post_init__(self) -> None:
         one_of("durability", self.durability, DURABILITIES)

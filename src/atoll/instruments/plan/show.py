@@ -38,6 +38,8 @@ def print_plan(plan: Plan, console: Console) -> None:
     console.print(_round(plan))
     console.print(_syncer(plan))
     console.print(_methods(plan))
+    for line in fabric(plan):
+        console.print(line, markup=False, soft_wrap=True)
     for line in settled(plan):
         console.print(line, markup=False, soft_wrap=True)
     for warning in warnings(plan):
@@ -49,7 +51,7 @@ def print_plan(plan: Plan, console: Console) -> None:
 
 
 def headline(job: Job) -> str:
-    where = f" in {len(job.regions)} regions" if job.regions else ""
+    where = f" in {len(job.regions)} regions" if job.regions else f" at {job.sites} sites" if job.sites else ""
     text = f"{count_text(job.parameters)} parameters, {job.learners} learners{where}, {_steps(job)} per step"
     if job.tokens_per_step:
         text += f" of {count_text(job.tokens_per_step)} tokens each, {count_text(job.tokens_total)} tokens in all"
@@ -63,6 +65,16 @@ def _steps(job: Job) -> str:
     """The time of a step, or the range if places differ."""
     fastest, slowest = seconds_text(job.step_s_fastest), seconds_text(job.step_s_slowest)
     return fastest if fastest == slowest else f"{fastest} to {slowest}"
+
+
+def fabric(plan: Plan) -> list[str]:
+    """With `sites`: the shards and relays that the job needs, and why."""
+    found = plan.fabric
+    if found is None:
+        return []
+    shards = f"{found.shards} shards" if found.shards else "no shards"
+    relays = f"{found.relays} relays" if found.relays else "no relays"
+    return [f"{shards}: {found.shards_why}", f"{relays}: {found.relays_why}"]
 
 
 def settled(plan: Plan) -> list[str]:

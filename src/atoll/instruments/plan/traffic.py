@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from atoll.codec import SAMPLE_ALL_MAX, SAMPLE_EVERY, get_codec, get_outer
 from atoll.core import SyncConfig, padded
 from atoll.instruments.plan.job import PRECISIONS, Job
+from atoll.instruments.plan.settings import Settings
 
 COMMIT_EXTRA_BYTES = 4500
 """Header and column of a commit (docs/results/recovery.md)."""
@@ -59,6 +60,11 @@ def fragment_of(parameters: int, sync: SyncConfig) -> FragmentTraffic:
     """The mean fragment. `sync.fragments` must be known."""
     size = padded(-(-parameters // sync.fragments))
     return FragmentTraffic(size, get_codec(sync.codec_up).size_max(size), get_codec(sync.codec_down).size_max(size))
+
+
+def up_bytes_of(parameters: int, settings: Settings, place: str) -> int:
+    """A contribution of one fragment, as learners of this region send it."""
+    return get_codec(settings.codec_up(place)).size_max(fragment_of(parameters, settings.sync).parameters)
 
 
 def gbit_per_period(fragment_bytes: int, sync: SyncConfig) -> float:

@@ -1,6 +1,6 @@
 from .arrays import ArraySyncer, VaultLearner
 from .clock import Clock
-from .drawing import draw
+from .drawing import DRAW_VERSION, draw
 from .fuzz import FAILURES_EXPLAINED, Explained, FuzzReport, explain, fuzz, run_seed
 from .learner_host import LearnerHost
 from .payloads import LearnerPayloads, Made, SyncerPayloads
@@ -12,6 +12,7 @@ from .workers import workers
 from .world import World
 
 __all__ = [
+    "DRAW_VERSION",
     "FAILURES_EXPLAINED",
     "FAULTS_MAX",
     "SECONDS_MAX",

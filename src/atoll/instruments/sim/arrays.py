@@ -13,7 +13,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from atoll.codec import Codec
+from atoll.codec import Codec, fragment_codec
 from atoll.core import Fetch, FetchedPayload, Layout, OutgoingPayload, SyncConfig, TensorSpec, padded
 from atoll.errors import PayloadError
 from atoll.instruments.chaos import VALUES, encode_poisoned, encode_scaled
@@ -124,8 +124,9 @@ class ArraySyncer:
     def theta(self, fragment: int) -> U8:
         return self.state.fragments[fragment].theta.copy().view(np.uint8)
 
-    def contribution_bytes(self, fragment: int) -> int:
-        return self.state.contribution_size_max(fragment)
+    def update_bytes(self, fragment: int) -> int:
+        codec = fragment_codec(self.state.config.codec_down, self.state.layout, fragment)
+        return codec.size_max(self.state.layout.fragments[fragment].size)
 
     def whole_bytes(self, fragment: int) -> int:
         return self.state.seed_size(fragment)

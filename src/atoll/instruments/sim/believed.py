@@ -38,16 +38,17 @@ def steps_believed(world: World) -> int:
 
 
 def tokens_believed(world: World) -> float:
-    """How many tokens of the liar may count for the budget: one share, whatever it reports. If its contributions claim
-    more, two shares, and twice as much after every window of that; at most PACE_BELIEVED shares where its size is
-    declared. Infinite where claims count, and where the liar is half of the run."""
+    """How many tokens of the liar may count for the budget: one share, whatever it reports, and two if it says that it
+    is faster, since others may be away and it one of two. If its contributions claim more, two shares, and twice as
+    much after every window of that; at most PACE_BELIEVED shares where its size is declared. Infinite where claims
+    count, and where the liar is half of the run."""
     scenario, config = world.scenario, world.scenario.config
     told = {fault.variant for fault in scenario.faults if fault.kind == "lie"}
     if config.sizes == "claimed" or len(scenario.learners) < JUDGES_MIN or "crowd" in told:
         return math.inf
     steps, size = _steps_usual(world), max(spec.tokens for spec in world.specs.values())
     windows = int(steps / (SPEND_PERIODS * config.sync_every))
-    rate = SPEND_SLACK * SPEND_GROWTH ** min(windows, 60) if told & SHOWS else 1.0
+    rate = SPEND_SLACK * SPEND_GROWTH ** min(windows, 60) if told & SHOWS else SPEND_SLACK if "pace" in told else 1.0
     if scenario.keys:
         rate = min(rate, PACE_BELIEVED)
     burst = _processes(world) * BURST_BELIEVED * config.sync_every

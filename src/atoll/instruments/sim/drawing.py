@@ -25,15 +25,20 @@ from atoll.instruments.sim.scenario import (
     SimFault,
 )
 
-DRAW_VERSION = 4
+DRAW_VERSION = 5
 """Raise it with every change of what a seed becomes, and with every new setting: "seed 4711" means a scenario only
 together with this number. Reports say both, and a scenario that is kept is a file. 1 is all that came before it had a
 number."""
+DRAW_OLDEST = 3
+"""The oldest that can still be drawn: what pages and kept scenarios name by its seed stays within reach."""
 DEFAULTS_EVERY = 3
 """Seeds that this divides run the defaults."""
 FAULTS_DRAWN_MAX = 12
 LIAR_CHANCE = 0.5
 """That one of the learners lies, where the others outvote it (three learners or more): in a third of all seeds."""
+ASKED_CHANCE = 0.2
+"""Of a run without a liar, that the operator asks one learner to leave or, where there are keys, revokes one. It came
+later (draw 5) and has dice of its own."""
 LIES_DRAWN_MAX = 4
 LIES_LAST_S = 100_000.0
 """Of lies that are told to the end."""
@@ -84,6 +89,18 @@ ADAPTIVE_SETTINGS: Mapping[str, tuple[Any, ...]] = {
     "codec_up": ("int4", "topk", "topk:10%:int4", "lowrank", "lowrank:1"),
     "codec_down": ("int4", "topk", "lowrank"),
 }
+SENT_CHANCE = 0.1
+"""Likewise, of what came with draw 5; what belongs together is drawn together."""
+SENT_SETTINGS: Sequence[Mapping[str, Any]] = (
+    {"codec_up": "topk:10%"},
+    {"codec_up": "topk:3%"},
+    {"codec_down": "topk:10%"},
+    {"codec_down": "topk:3%"},
+    {"outer": "delayed"},
+    {"outer": "rownorm"},
+    {"adaptive": "network", "period_min": 1, "codec_up": "int4", "codec_ladder": "int4"},
+    {"adaptive": "network", "period_min": 1, "codec_up": "int8", "codec_ladder": "int8,int4,int2"},
+)
 BUDGETS = (0.0,) * 9 + (0.5, 1.5, 1000.0)
 """A run's budget of tokens, as a share of what its learners process while faults begin. 0: none."""
 AMOUNTS_DRAWN: Mapping[str, tuple[float, ...]] = {
@@ -100,9 +117,10 @@ DIRECTED = ("partition", "delay", "limit", "corrupt")
 """Kinds of faults that may hit one direction only."""
 
 
-def draw(seed: int) -> Scenario:
-    """The scenario of this seed."""
+def draw(seed: int, version: int = DRAW_VERSION) -> Scenario:
+    """The scenario of this seed, in this version of drawing."""
     whole("seed", seed, 0, SEED_MAX)
+    whole("draw", version, DRAW_OLDEST, DRAW_VERSION)
     dice = Random(f"scenario/{seed}/world")
     count = dice.choice([1, 2, 2, 3, 3, 3, 4, 4, 5, 6])
     pace_ns = dice.choice([50, 100, 200, 400, 800]) * 1_000_000
@@ -113,16 +131,22 @@ def draw(seed: int) -> Scenario:
     settings = _default_config if seed % DEFAULTS_EVERY == 0 else _draw_config
     later = Random(f"scenario/{seed}/adaptive")
     config, faults = settings(rules, count, budget), _draw_all_faults(Random(f"scenario/{seed}/faults"), count, seconds)
-    if seed % DEFAULTS_EVERY and later.random() < ADAPTIVE_CHANCE:
+    if version >= 4 and seed % DEFAULTS_EVERY and later.random() < ADAPTIVE_CHANCE:
         config = _draw_adaptive(later, config)
+    latest = Random(f"scenario/{seed}/sent")
+    if version >= 5 and seed % DEFAULTS_EVERY and latest.random() < SENT_CHANCE:
+        config = replace(config, **latest.choice(SENT_SETTINGS))
     tongue = Random(f"scenario/{seed}/lies")
     if count >= LEARNERS_WITH_LIAR and tongue.random() < LIAR_CHANCE:
         config, faults = _without_the_liar(config, count - 1), _with_lies(tongue, count, seconds, faults)
     steals = any(fault.kind == "lie" and LIES[fault.variant].steals for fault in faults)
     crowds = any(fault.variant == "crowd" for fault in faults)  # there is no key for ids that are made up
+    keys = (tongue.random() < 0.5 and not crowds) or steals
+    if version >= 5 and not any(fault.kind == "lie" for fault in faults):
+        faults = _with_operator(Random(f"scenario/{seed}/operator"), count, seconds, faults, keys=keys)
     return Scenario(
         seed=seed,
-        draw=DRAW_VERSION,
+        draw=version,
         config=config,
         learners=learners,
         seconds=seconds,
@@ -130,7 +154,7 @@ def draw(seed: int) -> Scenario:
         arrays=dice.random() < 0.5,
         inline=dice.random() < 0.5,
         inner=dice.random() < 0.5,
-        keys=(tongue.random() < 0.5 and not crowds) or steals,
+        keys=keys,
         durability=dice.choice(["commit"] * 8 + ["interval", "none"]),
         merge_ns=dice.choice([1, 5, 50]) * 1_000_000,
         sync_ns=dice.choice([1, 5, 50]) * 1_000_000,
@@ -205,7 +229,7 @@ def _draw_all_faults(dice: Random, learners: int, seconds: float) -> tuple[SimFa
 
 def draw_sim_faults(dice: Random, names: list[str], seconds: float, count: int) -> tuple[SimFault, ...]:
     """Harsher than a storm on real processes: faults overlap at will, and everybody may be down at once."""
-    kinds = [kind for kind in sorted(SIM_KINDS) if kind not in ("join", "mute", "lie")]
+    kinds = [kind for kind in sorted(SIM_KINDS) if kind not in ("join", "mute", "lie", "dismiss", "revoke")]
     kinds += ["kill", "kill", "kill", "cut"]
     faults = []
     for number in range(count):
@@ -250,6 +274,17 @@ def _draw_poison(dice: Random, names: list[str], seconds: float) -> list[SimFaul
     at_s, lasts_s = dice.choice([0.0, dice.uniform(0.6, 0.9) * seconds]), dice.uniform(5.0, 30.0)
     variant = dice.choice(["huge", "huge", "nan"])
     return [SimFault("poison", dice.choice(names), round(at_s, 3), round(lasts_s, 3), variant=variant)]
+
+
+def _with_operator(
+    dice: Random, learners: int, seconds: float, faults: tuple[SimFault, ...], *, keys: bool
+) -> tuple[SimFault, ...]:
+    if dice.random() >= ASKED_CHANCE:
+        return faults
+    name, at_s = f"learner-{dice.randrange(learners)}", round(dice.uniform(0.1, 0.9) * seconds, 3)
+    revoked = keys and dice.random() < 0.5
+    asked = SimFault("dismiss", name, at_s, round(dice.uniform(3.0, 20.0), 3))
+    return tuple(sorted((*faults, SimFault("revoke", name, at_s) if revoked else asked), key=_fault_order))
 
 
 # ---------------------------------------------------------------- lies

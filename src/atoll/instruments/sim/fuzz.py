@@ -8,10 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from atoll.errors import ConfigError
 from atoll.instruments.check import Violation
-from atoll.instruments.sim.drawing import DRAW_VERSION, draw, is_default
+from atoll.instruments.sim.drawing import DRAW_OLDEST, DRAW_VERSION, draw, is_default
+from atoll.instruments.sim.ranges import whole
 from atoll.instruments.sim.run import RunReport, run_scenario
 from atoll.instruments.sim.shrink import shrink
 from atoll.instruments.sim.workers import workers
@@ -38,11 +40,14 @@ class SeedOutcome:
     """Whether it ran the settings that a user gets who chooses none."""
     liar: bool
     """Whether one of its learners lies."""
+    undecidable: int = 0
+    """Versions that the liar made up and nobody could tell (`RunReport`)."""
 
 
 @dataclass(slots=True)
 class FuzzReport:
     first: int = 0
+    draw: int = DRAW_VERSION
     seeds: int = 0
     defaults: int = 0
     """Seeds that ran the default settings."""
@@ -54,6 +59,8 @@ class FuzzReport:
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     failures: list[SeedOutcome] = field(default_factory=list)
+    undecidable: list[int] = field(default_factory=list)
+    """Seeds that went on from a version that a liar had made up, since nobody could tell."""
     interrupted: bool = False
     """Ctrl-C ended it before all seeds were done."""
 
@@ -67,17 +74,22 @@ class FuzzReport:
         self.faults.update(outcome.faults)
         if outcome.violations:
             self.failures.append(outcome)
+        if outcome.undecidable:
+            self.undecidable.append(outcome.seed)
 
     def to_dict(self) -> dict[str, object]:
         """What `--json` prints."""
         return {
-            "draw": DRAW_VERSION,
+            "draw": self.draw,
             "first": self.first,
             "seeds": self.seeds,
             "defaults": self.defaults,
             "liars": self.liars,
             "violations": len(self.failures),
             "failing_seeds": [outcome.seed for outcome in self.failures],
+            "failing": {str(outcome.seed): str(outcome.violations[0]) for outcome in self.failures},
+            "undecidable": len(self.undecidable),
+            "undecidable_seeds": self.undecidable,
             "simulated_hours": round(self.simulated_ns / 3.6e12, 3),
             "faults": sum(self.faults.values()),
             "fault_kinds": dict(sorted(self.faults.items())),
@@ -97,12 +109,13 @@ class Explained:
     small: RunReport
 
 
-def run_seed(seed: int) -> SeedOutcome:
-    report = run_scenario(draw(seed))
+def run_seed(seed: int, version: int = DRAW_VERSION) -> SeedOutcome:
+    report = run_scenario(draw(seed, version))
     scenario = report.scenario
     kinds = tuple(f"lie {fault.variant}" if fault.kind == "lie" else fault.kind for fault in scenario.faults)
     made = (report.events, report.simulated_ns, kinds, report.commits)
-    return SeedOutcome(seed, report.violations, *made, is_default(scenario.config), bool(scenario.liar))
+    about = (is_default(scenario.config), bool(scenario.liar), report.undecidable)
+    return SeedOutcome(seed, report.violations, *made, *about)
 
 
 def fuzz(
@@ -111,9 +124,11 @@ def fuzz(
     first: int = 0,
     jobs: int = 0,
     minutes: float = 0.0,
+    version: int = DRAW_VERSION,
     progress: Callable[[FuzzReport], None] = lambda report: None,
 ) -> FuzzReport:
-    """Run seeds first, first + 1, ... on `jobs` cores (0: all there are); `minutes` ends it earlier (0: never)."""
+    """Run seeds first, first + 1, ... on `jobs` cores (0: all there are); `minutes` ends it earlier (0: never).
+    `version` is that of drawing."""
     if not 1 <= seeds <= SEEDS_MAX:
         raise ConfigError(f"--seeds must be between 1 and {SEEDS_MAX}, not {seeds}")
     if not 0 <= jobs <= JOBS_MAX:
@@ -122,10 +137,11 @@ def fuzz(
         raise ConfigError(f"--first must not be negative, not {first}")
     if not 0.0 <= minutes < math.inf:
         raise ConfigError(f"--minutes must be 0 (no limit) or more, not {minutes}")
-    report = FuzzReport(first)
+    whole("draw", version, DRAW_OLDEST, DRAW_VERSION)
+    report = FuzzReport(first, version)
     began_s = time.monotonic()
     try:
-        for outcome in _outcomes(range(first, first + seeds), jobs or os.cpu_count() or 1):
+        for outcome in _outcomes(range(first, first + seeds), version, jobs or os.cpu_count() or 1):
             report.add(outcome)
             report.seconds = time.monotonic() - began_s
             progress(report)
@@ -136,15 +152,15 @@ def fuzz(
     return report
 
 
-def _outcomes(seeds: Iterable[int], jobs: int) -> Iterator[SeedOutcome]:
+def _outcomes(seeds: Iterable[int], version: int, jobs: int) -> Iterator[SeedOutcome]:
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run_seed, seeds, repeat(version))
         return
     with workers(jobs) as pool:
-        yield from pool.map(run_seed, seeds, chunksize=CHUNK)
+        yield from pool.map(run_seed, seeds, repeat(version), chunksize=CHUNK)
 
 
-def explain(seed: int) -> Explained:
+def explain(seed: int, version: int = DRAW_VERSION) -> Explained:
     """Run a failing seed again with a trace, and find a smaller scenario with the same failure."""
-    whole = run_scenario(draw(seed), tracing=True)
-    return Explained(whole, shrink(whole))
+    report = run_scenario(draw(seed, version), tracing=True)
+    return Explained(report, shrink(report))

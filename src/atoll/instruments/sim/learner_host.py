@@ -22,7 +22,6 @@ from atoll.core import (
     DataLeases,
     FetchAnswer,
     FetchedPayload,
-    FetchKind,
     FetchRequest,
     Hello,
     LearnerDriver,
@@ -123,7 +122,8 @@ class LearnerHost(Process, LearnerDriverHost):
     def start(self) -> None:
         if self.dead:
             return
-        self.machine.wants_inner = self.world.scenario.inner and self.instance.endswith("+")
+        if self.world.scenario.inner and self.instance.endswith("+"):
+            self.driver.handle(fx.InnerMissing())
         self._connect()
         self.driver.start()
         self.later(JOIN_TIMEOUT_NS, self._check_joined)
@@ -363,11 +363,6 @@ class LearnerHost(Process, LearnerDriverHost):
         return INLINE_BYTES_MAX if self.world.scenario.inline and not self.mute else 0
 
     def fetch(self, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
-        if request.kind is FetchKind.INNER:
-            self.world.take_inner(request.fragment)
-            done(FetchedPayload(request.version, b"", INNER_BYTES))
-            return
-
         def came(result: tuple[int, Payload, int] | str | None) -> None:
             done(FetchedPayload(*result) if isinstance(result, tuple) else result)
 

@@ -21,6 +21,8 @@ RETRANSMIT_NS = 200_000_000
 LOSSES_MAX = 6
 """Losses of one message in a row: beyond this the connection would be given up anyway."""
 PACKET_BYTES = 1400
+SMALL_BYTES = 2_000
+"""Messages up to this size do not wait for the bytes of a bulk call where a link shares its rate (`shares`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class VirtualLink:
         self.blocked_since = [-1, -1]
         self._free_ns = [0, 0]
         self._kept: list[list[tuple[int, Stream, Callable[..., None], tuple[Any, ...]]]] = [[], []]
+        self.shares = False
+        """Connections share the rate, as TCP does: a small message comes through while a large one is under way. The
+        simulator's seeds were drawn without it; the lab's links have it."""
         self.messages = 0
         self.bytes = [0, 0]
         """What was carried, up and down."""
@@ -90,8 +95,10 @@ class VirtualLink:
         sent_ns = now_ns
         if rate:
             free_ns = self._free_ns[direction]
-            sent_ns = (free_ns if free_ns > now_ns else now_ns) + int(size * 8e9 / rate)
-            self._free_ns[direction] = sent_ns
+            takes_ns = int(size * 8e9 / rate)
+            free_ns = (free_ns if free_ns > now_ns else now_ns) + takes_ns
+            self._free_ns[direction] = free_ns
+            sent_ns = min(free_ns, now_ns + 2 * takes_ns) if self.shares and size <= SMALL_BYTES else free_ns
         arrival_ns = sent_ns + weather.latency_ns[direction]
         if weather.jitter_ns:
             arrival_ns += int(self._dice.random() * weather.jitter_ns)

@@ -96,7 +96,7 @@ class ReferenceSyncer:
         version, checksum = self._now[fragment]
         return (checksum, version)
 
-    def contribution_bytes(self, fragment: int) -> int:
+    def update_bytes(self, fragment: int) -> int:
         return CONTRIBUTION_BYTES
 
     def whole_bytes(self, fragment: int) -> int:

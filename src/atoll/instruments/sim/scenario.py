@@ -28,6 +28,8 @@ SIM_KINDS: Mapping[str, tuple[str, bool]] = {
     "lose": ("learner", True),
     "break": ("learner", True),
     "mute": ("learner", True),
+    "dismiss": ("learner", True),
+    "revoke": ("learner", False),
     "lie": ("learner", True),
 }
 """Every kind of fault that this world knows -> (what it hits, whether it lasts). Besides those of `chaos`:
@@ -35,8 +37,9 @@ power: the syncer's machine loses its power, and what was not synced is gone; ro
 unreadable, and it restarts; disk_slow: writes take `amount` times as long; takeover: a second syncer opens the run
 while the first one still lives; wipe: its machine is lost with all that was on its disk; lose: `amount` of all packets
 must be sent again; break: `amount` of all calls are broken off, before or after they did their work; mute: the
-learner's reports arrive, its contributions do not (an uplink that is too thin for them); lie: the learner tells a lie,
-whose name is the `variant` (`lies.LIES`), and goes on telling it when the world is healed."""
+learner's reports arrive, its contributions do not (an uplink that is too thin for them); dismiss: the operator asks the
+syncer to let it leave; revoke: the operator revokes its key, and its next process has a new one; lie: the learner tells
+a lie, whose name is the `variant` (`lies.LIES`), and goes on telling it when the world is healed."""
 AMOUNTS: Mapping[str, tuple[float, float]] = {
     **{name: kind.amount_allowed for name, kind in KINDS.items() if kind.amount is not None},
     "disk_slow": (1.0, 1000.0),
@@ -190,6 +193,8 @@ class Scenario:
                 f"{len(liars)} of {len(self.learners)} learners lie; one may, among at least {LEARNERS_WITH_LIAR}: the "
                 "others must be a majority"
             )
+        if not self.keys and any(fault.kind == "revoke" for fault in self.faults):
+            raise ConfigError("without keys there is none to revoke; let the scenario have keys, or leave out revoke")
         if not self.keys and any(fault.kind == "lie" and LIES[fault.variant].steals for fault in self.faults):
             raise ConfigError("without keys anybody may be anybody; let the scenario have keys, or leave out that lie")
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from atoll.core import (
+    ASKED_TO_LEAVE,
     EPOCH_KEY,
+    INNER_LINGER_NS,
     NO_VERSION,
     Begin,
     ContributionId,
@@ -24,6 +26,8 @@ from atoll.core import (
     Identity,
     InlinePush,
     InnerPiece,
+    InnerPieceRequest,
+    InnerSlot,
     Layout,
     LearnerMessage,
     Published,
@@ -98,8 +102,8 @@ class SyncerHost(Process):
         self._tick_ns = -1
         self._made: dict[int, facts.Committed] = {}
         """By fragment: a merge that is not committed yet."""
-        self.inner: dict[int, set[int]] = {}
-        """By slot: the pieces of inner state that wait for a joiner."""
+        self.inner: dict[int, dict[int, int]] = {}
+        """By slot: the pieces of inner state that wait for a joiner, and their sizes."""
         if self.level != "none":
             world.observe(facts.Opened(self.epoch))
 
@@ -187,7 +191,7 @@ class SyncerHost(Process):
             case Start():
                 for fragment, state in enumerate(message.fragments):
                     self._told(fragment, state.version, state.checksum)
-            case Stop():
+            case Stop() if message.reason != ASKED_TO_LEAVE:
                 self.world.stop_told()
             case DataLeases() if not self.world.is_honest(self.machine.learner_of(session)):
                 self.world.leased_to_liar.update(lease.chunk for lease in message.granted)
@@ -312,13 +316,10 @@ class SyncerHost(Process):
 
     def _heal(self, heal: fx.CommitHealed, payload: Payload, done: Callable[[], None]) -> None:
         assert self.payloads is not None
-        on_disk = self.machine.versions[heal.fragment] >= 0
         self.payloads.heal(heal.fragment, heal.version, heal.checksum, payload)
-        if heal.checksum in self.world.forged and not self.world.can_tell(heal, on_disk=on_disk):
-            self.world.undecidable = True  # nobody could tell whose word is true
-            self.world.clock.stop()
-            return
-        self.world.observe(facts.Healed(self.epoch, heal.fragment, heal.version, heal.checksum))
+        undecidable = self.world.is_undecidable(self, heal)
+        self.world.undecidable += undecidable
+        self.world.observe(facts.Healed(self.epoch, heal.fragment, heal.version, heal.checksum, undecidable))
         done()
 
     def version(self, fragment: int) -> int:
@@ -469,30 +470,49 @@ class SyncerHost(Process):
         reply = self.driver.complete_push(header, payload, finite=finite, norm=distance)
         if reply.accepted and header.kind is PushKind.INNER:
             piece = InnerPiece.of(header)
-            self.inner.setdefault(piece.slot, set()).add(piece.piece)
+            self.inner.setdefault(piece.slot, {})[piece.piece] = piece.size
         return reply
 
     def fetch(self, request: FetchRequest, done: Callable[[tuple[int, Payload, int] | str], None]) -> None:
         """`done` hears version, bytes and size, or the code of the refusal. A joiner waits for the merge that is under
         way, and its turn comes: asking again now and then, it might never find a busy fragment at rest."""
-        if not self.machine.committed or self.payloads is None:
-            done(Refusal.UNKNOWN_FRAGMENT)
-            return
         refusal = self.driver.open_fetch(request)
         if refusal is not None:
             done(refusal.code)
+            return
+        if request.kind is FetchKind.INNER:
+            done(self._inner_piece(InnerPieceRequest.of(request)))
+            return
+        if not self.machine.committed or self.payloads is None:
+            done(Refusal.UNKNOWN_FRAGMENT)
             return
         if request.kind is FetchKind.UPDATE:
             done(self._update(request))
         else:
             self.driver.turns.take(request.fragment, lambda: self._give_whole(request, done))
 
+    def _inner_piece(self, wanted: InnerPieceRequest) -> tuple[int, Payload, int] | str:
+        inner_slot = self.machine.inner_slot(wanted.slot, wanted.learner, wanted.generation)
+        if inner_slot is None or not 0 <= wanted.piece < inner_slot.pieces:
+            return Refusal.UNKNOWN_VERSION
+        self.hear(fx.InnerTaken(wanted.slot, done=False))
+        size = self.inner.get(wanted.slot, {}).get(wanted.piece)
+        if size is None:
+            return Refusal.BUSY
+        if wanted.piece == inner_slot.pieces - 1:
+            self.later(INNER_LINGER_NS, self._end_slot, inner_slot)
+        return wanted.piece, b"", size
+
+    def _end_slot(self, inner_slot: InnerSlot) -> None:
+        if self.machine.inner_slot(inner_slot.slot, inner_slot.joiner, inner_slot.joiner_generation) is inner_slot:
+            self.hear(fx.InnerTaken(inner_slot.slot, done=True))
+
     def _update(self, request: FetchRequest) -> tuple[int, Payload, int] | str:
         assert self.payloads is not None
         update = self.payloads.update(request.fragment, request.version)
         if update is None:
             return Refusal.UNKNOWN_VERSION
-        return request.version, update, self.payloads.contribution_bytes(request.fragment)
+        return request.version, update, self.payloads.update_bytes(request.fragment)
 
     def _give_whole(self, request: FetchRequest, done: Callable[[tuple[int, Payload, int] | str], None]) -> None:
         done(self._whole(request))

@@ -46,8 +46,6 @@ START_NS = SECOND // 2
 KEEPALIVE_NS = (KEEPALIVE_TIME_MS + CONTROL_KEEPALIVE_TIMEOUT_MS) * 1_000_000
 """A connection over which nothing comes through is given up after this."""
 LAST_EVENTS = 40
-LONE_AHEAD = 2
-"""How far ahead of two others one learner's word counts after a loss (`core.healing`)."""
 
 
 class World:
@@ -93,8 +91,10 @@ class World:
         """Every id that the liar made up or took."""
         self.forged: set[int] = set()
         """Checksums of parameters that the liar has made up."""
-        self.undecidable = False
-        """The liar's word stands against that of honest learners who do not agree among themselves."""
+        self.made: set[tuple[int, int, int]] = set()
+        """Fragment, version and checksum of all that was ever committed."""
+        self.undecidable = 0
+        """Versions of the liar's that the run went on from, since no two honest learners agreed on another."""
         self.steps_true: dict[ContributionId, int] = {}
         """Of what the liar has contributed."""
         self.lies_merged = 0
@@ -129,6 +129,8 @@ class World:
     # ------------------------------------------------------------ what is seen
 
     def observe(self, fact: facts.Fact) -> None:
+        if isinstance(fact, facts.Committed):
+            self.made.add((fact.fragment, fact.version, fact.checksum))
         self.checkers.feed(fact)
         if self.checkers.broken:
             self.clock.stop()
@@ -136,16 +138,18 @@ class World:
     @property
     def broken(self) -> bool:
         """There is nothing more to check."""
-        return self.checkers.broken or self.undecidable
+        return self.checkers.broken
 
-    def can_tell(self, heal: fx.CommitHealed, *, on_disk: bool) -> bool:
-        """Whether a syncer can tell that this version was made up: two honest learners hold one and the same; and,
-        where there is something on the disk that it must be near, it is further ahead of theirs than one's word may
-        be (draw 3, seeds 2389, 2810, 3326)."""
-        hosts = [host for name, host in self.learners.items() if self.is_honest(name) and host.machine.joined]
-        held = Counter(host.machine.held(heal.fragment) for host in hosts)
-        far = heal.version > max((version for version, _ in held), default=0) + LONE_AHEAD
-        return max(held.values(), default=0) >= 2 and (far or not on_disk)
+    def is_undecidable(self, syncer: SyncerHost, heal: fx.CommitHealed) -> bool:
+        """Whether the liar has made this version up and no syncer could tell: no two honest learners that have a
+        session hold one and the same. (What the liar has trained may by chance be a version that was made: draw 3, seed
+        3326. One that is frozen tells nobody what it holds: draw 4, seed 100099.)"""
+        if heal.checksum not in self.forged or (heal.fragment, heal.version, heal.checksum) in self.made:
+            return False
+        there = {member.learner for member in syncer.machine.members.values() if member.connected}
+        hosts = [host for name, host in self.learners.items() if self.is_honest(name) and name in there]
+        held = Counter(host.machine.held(heal.fragment) for host in hosts if host.machine.joined)
+        return max((count for (version, _), count in held.items() if version >= 0), default=0) < 2
 
     def note(self, source: str, note: fx.Note) -> None:
         event = note.event
@@ -402,11 +406,26 @@ class World:
         elif fault.kind == "away":
             self._down[fault.target] = self._down.get(fault.target, 0) + 1
             host.call(host.close, "asked to leave")
+        elif fault.kind in ("dismiss", "revoke") and self.syncer is None:
+            self.skipped += 1
+        elif fault.kind == "dismiss":
+            self._down[fault.target] = self._down.get(fault.target, 0) + 1
+            self._tell_syncer(fx.LeaveAsked(fault.target))
+        elif fault.kind == "revoke":
+            self._tell_syncer(fx.KeyRevoked(fault.target, f"the key of {fault.target} was revoked"))
+            if host.connection is None:  # with the old key it would not come in any more
+                host.die()
+                self.clock.after(RESTART_NS, self.start_learner, fault.target)
         elif fault.kind == "cut":
             if host.connection is not None:
                 host.connection.cut()
             for call in list(host.calls):
                 call.give_up(reset=self.dice.random() < 0.5)
+
+    def _tell_syncer(self, event: fx.SyncerInput) -> None:
+        """What an operator says, on the syncer's machine."""
+        if self.syncer is not None:
+            self.syncer.call(self.syncer.hear, event)
 
     def _set_weather(self, name: str) -> None:
         link = self.links[name]
@@ -440,7 +459,7 @@ class World:
             self._set_weather(fault.target)
         elif fault.kind == "lie":
             self._end_lie(fault)
-        elif fault.kind == "away":
+        elif fault.kind in ("away", "dismiss"):
             self._down[fault.target] = max(0, self._down.get(fault.target, 0) - 1)
             self._start_when_gone(fault.target)
         else:
@@ -489,12 +508,6 @@ class World:
         for name in self.scenario.names:
             self._down.pop(name, None)
             self._start_when_gone(name)
-
-    def take_inner(self, slot: int) -> None:
-        """A joiner has fetched the one piece there is."""
-        syncer = self.reachable()
-        if syncer is not None:
-            self.clock.after(SECOND // 10, syncer.call, syncer.hear, fx.InnerTaken(slot, done=True))
 
 
 def tensors_for(fragments: int) -> tuple[TensorSpec, ...]:

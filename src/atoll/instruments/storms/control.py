@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from atoll.errors import ConfigError
 from atoll.instruments.chaos import SYNCER
 from atoll.instruments.storms.files import FaultFiles
 from atoll.launch import Command, LearnerSlot, SupervisedRun, ask_to_leave
@@ -61,7 +62,11 @@ class ChaosControl:
             return "this run takes no guests"
         if learner in self._slots and not self._slots[learner].over:
             return "a learner of that name is in the run already"
-        slot = self._slots[learner] = LearnerSlot(self._guest(learner), guest=True)
+        try:
+            command = self._guest(learner)
+        except ConfigError as error:  # such as too few GPUs
+            return str(error)
+        slot = self._slots[learner] = LearnerSlot(command, guest=True)
         self._run.start(slot)
         return ""
 

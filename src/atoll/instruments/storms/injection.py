@@ -8,7 +8,7 @@ processes, their links and the syncer's disk.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -28,6 +28,7 @@ from atoll.launch import (
     RunFolder,
     SupervisedRun,
     TrainConfig,
+    gpu_share,
     learner_command,
     write_text,
 )
@@ -99,6 +100,9 @@ def guest_command(config: TrainConfig | RunConfig, attempt: Attempt, argv: Seque
     """A learner that a plan adds to the run under an id such as guest-3. Its rank is one that nobody has, and the world
     is large enough for it, because a script may divide its data by the world."""
     rank = config.learners + int(id.removeprefix(GUEST_PREFIX))
+    gpus: Mapping[str, str] = {}
+    if isinstance(config, RunConfig):
+        gpus = gpu_share(rank, ranks=config.ranks, per_learner=config.gpus_per_learner)
     return learner_command(
         attempt.folder,
         argv,
@@ -106,7 +110,7 @@ def guest_command(config: TrainConfig | RunConfig, attempt: Attempt, argv: Seque
         rank=rank,
         world=rank + 1,
         threads=config.threads_per_learner,
-        more={"ATOLL_TOKEN": attempt.token},
+        more={"ATOLL_TOKEN": attempt.token, **gpus},
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from atoll.errors import ConfigError
 from atoll.instruments.chaos import (
     CHAOS_PLANS,
+    KINDS,
     STORM_MINUTES_MAX,
     SYNCER,
     Fault,
@@ -42,6 +43,7 @@ def check_settings(config: TrainConfig | RunConfig) -> None:
     if isinstance(config, RunConfig) and config.chaos == "demo":
         raise ConfigError("chaos demo is made for the model of `atoll train`; use --chaos storm")
     faults = planned_faults(config)
+    _check_ranks(faults, config.ranks if isinstance(config, RunConfig) else 1)
     if isinstance(config, TrainConfig) and config.chaos != "none" and not config.synchronises:
         raise ConfigError(
             f"chaos {config.chaos} is for runs with a syncer: method {config.method} does not survive the loss of a "
@@ -54,6 +56,15 @@ def check_settings(config: TrainConfig | RunConfig) -> None:
         )
     if isinstance(config, TrainConfig):
         check_links(config.chaos, namespaces=config.namespaces, rate_mbit=config.rate_mbit)
+
+
+def _check_ranks(faults: Sequence[Fault], ranks: int) -> None:
+    for fault in faults:
+        if fault.rank >= ranks or (ranks == 1 and fault.rank >= 0):
+            raise ConfigError(
+                f"fault {fault.label()}: the learners of this run have {ranks} rank{'s' * (ranks > 1)} each; leave the "
+                "rank out, or start more of them (atoll run --ranks)"
+            )
 
 
 def check_chaos(chaos: str, storm_minutes: float) -> None:
@@ -85,7 +96,23 @@ def planned_faults(config: TrainConfig | RunConfig) -> tuple[Fault, ...]:
         return faults_by_share(config.chaos, learners=learners, seconds=seconds, seed=seed)
     if isinstance(config, TrainConfig) and not config.step_ms:
         seconds = config.storm_minutes * 60.0
-    return faults_in_time(config.chaos, learners=learners, seconds=seconds, seed=seed)
+    faults = faults_in_time(config.chaos, learners=learners, seconds=seconds, seed=seed)
+    if isinstance(config, RunConfig) and config.ranks > 1 and plan_path(config.chaos) is None:
+        return on_ranks(faults, config.ranks)
+    return faults
+
+
+def on_ranks(faults: Sequence[Fault], ranks: int) -> tuple[Fault, ...]:
+    """Of a drawn plan, where learners have several processes: every other kill and freeze hits one of them alone, and
+    the ranks take turns."""
+    found: list[Fault] = []
+    hit = 0
+    for fault in faults:
+        if KINDS[fault.kind].of_ranks and fault.target != SYNCER:
+            hit += 1
+            fault = replace(fault, rank=hit // 2 % ranks) if hit % 2 == 0 else fault
+        found.append(fault)
+    return tuple(found)
 
 
 def plan_seconds(config: TrainConfig | RunConfig) -> float:

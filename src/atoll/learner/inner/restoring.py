@@ -13,7 +13,7 @@ from atoll.learner.inner import limits
 from atoll.learner.inner.captured import Captured, OptimizerLike, reading
 from atoll.learner.inner.giving import StateGiver
 from atoll.learner.inner.random_state import seed
-from atoll.learner.inner.taking import kind_of, parameters_of
+from atoll.learner.inner.taking import PART, kind_of, parameters_of
 from atoll.learner.inner_state import Stateful
 from atoll.learner.local_part import is_dtensor, local_part, part_like
 from atoll.learner.warmup import torch_optimizers
@@ -93,7 +93,7 @@ def _check_fit(saved: dict[str, Any], optimizer: OptimizerLike) -> None:
     if [len(group) for group in saved["parameters"]] != [len(group) for group in groups]:
         raise PayloadError(f"the optimizer's groups have other numbers of parameters than its saved state; {remedy}")
     for i, (old, new) in enumerate(zip(chain(*saved["parameters"]), chain(*groups), strict=True)):
-        if old != new:
+        if old != (new if PART in old else new.partition(PART)[0]):  # older releases did not say which part it is
             raise PayloadError(f"parameter {i} of the optimizer is {new}, its saved state is for {old}; {remedy}")
     for part, param, entry in _entries(optimizer, saved["state"]):
         if type(part).__module__.startswith("torch.optim.") and type(part).__name__ not in _SHAPED_OTHERWISE:

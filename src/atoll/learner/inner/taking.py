@@ -171,9 +171,21 @@ def kind_of(optimizer: object) -> str:
     return type(optimizer).__name__ + (f"({', '.join(parts)})" if parts else "")
 
 
+PART = ", the part at "
+"""Where the description of a parameter says which part of it this is."""
+
+
 def parameters_of(optimizer: OptimizerLike) -> list[list[str]]:
-    """Type and shape of every parameter, by group: 'float32[768, 3072]'."""
-    return [
-        [f"{str(p.dtype).removeprefix('torch.')}{list(local_part(p).shape)}" for p in group["params"]]
-        for group in optimizer.param_groups
-    ]
+    """Type and shape of every parameter, by group: 'float32[768, 3072]'. Of a sharded one what is here, and which part
+    of the whole that is: rows of one mesh and columns of another may have the same shape."""
+    return [[_described(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _described(parameter: torch.Tensor) -> str:
+    own = f"{str(parameter.dtype).removeprefix('torch.')}{list(local_part(parameter).shape)}"
+    if not is_dtensor(parameter):
+        return own
+    whole: Any = parameter
+    mesh = whole.device_mesh
+    where = f"{list(mesh.get_coordinate() or ())} of the mesh {list(mesh.shape)}"
+    return f"{own}{PART}{where} of {list(whole.shape)} by {', '.join(map(str, whole.placements))}"

@@ -1,4 +1,5 @@
-"""A rank that does not speak: its arrays, and the thread that carries out commands. It has no link to the syncer."""
+"""A rank that does not speak: its arrays, and the thread that carries out commands. Of links
+to the syncer it has only one for its parts of payloads (`carrier`)."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from atoll.learner.island.parameters import RankParameters
 from atoll.learner.island.work import RankWork
 from atoll.learner.island.worker import RankWorker
 from atoll.learner.vault import Vault
+from atoll.wire import ClientOptions
 
 
 class FollowerShell:
     """What a Learner sees of it, as of a LearnerShell."""
 
-    def __init__(self, parameters: RankParameters, link: RankLink) -> None:
+    def __init__(self, parameters: RankParameters, link: RankLink, options: ClientOptions) -> None:
         self.changed = threading.Condition()
-        self.work = RankWork(parameters, link, self.changed)
+        self.work = RankWork(parameters, link, self.changed, options)
         self.worker = RankWorker(link, self.work, self.changed)
         self.healing = False
         self.laid_out = True
@@ -34,6 +36,7 @@ class FollowerShell:
         if self.left_in_order:
             self.worker.finish()
         self.worker.stop(timeout_s)
+        self.work.carrier.stop(timeout_s)
 
     @property
     def failure(self) -> Exception | None:
@@ -63,8 +66,8 @@ class FollowerShell:
 
     def attach_data(self, source: Any) -> None:
         raise ConfigError(
-            "leased data is read by the rank of a learner that speaks (learner.island_rank == 0); open the data set "
-            "there, and share its samples out to the other ranks"
+            "leases are held by the rank of a learner that speaks (learner.island_rank == 0); call atoll.data.loader "
+            "in the same way on every rank, without island=: it shares the samples out"
         )
 
     def poke_data(self, stream: str) -> None:

@@ -18,9 +18,12 @@ def recover_together(link: RankLink, inner: InnerRecovery, machine: LearnerMachi
     inner.go_back(min(steps))
     steps = [int(text) for text in link.compare(str(inner.found_step))]
     if min(steps) >= 0 and min(steps) == max(steps):
-        restored = inner.restore_own()
+        before = inner.capture_or_none()
+        restored = before is not None and inner.restore_own()
         if all(text == "1" for text in link.compare(str(int(restored)))):
             return "checkpoint"
+        if restored and before is not None:
+            inner.undo(before)
     inner.forget()
     if machine.step == 0:
         return "fresh"

@@ -42,8 +42,11 @@ class OwnedSnapshot:
 
 
 class RankParameters:
-    def __init__(self, held: HeldParameters, holdings: Holdings, me: int, swap: Swap, swap_now: Swap) -> None:
-        """`swap` is for the worker, `swap_now` for the training thread."""
+    def __init__(
+        self, held: HeldParameters, holdings: Holdings, me: int, swap: Swap, swap_now: Swap, *, staged: bool = False
+    ) -> None:
+        """`swap` is for the worker, `swap_now` for the training thread. `staged`: ranks have different tensors."""
+        self.staged = staged
         self.specs = held.specs
         self.held = held
         self._holdings = holdings
@@ -76,7 +79,7 @@ class RankParameters:
     def collect(self, fragment: int, snapshot: Snapshot) -> F32:
         """The owned blocks of a copy, which is released. All ranks together."""
         exchange = self._outward(fragment)
-        values = _moved(exchange, snapshot.values(), self.owned.fragments[fragment].size, self._swap)
+        values = moved(exchange, snapshot.values(), self.owned.fragments[fragment].size, self._swap)
         self.held.release(snapshot)
         return values
 
@@ -84,11 +87,11 @@ class RankParameters:
 
     def spread(self, fragment: int, owned: F32) -> F32:
         """Owned blocks as they are held. All ranks together."""
-        return _moved(self._inward(fragment), owned, self._held_size(fragment), self._swap)
+        return moved(self._inward(fragment), owned, self._held_size(fragment), self._swap)
 
     def spread_now(self, fragment: int, owned: F32) -> F32:
         """The same on the training thread."""
-        return _moved(self._inward(fragment), owned, self._held_size(fragment), self._swap_now)
+        return moved(self._inward(fragment), owned, self._held_size(fragment), self._swap_now)
 
     def _held_size(self, fragment: int) -> int:
         return self.shares.held_layout.fragments[fragment].size
@@ -116,12 +119,13 @@ class RankParameters:
         self.held.restore(saved)
 
 
-def _moved(exchange: Exchange, source: F32, size: int, swap: Swap) -> F32:
-    target = np.zeros(size, np.float32)
+def moved(exchange: Exchange, source: NDArray[Any], size: int, swap: Swap) -> NDArray[Any]:
+    """What this rank has after an exchange. All ranks together."""
+    target = np.zeros(size, source.dtype)
     leaving, staying = exchange.here
     staying.put(target, leaving.take(source))
     sends = {rank: np.ascontiguousarray(pieces.take(source)) for rank, pieces in exchange.sends.items()}
-    receives = {rank: np.empty(pieces.count, np.float32) for rank, pieces in exchange.receives.items()}
+    receives = {rank: np.empty(pieces.count, source.dtype) for rank, pieces in exchange.receives.items()}
     if sends or receives:
         swap(sends, receives)
     for rank, pieces in exchange.receives.items():

@@ -6,37 +6,52 @@ the training thread becomes orders, which all ranks carry out at the same bounda
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from atoll.codec import block_bytes
 from atoll.core import (
-    INLINE_BYTES_MAX,
+    BLOCK,
+    FetchAnswer,
     FetchedPayload,
+    FetchKind,
+    FetchRequest,
     Layout,
     LearnerMachine,
+    LearnerMessage,
     OutgoingPayload,
     Payload,
     PreparedVersion,
+    PushHeader,
+    PushReply,
+    Refusal,
     Request,
     SyncConfig,
     SyncerMessage,
+    Welcome,
 )
 from atoll.core import effects as fx
-from atoll.errors import ConfigError
-from atoll.learner.arrays import whole_payload
+from atoll.errors import ConfigError, PayloadError, RefusedError, UnreachableError
 from atoll.learner.island.arrays import RankArrays
+from atoll.learner.island.carrier import Route
+from atoll.learner.island.freight import HELD, SEED, Apart
 from atoll.learner.island.link import RankLink
 from atoll.learner.island.parameters import RankParameters
+from atoll.learner.island.parts import WHOLE, part_bytes
 from atoll.learner.island.work import (
     Op,
     RankCommand,
     RankWork,
+    Source,
     config_bytes,
     contribute_command,
     signed,
@@ -46,8 +61,16 @@ from atoll.learner.island.worker import RankWorker
 from atoll.learner.parameters import F32
 from atoll.learner.shell import LearnerShell
 from atoll.learner.vault import HeldVersion, Vault
-from atoll.observe import Writer
-from atoll.wire import ClientOptions
+from atoll.observe import Writer, events
+from atoll.wire import ClientOptions, RoutedBulk
+
+THROUGH_HERE_S = 60.0
+"""How long rank 0 pushes and fetches for the others where one of them could not."""
+TROUBLES_MAX = 3
+"""A syncer that is busy answers alike."""
+COUNT_EVERY_S = 60.0
+LOOK_EVERY_S = 2.0
+"""A push that takes longer may wait for the parts of a rank that has given up."""
 
 
 class SpeakerArrays:
@@ -130,7 +153,7 @@ class SpeakerShell(LearnerShell):
         link: RankLink,
     ) -> None:
         super().__init__(parameters, machine, options, writer)
-        self.work = RankWork(parameters, link, self.changed)
+        self.work = RankWork(parameters, link, self.changed, options)
         self.worker = RankWorker(link, self.work, self.changed)
         self.laid_out = False
         """All ranks know the layout."""
@@ -139,6 +162,11 @@ class SpeakerShell(LearnerShell):
         self.standing = True
         """The training thread does not step: it joins, waits or leaves."""
         self._staging: set[int] = set()
+        self._apart_after_s = math.inf
+        """From then on (of the monotonic clock) every rank pushes and fetches its own parts; before, this one does."""
+        self._counted_s = time.monotonic()
+        self._troubles = 0
+        """Pushes in a row of which one rank's part did not come through."""
 
     # ------------------------------------------------------------ life
 
@@ -148,9 +176,11 @@ class SpeakerShell(LearnerShell):
 
     def stop(self, timeout_s: float) -> None:
         with self.changed:
+            self._count_bytes()
             self.worker.end()  # first: the other ranks wait for it
         super().stop(timeout_s)
         self.worker.stop(timeout_s)
+        self.work.carrier.stop(timeout_s)
 
     def news(self) -> None:
         self.fresh = True
@@ -175,7 +205,8 @@ class SpeakerShell(LearnerShell):
     def _take_settings(self, config: SyncConfig) -> None:
         for codec in (config.codec_up, config.codec_down):
             block_bytes(codec)
-        self._order(RankCommand(Op.LAY_OUT, (len(config_bytes(config)),)), self._laid_out, config)
+        text = config_bytes(config)
+        self._order(RankCommand(Op.LAY_OUT, (len(text),)), self._laid_out, text)
 
     def _laid_out(self, failed: str | None) -> None:
         assert failed is None, failed
@@ -217,40 +248,178 @@ class SpeakerShell(LearnerShell):
         super().on_message(message)
 
     def contribute(self, effect: fx.Contribute, done: Callable[[OutgoingPayload | str], None]) -> None:
-        command = contribute_command(effect, self._arrays.give(effect.header.fragment))
-        self._order(command, lambda made: done(made if isinstance(made, str) else _outgoing(made)))
+        self._order(contribute_command(effect, self._arrays.give(effect.header.fragment)), done)
 
     def prepare_whole(self, fragment: int, came: FetchedPayload, done: Callable[[PreparedVersion | str], None]) -> None:
-        command = RankCommand(Op.WHOLE, (fragment, came.version, signed(came.checksum)))
-        self._order(command, partial(self._prepared, fragment, done), np.frombuffer(came.payload, np.uint8))
+        self._prepare_version(Op.WHOLE, fragment, came.version, came.checksum, came.payload, done)
 
     def prepare_update(self, wanted: fx.Fetch, payload: Payload, done: Callable[[PreparedVersion | str], None]) -> None:
-        command = RankCommand(Op.UPDATE, (wanted.fragment, wanted.version, signed(wanted.checksum)))
-        self._order(command, partial(self._prepared, wanted.fragment, done), np.frombuffer(payload, np.uint8))
+        self._prepare_version(Op.UPDATE, wanted.fragment, wanted.version, wanted.checksum, payload, done)
 
-    def _prepared(self, fragment: int, done: Callable[[PreparedVersion | str], None], made: HeldVersion | str) -> None:
+    def _prepare_version(
+        self, op: Op, fragment: int, version: int, checksum: int, payload: Payload, done: Callable[[Any], None]
+    ) -> None:
+        source = payload if isinstance(payload, Source) else Source.SPEAKER
+        command = RankCommand(op, (fragment, version, signed(checksum), source))
+        data = np.frombuffer(payload, np.uint8) if source is Source.SPEAKER else None
+        self._order(command, partial(self._prepared, fragment, source, done), data)
+
+    def _prepared(
+        self, fragment: int, source: Source, done: Callable[[PreparedVersion | str], None], made: HeldVersion | str
+    ) -> None:
         self._arrays.kept = False
+        if isinstance(made, str) and source is Source.FETCHED:
+            self._go_through_here()
         done(made)
         if not self._arrays.kept and isinstance(made, HeldVersion):
             self.worker.post(RankCommand(Op.DISCARD, (fragment, made.version)))
         self.stage_wanted()
 
     def read_seed(self, fragment: int, done: Callable[[OutgoingPayload], None]) -> None:
-        self._order(RankCommand(Op.READ_SEED, (fragment,)), lambda values: done(whole_payload(_values(values))))
+        self._order(RankCommand(Op.READ_SEED, (fragment,)), lambda made: done(_payload(made)))
 
     def read_held(self, fragment: int, version: int, done: Callable[[OutgoingPayload | None], None]) -> None:
-        def answer(values: F32 | str) -> None:
-            done(None if isinstance(values, str) else whole_payload(values))
-
-        self._order(RankCommand(Op.READ_HELD, (fragment, version)), answer)
+        self._order(
+            RankCommand(Op.READ_HELD, (fragment, version)), lambda made: done(None if isinstance(made, str) else made)
+        )
 
     def find_own(self, wanted: fx.Fetch, done: Callable[[FetchedPayload | None], None]) -> None:
-        def answer(values: F32) -> None:
-            own = whole_payload(_values(values))
-            fits = own.checksum == wanted.checksum
-            done(FetchedPayload(wanted.version, own.payload, 0, own.checksum) if fits else None)
+        def answer(checksum: int | str) -> None:
+            assert not isinstance(checksum, str), checksum
+            fits = checksum == wanted.checksum
+            done(FetchedPayload(wanted.version, Source.OWN, 0, checksum) if fits else None)
 
-        self._order(RankCommand(Op.READ_SEED, (wanted.fragment,)), answer)
+        self._order(RankCommand(Op.CHECK_SEED, (wanted.fragment,)), answer)
+
+    # ------------------------------------------------------------ every rank its parts
+
+    def on_up(self, send: Callable[[LearnerMessage], None], welcome: Welcome) -> None:
+        super().on_up(send, welcome)
+        assert self._bulk is not None
+        route = Route(
+            self.machine.learner,
+            welcome.generation,
+            welcome.secret,
+            self._bulk.address,
+            welcome.shards,
+            welcome.shard_of,
+        )
+        text = json.dumps(route.values()).encode()
+        self._apart_after_s = math.inf
+        with self.changed:
+            self._order(RankCommand(Op.ROUTE, (len(text),)), self._routed, text)
+
+    def _routed(self, failed: str | None) -> None:
+        if failed is None:
+            self._apart_after_s = 0.0
+        else:
+            self.warn(f"{failed}; what it pushes and fetches goes through rank 0")
+
+    def on_down(self, reason: str) -> None:
+        self.work.carrier.give_up()
+        super().on_down(reason)
+
+    @property
+    def _apart(self) -> bool:
+        return time.monotonic() >= self._apart_after_s
+
+    def _go_through_here(self) -> None:
+        """For a while: a rank's own way does not work."""
+        self._troubles = 0
+        self._apart_after_s = max(self._apart_after_s, time.monotonic() + THROUGH_HERE_S)
+
+    async def _asked(self, command: RankCommand, payload: Any = None) -> Any:
+        """What a command gives, on the loop."""
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def given(made: Any) -> None:
+            if not answer.done():
+                answer.set_result(made)
+
+        with self.changed:
+            self._order(command, given, payload)
+        return await answer
+
+    async def _push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
+        if not isinstance(payload, Apart):
+            await super()._push(header, payload, done)
+        elif self._apart:
+            self._call(self._pushed_apart, payload, done, await self._push_apart(header, payload))
+        else:
+            whole = await self._asked(RankCommand(Op.GATHER, payload.key))
+            if whole is None:  # its fate was decided meanwhile
+                self._call(done, None)
+            else:
+                await super()._push(header, whole, done)
+
+    async def _push_apart(self, header: PushHeader, payload: Apart) -> PushReply | None:
+        opening = RoutedBulk.opening(header, payload.stripes, payload.part_bytes)
+        push: Future[PushReply] | None = await self._asked(
+            RankCommand(Op.PUSH, (len(opening), *payload.key, header.fragment)), opening
+        )
+        if push is None:
+            return None  # its fate was decided meanwhile
+        answer = asyncio.wrap_future(push)
+        try:
+            while not (await asyncio.wait([answer], timeout=LOOK_EVERY_S))[0]:
+                if await self._asked(RankCommand(Op.LOOK, payload.key)) is not None:
+                    answer.cancel()
+                    self._go_through_here()
+                    return None
+            return answer.result()
+        except RefusedError as error:
+            return PushReply(False, error.code, error.detail)
+        except UnreachableError:
+            return None
+
+    def _pushed_apart(self, payload: Apart, done: Callable[[PushReply | None], None], reply: PushReply | None) -> None:
+        lost = reply is None or reply.code == Refusal.BUSY
+        self._troubles = self._troubles + 1 if lost else 0
+        if self._troubles == TROUBLES_MAX:
+            self._go_through_here()
+        if not lost and payload.key in ((SEED, SEED), (HELD, HELD)):
+            self.worker.post(RankCommand(Op.UNLOAD, payload.key))
+        done(reply)
+
+    async def _fetch(self, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
+        if request.kind is FetchKind.INNER or not self._apart or not self.laid_out:
+            await super()._fetch(request, done)
+            return
+        answer: FetchAnswer = None
+        try:
+            answer = await self._fetch_apart(request)
+        except RefusedError as error:
+            answer = error.code
+        except PayloadError:
+            answer = FetchedPayload(request.version, None, 0)
+        except UnreachableError:
+            pass
+        self._call(done, answer)
+
+    async def _fetch_apart(self, request: FetchRequest) -> FetchedPayload:
+        assert self._bulk is not None and self.layout is not None
+        whole = request.kind is FetchKind.THETA
+        sections = WHOLE if whole else block_bytes(self.vault.config.codec_down)  # type: ignore[union-attr]
+        version, checksum = request.version, 0
+        if whole:  # the newest: one byte of it tells which that is, for all ranks
+            header, _ = await self._bulk.fetch_range(replace(request, offset=0, length=1))
+            version, checksum = header.version, header.checksum
+        await asyncio.wrap_future(await self._asked(RankCommand(Op.FETCH, (request.fragment, version, int(whole)))))
+        size = part_bytes(sections, self.layout.fragments[request.fragment].size // BLOCK)
+        return FetchedPayload(version, Source.FETCHED, size, checksum)
+
+    def _count_bytes(self) -> None:
+        def tell(counts: list[int]) -> None:
+            ranks = len(counts) // 2
+            self.writer.emit(events.IslandBytes(self.machine.learner, counts[:ranks], counts[ranks:]))
+
+        self._counted_s = time.monotonic()
+        self.worker.post(RankCommand(Op.COUNT), None, tell)
+
+    def pushed(self, header: PushHeader, reply: PushReply, encode_ns: int, push_ns: int) -> None:
+        super().pushed(header, reply, encode_ns, push_ns)
+        if time.monotonic() - self._counted_s > COUNT_EVERY_S:
+            self._count_bytes()
 
     def copy_inner(self, done: Callable[[Sequence[OutgoingPayload]], None]) -> None:
         """Ranks of an island have their parts of the state: nobody has one that he could give."""
@@ -263,11 +432,6 @@ def _has_blocks(codec: str) -> bool:
         return False
 
 
-def _values(made: F32 | str) -> F32:
+def _payload(made: OutgoingPayload | str) -> OutgoingPayload:
     assert not isinstance(made, str), made
     return made
-
-
-def _outgoing(payload: Any) -> OutgoingPayload:
-    size, checksum = int(payload.nbytes), xxhash.xxh3_64_intdigest(payload.data)
-    return OutgoingPayload(payload.tobytes() if size <= INLINE_BYTES_MAX else payload, size, checksum)

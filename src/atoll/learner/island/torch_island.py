@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
+from atoll.core import TensorSpec
 from atoll.errors import AtollError, ConfigError
 from atoll.learner.island.gloo import GlooLink
 from atoll.learner.island.link import SPEAKER, RankLink
 from atoll.learner.island.parameters import RankParameters
-from atoll.learner.island.torch_ranks import LocalParameters, check_local, fingerprint, holdings_of
+from atoll.learner.island.torch_ranks import LocalParameters, check_local, fingerprint, holdings_of, holdings_of_stages
 from atoll.learner.local_part import is_dtensor
+
+PIECE_CHARS = 1000
+"""Of a long text at a time: in UTF-8 it stays below what ranks can compare (`gloo.TEXT_BYTES_MAX`)."""
+
+
+def _build() -> str:
+    """Atoll's version, as the package says: it may run from a folder, where nothing is installed. (A room imports none
+    above it, so it is asked for where it was loaded.)"""
+    return str(sys.modules["atoll"].__version__)
 
 
 def island_ranks(model: object, mesh: Any, group: Any) -> list[int] | None:
@@ -41,9 +53,9 @@ def island_ranks(model: object, mesh: Any, group: Any) -> list[int] | None:
     return None
 
 
-def meet(link: RankLink, look: Callable[[], Mapping[str, str]]) -> None:
+def meet(link: RankLink, look: Callable[[], Mapping[str, str]], like: Sequence[int] = ()) -> None:
     """What must be the same on all ranks is compared before anything else. A rank that finds its own model wanting
-    says so, and all of them end with that."""
+    says so, and all of them end with that. `like`: for each rank, the one that it must be like; else all rank 0."""
     failed: AtollError | None = None
     about: Mapping[str, str] = {}
     try:
@@ -56,28 +68,80 @@ def meet(link: RankLink, look: Callable[[], Mapping[str, str]]) -> None:
     for rank, other in enumerate(told):
         if "error" in other:
             raise ConfigError(f"rank {rank} of this learner: {other['error']}")
-        for what, mine in told[SPEAKER].items():
+        first = like[rank] if like else SPEAKER
+        for what, mine in told[first].items():
             if other.get(what) != mine:
                 raise ConfigError(
-                    f"the ranks of this learner differ in their {what}: rank 0 has {mine}, rank {rank} has "
+                    f"the ranks of this learner differ in their {what}: rank {first} has {mine}, rank {rank} has "
                     f"{other.get(what)}; start all ranks from the same script, environment and installation"
                 )
 
 
 def rank_parameters(
-    model: nn.Module, merge_modes: Mapping[str, str] | None, ranks: list[int], timeout_s: float
+    model: nn.Module,
+    merge_modes: Mapping[str, str] | None,
+    ranks: list[int],
+    timeout_s: float,
+    check: Callable[[], None],
 ) -> tuple[RankParameters, GlooLink]:
-    """This rank's parameters and its link to the others; all ranks together."""
+    """This rank's parameters and its link to the others; all ranks together. `check` is done where all of them hear
+    what one of them finds wrong."""
     link = GlooLink(ranks, timeout_s)
     found: list[RankParameters] = []
+    described: list[LocalParameters] = []
+
+    def describe() -> Mapping[str, str]:
+        check()
+        described.append(LocalParameters(model, merge_modes))
+        return {"version of atoll": _build()}
+
+    meet(link, describe)
+    held = described[0]
+    own_specs, stages = held.specs, _stages(link, held.specs)
 
     def look() -> Mapping[str, str]:
-        held = LocalParameters(model, merge_modes)
-        holdings = holdings_of(model, held.specs, ranks)
+        if stages is None:
+            holdings = holdings_of(model, own_specs, ranks)
+        else:
+            held.join_stages(stages.specs)
+            holdings = holdings_of_stages(model, stages.specs, stages.names)
         holdings.check()
         check_local(model, holdings, link.rank)
-        found.append(RankParameters(held, holdings, link.rank, link.exchange, link.exchange_now))
-        return fingerprint(model, held.specs, importlib.metadata.version("atoll"))
+        staged = stages is not None
+        found.append(RankParameters(held, holdings, link.rank, link.exchange, link.exchange_now, staged=staged))
+        return fingerprint(model, own_specs, _build())
 
-    meet(link, look)
+    meet(link, look, stages.like if stages is not None else ())
     return found[0], link
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A pipeline over ranks: the tensors of all stages, in the order of ranks, and who has which."""
+
+    specs: tuple[TensorSpec, ...]
+    names: tuple[set[str], ...]
+    like: tuple[int, ...]
+    """For each rank: the first one with the same stage."""
+
+
+def _stages(link: RankLink, specs: tuple[TensorSpec, ...]) -> Stages | None:
+    """None unless ranks have tensors of different names. Two ranks have all of them in common or none: where only some
+    are, a script is wrong, and comparing says what differs."""
+    text = json.dumps([[s.name, s.shape, s.dtype, s.merge] for s in specs])
+    if len(set(link.compare(hashlib.sha256(json.dumps([s.name for s in specs]).encode()).hexdigest()))) == 1:
+        return None
+    told = [json.loads(one) for one in _long_texts(link, text)]
+    every = [tuple(TensorSpec(n, tuple(shape), dtype, merge) for n, shape, dtype, merge in one) for one in told]
+    names = tuple({spec.name for spec in one} for one in every)
+    like = tuple(next(first for first, other in enumerate(names) if other & own) for own in names)
+    if any(names[first] != own for first, own in zip(like, names, strict=True)):
+        return None
+    return Stages(tuple(spec for first in sorted(set(like)) for spec in every[first]), names, like)
+
+
+def _long_texts(link: RankLink, text: str) -> list[str]:
+    """`RankLink.compare` of texts of any length."""
+    lengths = [int(one) for one in link.compare(str(len(text)))]
+    pieces = [link.compare(text[at : at + PIECE_CHARS]) for at in range(0, max(lengths), PIECE_CHARS)]
+    return ["".join(told) for told in zip(*pieces, strict=True)]

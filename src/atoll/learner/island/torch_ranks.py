@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import nn
 
 from atoll.core import TensorSpec
 from atoll.errors import ConfigError
-from atoll.learner.island.intervals import Intervals, intervals
+from atoll.learner.island.intervals import EMPTY, Intervals, intervals
 from atoll.learner.island.shares import Holdings, Indices, held_runs
 from atoll.learner.local_part import is_dtensor, local_part, part_like
 from atoll.learner.names import named_parameters
@@ -29,6 +29,17 @@ from atoll.learner.torch_parameters import TorchParameters
 
 class LocalParameters(TorchParameters):
     """This rank's parts of the parameters, by a layout of its own local tensors."""
+
+    def join_stages(self, specs: tuple[TensorSpec, ...]) -> None:
+        """This rank has one stage of a pipeline; these are the tensors of all of them."""
+        self.specs = specs
+
+    def _named(self) -> list[torch.Tensor]:
+        known = dict(named_parameters(self._model))
+        device = next(iter(known.values())).device
+        return [
+            known.get(spec.name, torch.empty(0, dtype=getattr(torch, spec.dtype), device=device)) for spec in self.specs
+        ]
 
     def _tensor(self, index: int) -> torch.Tensor:
         return local_part(self._parameters[index])
@@ -44,17 +55,41 @@ class LocalParameters(TorchParameters):
 
     def reshard(self) -> None:
         """FSDP2 may keep gathered copies of parameters that have changed since."""
-        fsdp = sys.modules.get("torch.distributed.fsdp")
-        for module in self._model.modules() if fsdp is not None else ():
-            if isinstance(module, fsdp.FSDPModule):  # type: ignore[union-attr]
-                module.reshard()
+        for module in _sharded_modules(self._model):
+            module.reshard()
 
     def named(self, thetas: Sequence[F32]) -> dict[str, torch.Tensor]:
         """As what the parameters are: DTensors of which this rank has its part, or plain tensors."""
         values = [torch.empty(local_part(parameter).shape, dtype=torch.float32) for parameter in self._parameters]
         self._fill([value.view(-1) for value in values], thetas)
+        here = dict(named_parameters(self._model))
         parts = zip(self.specs, values, self._parameters, strict=True)
-        return {spec.name: part_like(value, parameter) for spec, value, parameter in parts}
+        return {spec.name: part_like(value, parameter) for spec, value, parameter in parts if spec.name in here}
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """True if FSDP2 keeps parts of this model's parameters on each rank."""
+    return any(True for _ in _sharded_modules(model))
+
+
+def _sharded_modules(model: nn.Module) -> Iterator[Any]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for module in model.modules() if fsdp is not None else ():
+        if isinstance(module, fsdp.FSDPModule):  # type: ignore[union-attr]
+            yield module
+
+
+def holdings_of_stages(model: nn.Module, specs: tuple[TensorSpec, ...], names: Sequence[set[str]]) -> Holdings:
+    """What each rank holds where they are stages of a pipeline, which have the tensors of these names."""
+    for name, parameter in named_parameters(model):
+        if is_dtensor(parameter):
+            raise ConfigError(
+                f"parameter {name!r} is sharded inside of a pipeline stage, which is not supported yet; keep the "
+                "tensors of a stage whole (replicas of stages are fine), or shard the model without stages"
+            )
+    whole = [intervals([0], [int(np.prod(spec.shape))]) for spec in specs]
+    runs = [tuple(one if spec.name in own else EMPTY for own in names) for spec, one in zip(specs, whole, strict=True)]
+    return Holdings(specs, tuple(runs))
 
 
 def holdings_of(model: nn.Module, specs: tuple[TensorSpec, ...], ranks: Sequence[int]) -> Holdings:
@@ -77,13 +112,13 @@ def _runs(spec: TensorSpec, parameter: torch.Tensor, ranks: Sequence[int]) -> tu
                 "hold a part of every parameter; give this Learner the mesh= or group= of the ranks that do"
             )
         if where not in runs:
-            indices = _indices(spec.name, parameter, where)
+            indices = indices_at(spec.name, parameter, where)
             runs[where] = held_runs(spec.shape, indices)
         found.append(runs[where])
     return tuple(found)
 
 
-def _indices(name: str, parameter: Any, where: tuple[int, ...]) -> Indices:
+def indices_at(name: str, parameter: Any, where: tuple[int, ...]) -> Indices:
     """The indices along each dimension that the rank at this place of the mesh holds."""
     from torch.distributed.tensor.placement_types import Replicate, Shard
 
@@ -109,6 +144,8 @@ def check_local(model: nn.Module, holdings: Holdings, me: int) -> None:
     """What the placements say must be what is here."""
     known = dict(named_parameters(model))
     for spec, runs in zip(holdings.tensors, holdings.runs, strict=True):
+        if spec.name not in known and not runs[me]:
+            continue
         here = local_part(known[spec.name])
         if here.numel() != runs[me].count:
             raise ConfigError(
@@ -121,7 +158,8 @@ def fingerprint(model: nn.Module, specs: tuple[TensorSpec, ...], version: str) -
     """What must be the same on all ranks, by what a person calls it."""
     known = dict(named_parameters(model))
     tensors = [[s.name, s.shape, s.dtype, s.merge] for s in specs]
-    cuts = [str(getattr(known[s.name], "placements", "")) for s in specs]
+    frozen = [[n, str(p.dtype), list(p.shape), _cut(p)] for n, p in known.items() if not p.requires_grad]
+    cuts = [_cut(known[s.name]) for s in specs]
     kinds = sorted({known[s.name].device.type for s in specs})
 
     def digest(value: object) -> str:
@@ -132,4 +170,9 @@ def fingerprint(model: nn.Module, specs: tuple[TensorSpec, ...], version: str) -
         "type of device": "+".join(kinds),
         "model": f"{len(specs)} trainable tensors, {digest(tensors)}",
         "sharding": digest(cuts),
+        "frozen parameters": f"{len(frozen)} tensors, {digest(frozen)}",
     }
+
+
+def _cut(parameter: torch.Tensor) -> str:
+    return str(getattr(parameter, "placements", ""))

@@ -9,25 +9,28 @@ from __future__ import annotations
 import enum
 import json
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from threading import Condition
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from atoll.codec import block_bytes
-from atoll.core import SyncConfig, build_layout
+from atoll.core import FetchKind, OutgoingPayload, PushReply, SyncConfig, build_layout
 from atoll.core import effects as fx
 from atoll.errors import IslandError, PayloadError
 from atoll.learner.island.arrays import RankArrays
+from atoll.learner.island.carrier import Carrier, Route
+from atoll.learner.island.freight import HELD, SEED, Freight, NotFetchedError
 from atoll.learner.island.link import COMMAND_WORDS, SPEAKER, RankLink
 from atoll.learner.island.parameters import RankParameters
-from atoll.learner.island.parts import WHOLE, join_parts, part_bytes, split_parts
+from atoll.learner.island.parts import WHOLE
 from atoll.learner.island.word import RULES
 from atoll.learner.parameters import F32
 from atoll.learner.vault import HeldVersion
+from atoll.wire import ClientOptions
 
 U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
@@ -51,6 +54,14 @@ class Op(enum.IntEnum):
     FORGET_PREPARED = 11
     READ_SEED = 12
     READ_HELD = 13
+    ROUTE = 14
+    PUSH = 15
+    GATHER = 16
+    UNLOAD = 17
+    FETCH = 18
+    CHECK_SEED = 19
+    COUNT = 20
+    LOOK = 21
 
 
 class Outcome(enum.IntEnum):
@@ -59,6 +70,19 @@ class Outcome(enum.IntEnum):
     """The bytes are none, or are not finite."""
     NOT_HERE = 2
     BROKEN = 3
+    OUT_OF_REACH = 4
+    NOT_FETCHED = 5
+    NOT_PUSHED = 6
+
+
+class Source(enum.IntEnum):
+    """Where the bytes of a version are."""
+
+    SPEAKER = 0
+    FETCHED = 1
+    """Each rank has fetched parts of them."""
+    OWN = 2
+    """They are those with which this learner came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +135,11 @@ class _NotHereError(Exception):
 class RankWork:
     """One rank's part in commands. Its worker thread calls `run`."""
 
-    def __init__(self, parameters: RankParameters, link: RankLink, lock: Condition) -> None:
+    def __init__(self, parameters: RankParameters, link: RankLink, lock: Condition, options: ClientOptions) -> None:
         self._parameters = parameters
         self._link = link
+        self.carrier = Carrier(options)
+        self._freight = Freight(parameters, link, self.carrier)
         self._lock = lock
         self._speaks = link.rank == SPEAKER
         self.arrays: RankArrays | None = None
@@ -136,6 +162,7 @@ class RankWork:
 
     def _settle(self, payload: None, fragment: int, seq: int, merged: int) -> None:
         self._here.settle(fragment, seq, bool(merged))
+        self._freight.unload((fragment, seq))
 
     def _drop(self, payload: None, fragment: int, boundary: int) -> None:
         self._here.drop(fragment, boundary)
@@ -149,15 +176,31 @@ class RankWork:
     def _forget_prepared(self, payload: None, fragment: int) -> None:
         self._here.forget_prepared(fragment)
 
-    # ------------------------------------------------------------ layout
+    def _unload(self, payload: None, fragment: int, seq: int) -> None:
+        self._freight.unload((fragment, seq))
 
-    def _lay_out(self, config: SyncConfig | None, size: int) -> str | None:
+    def _count(self, payload: None) -> list[int]:
+        """Payload bytes that each rank has sent, then those that each has received."""
+        counts = np.zeros(2 * self._link.size, np.int64)
+        counts[self._link.rank] = self.carrier.bytes_up
+        counts[self._link.size + self._link.rank] = self.carrier.bytes_down
+        self._link.add_up(counts)
+        return [int(count) for count in counts]
+
+    # ------------------------------------------------------------ layout and routes
+
+    def _told(self, text: bytes | None, size: int) -> bytes:
+        """What the speaker says, at all ranks."""
+        data = np.frombuffer(text, np.uint8).copy() if text is not None else np.empty(size, np.uint8)
+        if self._speaks:
+            self._link.exchange({rank: data for rank in range(self._link.size) if rank != SPEAKER}, {})
+        else:
+            self._link.exchange({}, {SPEAKER: data})
+        return data.tobytes()
+
+    def _lay_out(self, payload: bytes | None, size: int) -> str | None:
         """The run's settings, from which every rank makes the same layout."""
-        text = np.frombuffer(config_bytes(config), np.uint8).copy() if config is not None else np.empty(size, np.uint8)
-        self._scatter(text, [text] * self._link.size)
-        if config is None:
-            config = SyncConfig(**json.loads(text.tobytes()))
-        settings = config
+        settings = SyncConfig(**json.loads(self._told(payload, size)))
 
         def lay_out() -> None:
             if self.arrays is None:
@@ -167,46 +210,86 @@ class RankWork:
 
         return self._report(self._try(lay_out)[0])
 
+    def _route(self, payload: bytes | None, size: int) -> str | None:
+        """Where fragments are served, and under which secret. None: every rank can reach it."""
+        told = json.loads(self._told(payload, size))
+        route = Route(**{**told, "shards": tuple(told["shards"]), "shard_of": tuple(told["shard_of"])})
+        code, reached = self._try(lambda: self.carrier.route(route))
+        return self._report(Outcome.OUT_OF_REACH if code is Outcome.FINE and not reached else code)
+
     # ------------------------------------------------------------ contributions
 
     def _contribute(
         self, payload: None, fragment: int, seq: int, boundary: int, feedback: int, letters: int, *more: int
-    ) -> U8 | str:
+    ) -> OutgoingPayload | str:
         here = self._here
         codec, merged = read_text(more[:letters]), more[letters:]
         code, part = self._try(lambda: here.contribute(fragment, seq, boundary, codec, merged, bool(feedback)))
         failed = self._report(code)
         if failed is not None:
             return failed
-        return self._gather(fragment, block_bytes(codec), part)
+        return self._freight.load((fragment, seq), fragment, block_bytes(codec), part)
+
+    def _push(self, payload: bytes | None, size: int, fragment: int, seq: int, of: int) -> Future[PushReply] | None:
+        """Begin to push the parts of a payload that is ready."""
+        return self._freight.push((fragment, seq), of, self._told(payload, size))
+
+    def _look(self, payload: None, fragment: int, seq: int) -> str | None:
+        """Whether a rank could not push its parts: the syncer would wait for them."""
+        return self._report(Outcome.NOT_PUSHED if self._freight.stuck((fragment, seq)) else Outcome.FINE)
+
+    def _gather(self, payload: None, fragment: int, seq: int) -> U8 | None:
+        return self._freight.gather((fragment, seq))
 
     # ------------------------------------------------------------ versions
 
-    def _update(self, payload: U8 | None, fragment: int, version: int, *checksum: int) -> HeldVersion | str:
-        here = self._here
-        part = self._share(payload, fragment, block_bytes(here.vault.config.codec_down))
-        code, made = self._try(lambda: here.prepare_update(fragment, version, part))
+    def _fetch(self, payload: None, fragment: int, version: int, whole: int) -> Future[U8]:
+        """Begin to fetch parts of it."""
+        kind = FetchKind.THETA if whole else FetchKind.UPDATE
+        return self._freight.fetch(kind, fragment, version, self._sections(whole))
+
+    def _sections(self, whole: int) -> tuple[int, ...]:
+        return WHOLE if whole else block_bytes(self._here.vault.config.codec_down)
+
+    def _came(self, payload: U8 | None, fragment: int, version: int, whole: int, source: int) -> U8 | str:
+        """This rank's blocks of what came, from wherever it is."""
+        if source == Source.OWN:
+            return self._here.seed_values(fragment).view(np.uint8)
+        if source == Source.SPEAKER:
+            return self._freight.shared_out(fragment, self._sections(whole), payload)
+        code, carried = self._try(lambda: self._freight.fetched(fragment, version))
+        failed = self._report(code)
+        return failed if failed is not None else self._freight.unpacked(fragment, self._sections(whole), carried)
+
+    def _update(self, payload: U8 | None, fragment: int, version: int, checksum: int, source: int) -> HeldVersion | str:
+        part = self._came(payload, fragment, version, 0, source)
+        if isinstance(part, str):
+            return part
+        code, made = self._try(lambda: self._here.prepare_update(fragment, version, part))
         failed = self._report(code)
         if failed is None and version % CHECK_EVERY == 0:
-            failed = self._compare(fragment, made, _unsigned(checksum[0]))
-        return self._made(fragment, version, made, failed, checksum)
+            failed = self._compare(fragment, made, _unsigned(checksum))
+        return self._made(made, failed, checksum)
 
-    def _whole(self, payload: U8 | None, fragment: int, version: int, *checksum: int) -> HeldVersion | str:
-        part = self._share(payload, fragment, WHOLE)
+    def _whole(self, payload: U8 | None, fragment: int, version: int, checksum: int, source: int) -> HeldVersion | str:
+        part = self._came(payload, fragment, version, 1, source)
+        if isinstance(part, str):
+            return part
         code, made = self._try(lambda: self._here.prepare_whole(fragment, version, part))
-        return self._made(fragment, version, made, self._report(code), checksum)
+        failed = self._report(code)
+        if failed is None and source == Source.FETCHED:
+            failed = self._compare(fragment, made, _unsigned(checksum))
+        return self._made(made, failed, checksum)
 
-    def _made(
-        self, fragment: int, version: int, made: Any, failed: str | None, checksum: tuple[int, ...]
-    ) -> HeldVersion | str:
+    def _made(self, made: Any, failed: str | None, checksum: int) -> HeldVersion | str:
         if failed is not None:
             return failed
-        made.checksum = _unsigned(checksum[0])
+        made.checksum = _unsigned(checksum)
         return made  # type: ignore[no-any-return]
 
     def _compare(self, fragment: int, made: Any, expected: int) -> str | None:
-        whole = self._gather(fragment, WHOLE, made.theta.view(np.uint8))
-        if not self._speaks or not expected or xxhash.xxh3_64_intdigest(whole.data) == expected:
+        digest = self._freight.digest(fragment, WHOLE, made.theta.view(np.uint8))
+        if not self._speaks or not expected or digest == expected:
             return None
         return f"version {made.version} of fragment {fragment} differs from the syncer's"
 
@@ -214,24 +297,33 @@ class RankWork:
         effect = fx.Adopt(fragment, version, RULES[rule], float(np.int64(alpha).view(np.float64)), merged)
         return self._report(self._try(lambda: self._here.stage(effect))[0])
 
-    # ------------------------------------------------------------ whole fragments
+    # ------------------------------------------------------------ parameters as they are
 
-    def _read_seed(self, payload: None, fragment: int) -> F32 | str:
-        return self._read(fragment, lambda: self._here.seed_values(fragment))
+    def _read_seed(self, payload: None, fragment: int) -> OutgoingPayload | str:
+        return self._read(SEED, fragment, lambda: self._here.seed_values(fragment))
 
-    def _read_held(self, payload: None, fragment: int, version: int) -> F32 | str:
+    def _read_held(self, payload: None, fragment: int, version: int) -> OutgoingPayload | str:
         def held() -> F32:
             values = self._here.held_values(fragment, version)
             if values is None:
                 raise _NotHereError
             return values
 
-        return self._read(fragment, held)
+        return self._read(HELD, fragment, held)
 
-    def _read(self, fragment: int, values: Callable[[], F32]) -> F32 | str:
+    def _read(self, what: int, fragment: int, values: Callable[[], F32]) -> OutgoingPayload | str:
+        """All ranks have the values in parts, until the next ones are read."""
         code, mine = self._try(values)
         failed = self._report(code)
-        return failed if failed is not None else self._gather(fragment, WHOLE, mine.view(np.uint8)).view(np.float32)
+        if failed is not None:
+            return failed
+        return self._freight.load((what, what), fragment, WHOLE, np.ascontiguousarray(mine).view(np.uint8))
+
+    def _check_seed(self, payload: None, fragment: int) -> int | str:
+        """The checksum of the parameters with which this learner came."""
+        code, mine = self._try(lambda: self._here.seed_values(fragment))
+        failed = self._report(code)
+        return failed if failed is not None else self._freight.digest(fragment, WHOLE, mine.view(np.uint8))
 
     # ------------------------------------------------------------ what commands have in common
 
@@ -242,6 +334,8 @@ class RankWork:
             return Outcome.REFUSED, str(error)
         except _NotHereError:
             return Outcome.NOT_HERE, None
+        except NotFetchedError:
+            return Outcome.NOT_FETCHED, None
         except IslandError:
             raise
         except Exception as error:  # a defect on one rank must reach all of them
@@ -255,36 +349,6 @@ class RankWork:
         self._link.add_up(codes)
         bad = [f"rank {rank}: {_TEXTS[Outcome(int(one))]}" for rank, one in enumerate(codes) if one]
         return "; ".join(bad) or None
-
-    def _gather(self, fragment: int, sections: tuple[int, ...], part: U8) -> U8:
-        """Every rank's blocks at the speaker, put together; elsewhere nothing."""
-        if not self._speaks:
-            if part.size:
-                self._link.exchange({SPEAKER: part}, {})
-            return part[:0]
-        blocks = self._parameters.blocks(fragment)
-        parts = [np.empty(part_bytes(sections, own.size), np.uint8) for own in blocks]
-        parts[SPEAKER] = part
-        self._link.exchange({}, {rank: one for rank, one in enumerate(parts) if rank != SPEAKER and one.size})
-        return join_parts(sections, blocks, parts)
-
-    def _share(self, payload: U8 | None, fragment: int, sections: tuple[int, ...]) -> U8:
-        """This rank's blocks of what the speaker has."""
-        blocks = self._parameters.blocks(fragment)
-        if payload is None:
-            own = np.empty(part_bytes(sections, blocks[self._link.rank].size), np.uint8)
-            if own.size:
-                self._link.exchange({}, {SPEAKER: own})
-            return own
-        parts = split_parts(sections, blocks, payload)
-        self._link.exchange({rank: part for rank, part in enumerate(parts) if rank != SPEAKER and part.size}, {})
-        return parts[SPEAKER]
-
-    def _scatter(self, own: U8, parts: list[U8]) -> None:
-        if self._speaks:
-            self._link.exchange({rank: part for rank, part in enumerate(parts) if rank != SPEAKER}, {})
-        else:
-            self._link.exchange({}, {SPEAKER: own})
 
 
 def config_bytes(config: SyncConfig) -> bytes:
@@ -303,5 +367,8 @@ def _unsigned(number: int) -> int:
 _TEXTS = {
     Outcome.REFUSED: "its values are not finite, or the bytes do not fit",
     Outcome.NOT_HERE: "it is not there any more",
+    Outcome.OUT_OF_REACH: "it cannot reach the syncer by itself",
+    Outcome.NOT_FETCHED: "it could not fetch its parts",
+    Outcome.NOT_PUSHED: "it could not push its parts",
     Outcome.BROKEN: "it could not do its part; see its log",
 }

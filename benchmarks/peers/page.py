@@ -1,0 +1,112 @@
+"""docs/results/peers.md and its figure, from a file of results: where Atoll loses or ties comes first.
+
+python benchmarks/peers/page.py docs/results/peers.jsonl
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from scenarios import EQUAL_TOKENS, SEARCH
+from systems import SYSTEMS
+from tables import MEASURES, Cells, head, read_cells, tables, the_rest
+
+from atoll.instruments.figures import bars_figure
+
+OURS = "atoll"
+HIGHER = ("steps_per_s",)
+"""Of these more is better; of all others less."""
+TOP = """# Beside others
+
+Atoll and the systems of its field: the same model, data, inner optimizer, hosts and clock; the peers as they come from
+the package index, with their authors' settings. {head}
+
+    {command}
+
+makes it again on any Linux machine (root, for the links), and `scripts/bakeoff --quick` a small form of it in a quarter
+of an hour. Results, one line for each run: `docs/results/peers.jsonl`. This page: `benchmarks/peers/page.py`.
+
+What to know before reading:
+
+- A step takes a fixed time, by sleeping; so equal machines are equal, and what is compared is what the systems add.
+- **Useful steps** are those that are in the model. Atoll's ledger, torchft's commits, hivemind's epochs and Flower's
+  merged rounds say which were thrown away.
+- Every host has a network namespace of its own. Links are limited there, for every system alike.
+- Atoll runs with TLS and a token, the others in plain text. Atoll's traffic is coded in 4 bits by default; the others
+  send 32, as they come.
+- Loss at equal time is that of worker 0's own model when the window ends. Loss at equal tokens is that of the model
+  that the system hands to its user; for hivemind the mean of all workers' models. Outer settings of each system are
+  the best of the same six (row search), tried with a seed of their own.
+- NVIDIA FLARE is not here: its sites are provisioned and jobs handed to them, and nobody has written that for this
+  harness yet. Its usual workflow is FedAvg, which is Flower's row.
+- Lines of code: those that the system's script has and the bare one has not, without blank ones, comments and what
+  only this benchmark needs.
+"""
+
+
+def write_page(results: Path, command: str) -> Path:
+    cells = read_cells(results)
+    page = results.with_suffix(".md")
+    lines = [TOP.format(head=head(cells)[0], command=command)]
+    worse, ties, better = verdicts(cells)
+    for title, found in (("Where Atoll loses", worse), ("Where it ties", ties), ("Where it is ahead", better)):
+        lines += [f"\n## {title}\n", *(found or ["- nowhere, of what was measured"])]
+    lines.append(f"\n![useful steps as a share of the ideal](figures/{figure(cells, page.parent / 'figures').name})")
+    page.write_text("\n".join([*lines, *tables(cells), *the_rest(cells)]) + "\n")
+    return page
+
+
+def verdicts(cells: Cells) -> tuple[list[str], list[str], list[str]]:
+    """Atoll's defaults against the best peer of each row: apart are two whose ranges do not touch."""
+    worse: list[str] = []
+    ties: list[str] = []
+    better: list[str] = []
+    for label, measure, ours, rival, theirs in _pairs(cells):
+        sign = 1 if measure in HIGHER else -1
+        ahead = min(sign * x for x in ours) > max(sign * x for x in theirs)
+        behind = max(sign * x for x in ours) < min(sign * x for x in theirs)
+        form = MEASURES[measure][1]
+        mine, best = form.format(statistics.median(ours)), form.format(statistics.median(theirs))
+        text = f"- {label}, {MEASURES[measure][0][0].lower()}{MEASURES[measure][0][1:]}: {mine}; {rival} {best}"
+        (better if ahead else worse if behind else ties).append(text)
+    return worse, ties, better
+
+
+def _pairs(cells: Cells) -> Iterator[tuple[str, str, list[float], str, list[float]]]:
+    for label in dict.fromkeys(label for label, _ in cells if label != SEARCH):
+        for measure in (name for name in MEASURES if name != "busy"):
+            ours = values(cells, label, OURS, measure)
+            peers = {n: values(cells, label, n, measure) for n in SYSTEMS if not n.startswith(OURS) and n != "bare"}
+            peers = {name: found for name, found in peers.items() if found}
+            if not ours or not peers:
+                continue
+            pick = max if measure in HIGHER else min
+            rival = pick(peers, key=lambda name: statistics.median(peers[name]))
+            yield label, measure, ours, SYSTEMS[rival].title, peers[rival]
+
+
+def values(cells: Cells, label: str, name: str, measure: str) -> list[float]:
+    return [row[measure] for row in cells.get((label, name), []) if row[measure] is not None]
+
+
+def figure(cells: Cells, folder: Path) -> Path:
+    bars = []
+    for (label, name), rows in cells.items():
+        shares = [100 * x["steps_per_s"] / x["ideal_steps_per_s"] for x in rows if x["ideal_steps_per_s"]]
+        if shares and label not in (SEARCH, EQUAL_TOKENS) and name != "bare":
+            half = (max(shares) - min(shares)) / 2
+            value = statistics.median(shares)
+            bars.append({"label": SYSTEMS[name].title, "percent": value, "half_width": half, "group": label})
+    picture = bars_figure(bars[:60], x_label="useful steps, % of the ideal", differences=False, wide=True)
+    picture.save(folder / "peers")
+    return folder / "peers.png"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("say which results: benchmarks/peers/page.py docs/results/peers.jsonl ['the command that made them']")
+    said = sys.argv[2] if len(sys.argv) > 2 else "scripts/bakeoff --short --repeat 3 --jobs 8"
+    print(write_page(Path(sys.argv[1]), said))

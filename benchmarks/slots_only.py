@@ -1,0 +1,7 @@
+"""ATOLL_PRELOAD=slots_only: every commit goes into a slot, as before there was a log. For benchmarks/rounds.py."""
+
+from __future__ import annotations
+
+from atoll.syncer import state_writer
+
+state_writer.SLOT_EVERY = 1

@@ -1,0 +1,155 @@
+"""What the comparison works out of its runs: lost steps by each system's own word, tables, plans and the page."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parents[2] / "benchmarks" / "peers"
+MODULES = ("result", "scenarios", "systems", "tables", "net", "cluster", "bakeoff", "page")
+
+
+@pytest.fixture
+def peers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The benchmark's modules, whose names are their own only there."""
+    monkeypatch.syspath_prepend(str(HERE))
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+    class Modules:
+        def __getattr__(self, name: str) -> ModuleType:
+            return importlib.import_module(name)
+
+    yield Modules()
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def steps(pid: int, times: list[float], **fates: Any) -> list[dict[str, Any]]:
+    return [{"t": t, "step": i, "loss": 1.0, "pid": pid, **fates} for i, t in enumerate(times)]
+
+
+def test_steps_of_a_killed_process_that_had_not_come_into_the_model_are_lost(peers: Any) -> None:
+    dead = steps(1, [0.0, 1.0, 2.0, 3.0, 4.0], kept=3, lost=0)
+    back = steps(2, [8.0, 9.0], kept=0, lost=0)
+    untouched = steps(3, [float(t) for t in range(10)], kept=8, lost=0)
+    assert peers.result.lost_by_count([dead + back, untouched], {2, 3}, 0.0, 10.0) == 2
+    assert peers.result.lost_by_count([untouched], {3}, 0.0, 10.0) == 0, "what is pending is not lost"
+
+
+def test_what_was_lost_before_the_window_is_not_counted(peers: Any) -> None:
+    lines = steps(1, [1.0, 2.0], kept=0, lost=24) + steps(1, [6.0, 7.0], kept=24, lost=48)
+    assert peers.result.lost_by_count([lines], {1}, 5.0, 10.0) == 24
+
+
+def test_rounds_that_a_server_never_merged_are_lost_but_for_the_open_one(peers: Any, tmp_path: Path) -> None:
+    (tmp_path / "merged.txt").write_text("7-0\n")
+    rounds = [steps(7, [float(n)] * 8, round=f"7-{n}") for n in range(3)]
+    lines = [line for one in rounds for line in one]
+    assert peers.result.lost_by_round(tmp_path, [lines], {7}, 0.0, 10.0) == 8
+    assert peers.result.lost_by_round(tmp_path, [lines], set(), 0.0, 10.0) == 16
+
+
+def test_atolls_ledger_says_what_was_neither_merged_nor_is_pending(peers: Any, tmp_path: Path) -> None:
+    offset = time.time() - time.monotonic()
+    events = tmp_path / "run" / "events"
+    events.mkdir(parents=True)
+    stats = [
+        {"t_ns": int((t + offset) * 1e9), "kind": "syncer_stats", "tokens_merged": merged, "tokens_pending": pending}
+        for t, merged, pending in ((1.5, 100, 100), (8.5, 600, 200))
+    ]
+    (events / "syncer-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in stats))
+    lines = steps(1, [t + 0.1 for t in range(10)])  # 2 steps by 1.5, 9 by 8.5; the ledger knows of 2 and 8
+    assert peers.result.lost_by_ledger(tmp_path, [lines], 0.0, 10.0, 100) == pytest.approx(1.0)
+    assert peers.result.lost_by_ledger(tmp_path, [lines], 20.0, 30.0, 100) is None
+
+
+def test_who_makes_no_step_any_more_stands_still_and_who_is_slow_does_not(peers: Any) -> None:
+    quick, slow, hung = steps(1, [96.0, 98.0, 99.9]), steps(2, [10.0, 40.0, 70.0]), steps(3, [1.0, 2.0, 3.0])
+    assert peers.result.standing_still([quick, slow, hung, []], 100.0) == [2, 3]
+
+
+def row(peers: Any, system: str, scenario: str, **more: Any) -> str:
+    return str(peers.result.Result(system, scenario, 0, **more).line())
+
+
+def test_a_measured_zero_is_shown_as_one_and_what_never_came_back_says_so(peers: Any, tmp_path: Path) -> None:
+    lines = [
+        row(
+            peers, "atoll", "kill", steps_per_s=60.0, lost_steps=0.0, rejoin_s=2.0, returned="1 of 1", person="nothing"
+        ),
+        row(
+            peers,
+            "torchft",
+            "kill",
+            steps_per_s=0.0,
+            lost_steps=96.0,
+            returned="0 of 1",
+            standing=3,
+            why="3 of 4 stood",
+        ),
+        row(peers, "ddp", "kill", why="not possible: the group ends with any of its ranks"),
+    ]
+    (tmp_path / "results.jsonl").write_text("\n".join(lines) + "\n")
+    text = peers.tables.write_tables(tmp_path)
+    assert "| kill | 60.0 | 0.0 | not possible |" in text
+    assert "| kill | 0 | 96 | not possible |" in text
+    assert "| kill | 2.0 | did not return | not possible |" in text
+    assert "torchft DiLoCo, kill: 3 of 4 stood (1x)" in text
+
+
+def test_the_page_says_first_where_atoll_loses(peers: Any, tmp_path: Path) -> None:
+    lines = [row(peers, "atoll", "clean", steps_per_s=70.0 + n, ideal_steps_per_s=80.0, start_s=9.0) for n in range(3)]
+    lines += [
+        row(peers, "flower", "clean", steps_per_s=60.0 + n, ideal_steps_per_s=80.0, start_s=6.0) for n in range(3)
+    ]
+    lines += [row(peers, "bare", "clean", steps_per_s=80.0, ideal_steps_per_s=80.0, start_s=1.0)]
+    results = tmp_path / "peers.jsonl"
+    results.write_text("\n".join(lines) + "\n")
+    text = peers.page.write_page(results, "scripts/bakeoff").read_text()
+    loses, ties, ahead = (text.index(f"## {title}") for title in ("Where Atoll loses", "Where it ties", "Where it is"))
+    assert loses < text.index("third step, s: 9.0; Flower FedAvg 6.0") < ties < ahead
+    assert text.index("all learners: 71.0; Flower FedAvg 61.0") > ahead
+    assert (tmp_path / "figures" / "peers.png").stat().st_size > 1000
+
+
+def test_a_scenario_that_needs_more_learners_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, str(HERE / "bakeoff.py"), "--folder", str(tmp_path), "--world", "2"]
+    done = subprocess.run([*command, "--scenarios", "slow"], capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "slow needs 4 learners" in done.stderr
+
+
+def test_a_resumed_plan_leaves_out_what_was_measured_and_passes_are_whole(peers: Any, tmp_path: Path) -> None:
+    options = peers.bakeoff.argparse.Namespace(
+        systems="atoll,ddp", scenarios="clean,slow", quick=False, short=False, world=4, repeat=2, folder=tmp_path,
+        resume=tmp_path / "old.jsonl",
+    )  # fmt: skip
+    options.resume.write_text(row(peers, "atoll", "clean") + "\n" + row(peers, "ddp", "slow") + "\n")
+    cells = peers.bakeoff.Bakeoff(options)._cells
+    assert cells[:2] == [(0, "clean", "ddp", ""), (0, "slow", "atoll", "")]
+    assert {seed for seed, *_ in cells[2:]} == {1} and len(cells) == 6
+
+
+def test_every_system_counts_the_lines_that_it_adds_and_none_of_the_bare_ones(peers: Any) -> None:
+    lines = {name: system.code_lines for name, system in peers.systems.SYSTEMS.items()}
+    assert lines["bare"] == 0 and 0 < lines["atoll"] < lines["hivemind"] < lines["torchft"]
+
+
+def test_all_of_it_at_once_has_all_of_it(peers: Any) -> None:
+    one = peers.scenarios.SCENARIOS["all"]
+    assert {fault.what for fault in one.faults} == {"kill", "coordinator", "partition", "join"}
+    assert one.factors and one.jitter and one.rate and one.rates and one.delay_ms
+
+
+def test_nets_side_by_side_have_addresses_of_their_own(peers: Any) -> None:
+    first, second = peers.net.Loopback(3, place=0), peers.net.Loopback(3, place=1)
+    assert not set(first.addresses) & set(second.addresses) and first.bytes_sent() is None
