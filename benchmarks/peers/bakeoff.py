@@ -74,7 +74,7 @@ class Bakeoff:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._results = options.folder / "results.jsonl"
-        names, which = self._names(), self._which()
+        which, names = self._which(), self._names()  # wrong words are told before an environment that is missing
         self._cells = list(self._planned(names, which))
         # Asked once, before there are threads: the answers are kept.
         for lack, label in ((lack_of_links(), "limited links"), (lack_of_delays(), "delays")):

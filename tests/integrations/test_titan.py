@@ -41,6 +41,11 @@ def trainer_of(syncer: SyncerThread, name: str, steps: int, folder: Path, valida
     return Mine(titan_cpu.job(f"tiny-{name}-{id(validated)}", steps, str(folder / name)))
 
 
+def plain(named: dict[str, Any]) -> dict[str, Any]:
+    """The run knows a tensor by its name without what torchtitan's activation checkpointing puts into it."""
+    return {name.replace("_checkpoint_wrapped_module.", ""): value for name, value in named.items()}
+
+
 def test_torchtitans_trainer_counts_the_runs_steps_and_validates_the_published_model(
     syncer: SyncerThread, tmp_path: Path
 ) -> None:
@@ -62,13 +67,13 @@ def test_torchtitans_trainer_counts_the_runs_steps_and_validates_the_published_m
         trainer.train()
         assert trainer.step == steps == trainer.learner.step_count and trainer.learner.start_step == begins
         assert trainer.learner.closed and trainer.learner.handed_over
-        own = dict(trainer.model_parts[0].named_parameters())
+        own = plain(dict(trainer.model_parts[0].named_parameters()))
         last = trainer.learner.published_state_dict()
         other = [name for name, value in last.items() if not torch.equal(own[name].detach(), value)]
         assert not other, f"it is the published model when it is over: {other}, {[own[n].isnan().any() for n in other]}"
         assert [step for step, _ in validated] == [step for step in range(begins + 1, steps + 1) if step % 5 == 0]
         for (_, seen), there in zip(validated, published, strict=True):
-            assert all(torch.equal(seen[name], value) for name, value in there.items())
+            assert all(torch.equal(plain(seen)[name], value) for name, value in there.items())
         trainer.close()
     assert rates[12] == pytest.approx(0.008), "the late one joins on the way down from step 10 to step 20"
     assert rates[0] == pytest.approx(0.001)
