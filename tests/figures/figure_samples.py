@@ -76,15 +76,6 @@ def sweep(labels: list[str], xs: tuple[float, ...] = (1, 2, 8, 24)) -> list[dict
     return [{"label": x, "points": [[h, 0.1 * i + h / 10, 0.05] for h in xs]} for i, x in enumerate(labels)]
 
 
-def spans(learners: list[str]) -> list[dict[str, Any]]:
-    kinds = ("compute", "waiting", "down", "something of one's own")
-    return [
-        {"learner": x, "start_s": 100 * k, "end_s": 100 * k + 90, "kind": kinds[(k + i) % 4]}
-        for i, x in enumerate(learners)
-        for k in range(20)
-    ]
-
-
 PLAIN: dict[str, Callable[[], Picture]] = {
     "goodput": lambda: figures.goodput_figure(cells()),
     "collapse": lambda: figures.collapse_figure(cells()),
@@ -93,7 +84,6 @@ PLAIN: dict[str, Callable[[], Picture]] = {
     "losses": lambda: figures.loss_curves_figure(runs(["data-parallel", "M = 2", "M = 8"])),
     "bars": lambda: figures.bars_figure(bars(["M = 1", "M = 2", "M = 4", "M = 8"], ("AdamW", "Muon"))),
     "sweep": lambda: figures.sweep_figure(sweep(["overwrite", "rebase"]), x_label="overlap", log_x=True),
-    "timeline": lambda: figures.timeline_figure(spans(["l0", "l1", "l2"])),
 }
 
 ONE_CELL = {"chips": 150_000, "method": "decoupled", "learners": 8, "goodput": 98.0}
@@ -130,9 +120,4 @@ HARD: dict[str, Callable[[], Picture]] = {
     ),
     "sweep, one point": lambda: figures.sweep_figure([{"label": "a", "points": [[24, 1.5]]}], log_x=True),
     "sweep, an endless word": lambda: figures.sweep_figure(sweep(["w" * 200, "b"])),
-    "timeline, long names": lambda: figures.timeline_figure(spans(NAMES), wide=False),
-    "timeline, 64 learners": lambda: figures.timeline_figure(spans([f"learner-{i}" for i in range(64)])),
-    "timeline, an instant": lambda: figures.timeline_figure(
-        [{"learner": 0, "start_s": 5, "end_s": 5, "kind": "down"}], wide=False
-    ),
 }

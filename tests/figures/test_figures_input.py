@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from figure_samples import ONE_CELL, bars, cells, growth, runs, spans, sweep, utilisation
+from figure_samples import ONE_CELL, bars, cells, growth, runs, sweep, utilisation
 
 from atoll.errors import ConfigError
 from atoll.instruments import figures
@@ -24,7 +24,6 @@ EVERY: list[Callable[[Any], Any]] = [
     figures.loss_curves_figure,
     figures.bars_figure,
     figures.sweep_figure,
-    figures.timeline_figure,
 ]
 
 
@@ -76,9 +75,6 @@ BAD: list[tuple[Callable[[Any], Any], list[dict[str, Any]], str]] = [
     (figures.sweep_figure, [*sweep(["a"]), *sweep(["a"])], "a second series named 'a'"),
     (figures.sweep_figure, [{"label": "a", "points": [[1]]}], "2 or 3 numbers"),
     (figures.sweep_figure, [{"label": "a", "points": [[NAN, 1]]}], "no series has a point"),
-    (figures.timeline_figure, [spans(["a"])[0] | {"end_s": -5}], "before it starts"),
-    (figures.timeline_figure, spans([str(i) for i in range(65)]), "at most 64"),
-    (figures.timeline_figure, spans(["a"]) * 10_001, "at most 200000 can be drawn"),
 ]
 
 

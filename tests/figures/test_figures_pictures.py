@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from figure_checks import Page, check_layout, png_size, svg_of, titles_of
-from figure_samples import HARD, NAMES, PLAIN, cells, runs, spans, sweep, utilisation
+from figure_samples import HARD, NAMES, PLAIN, cells, runs, sweep, utilisation
 
 from atoll.instruments import figures
 from atoll.instruments.figures import Picture
@@ -136,18 +136,6 @@ def test_sweep_keeps_points_in_order_of_the_setting() -> None:
     assert picture.table.rows == [("a", "1", "1", "–"), ("a", "8", "2", "0.2"), ("a", "24", "3", "0.1")]
 
 
-def test_timeline_sums_what_each_learner_did(plain: dict[str, Picture]) -> None:
-    table = plain["timeline"].table
-    assert table.head == ("learner", "compute", "waiting", "down", "something of one's own")
-    assert all(row[1:] == ("450.0",) * 4 for row in table.rows)
-    assert "l1, compute: 450 s" in titles_of(plain["timeline"].html())
-
-
-def test_many_short_spans_stay_a_small_picture() -> None:
-    many = [{"learner": "a", "start_s": k / 10, "end_s": (k + 1) / 10, "kind": "compute"} for k in range(20_000)]
-    assert len(figures.timeline_figure(many).html()) < 60_000
-
-
 @pytest.mark.parametrize(
     ("picture", "note"),
     [
@@ -159,7 +147,6 @@ def test_many_short_spans_stay_a_small_picture() -> None:
         ),
         (lambda: figures.bars_figure([{"label": "a", "percent": None}, {"label": "b", "percent": 1}]), "1 of 2 bars"),
         (lambda: figures.sweep_figure([*sweep(["a"]), {"label": "b", "points": [[1, None]]}]), "1 of 5 points is"),
-        (lambda: figures.timeline_figure([*spans(["a"]), spans(["b"])[0] | {"end_s": None}]), "1 of 21 spans is"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_dropped_and_the_caption_says_so(picture: object, note: str) -> None:

@@ -11,7 +11,6 @@ utilisation_figure(rows)     compute utilisation against bandwidth, a line per m
 loss_curves_figure(runs)     loss against tokens, with the difference to the first label
 bars_figure(groups)          relative loss against a baseline, with published bands
 sweep_figure(series)         a result against a setting, a line per arm
-timeline_figure(spans)       what each learner did over time
 page(path, title, intro, sections)
 """
 

@@ -6,7 +6,6 @@ from .losses import loss_curves_figure
 from .picture import Markup, PageTable, Picture
 from .style import require_matplotlib
 from .sweep import sweep_figure
-from .timeline import timeline_figure
 from .utilisation import utilisation_figure
 
 __all__ = [
@@ -22,6 +21,5 @@ __all__ = [
     "page",
     "require_matplotlib",
     "sweep_figure",
-    "timeline_figure",
     "utilisation_figure",
 ]
