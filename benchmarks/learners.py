@@ -2,12 +2,14 @@
 
     python benchmarks/learners.py                                    # 16, 64, 256 and 1,024 learners, 1 s steps
     python benchmarks/learners.py --learners 1024 --parameters 0.2   # the control plane alone: small contributions
+    python benchmarks/learners.py --learners 1024 --shards 4         # payloads go to shards
+    python benchmarks/learners.py --learners 4096 --relays 16 --parameters 0.2
     python benchmarks/learners.py --learners 64 --seconds 10 --processes 2
 
 As in rounds.py, learners compute nothing and only speak the protocol; several share a process, and those processes use
 cores of their own. Every learner takes a step in each `--step-s` seconds, at a moment of its own. With P = H one round
 falls due per step. The table says how many of those were merged, how many of the learners were in a merge, and how long
-all of them took to join at once.
+all of them took to join at once. Cores are of the syncer alone: shards and relays have their own.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-from rounds import Puppet
+from relay import start_relay
+from shards import RoutedPuppet, begin, start, wait_for
 
 from atoll.codec import get_codec
 from atoll.core import (
@@ -47,7 +50,7 @@ ROW = 1024
 WAIT_S = 300.0
 
 
-class SteadyPuppet(Puppet):
+class SteadyPuppet(RoutedPuppet):
     """A learner of a given pace. What all of them send is made once per process."""
 
     def __init__(self, name: str, address: str, tensors: tuple[TensorSpec, ...], step_s: float, made: Made) -> None:
@@ -105,10 +108,12 @@ class Made:
             self.payloads.append((payload, xxhash.xxh3_64_intdigest(payload.data)))
 
 
-async def drive(first: int, count: int, address: str, tensors: tuple[TensorSpec, ...], step_s: float) -> None:
+async def drive(first: int, count: int, addresses: list[str], tensors: tuple[TensorSpec, ...], step_s: float) -> None:
     """So many puppets, until the process is ended. Says when all of them have joined."""
     made = Made(tensors)
-    puppets = [SteadyPuppet(f"puppet-{first + n:05}", address, tensors, step_s, made) for n in range(count)]
+    places = [addresses[n % len(addresses)] for n in range(first, first + count)]
+    names = [f"puppet-{n:05}" for n in range(first, first + count)]
+    puppets = [SteadyPuppet(*who, tensors, step_s, made) for who in zip(names, places, strict=True)]
     tasks = [asyncio.create_task(puppet.run()) for puppet in puppets]
     waits = [asyncio.create_task(puppet.joined.wait()) for puppet in puppets]
     await asyncio.wait_for(asyncio.gather(*waits), WAIT_S)
@@ -134,31 +139,36 @@ def commits_of(folder: Path) -> list[dict[str, object]]:
 def run(learners: int, folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
     sync = ["--fragments", str(PERIOD), "--sync-every", str(PERIOD), "--learners", str(learners)]
     sync += ["--durability", arguments.durability, "--quorum", arguments.quorum]
-    argv = [sys.executable, "-m", "atoll", "syncer", "--listen", "127.0.0.1:0", "--run-folder", str(folder), *sync]
-    syncer = subprocess.Popen([*argv, "--new-run"], stdout=subprocess.DEVNULL)
+    folder.mkdir()
     puppets: list[subprocess.Popen[str]] = []
+    others: list[subprocess.Popen[bytes]] = []
     try:
-        while not (folder / "syncer.json").exists():
-            assert syncer.poll() is None, "the syncer ended"
-            time.sleep(0.05)
-        address = json.loads((folder / "syncer.json").read_text())["address"]
+        places = [(folder / f"shard-{n}", "shard.json") for n in range(arguments.shards)]
+        others += [begin(*place, "shard", "--listen", "127.0.0.1:0") for place in places]
+        shards = [wait_for(*place, shard)[1] for place, shard in zip(places, others, strict=True)]
+        sync += ["--shards", ",".join(shards)] if shards else []
+        syncer, address = start(folder / "run", "syncer.json", "syncer", "--listen", "127.0.0.1:0", *sync, "--new-run")
+        others.append(syncer)
+        relays = [start_relay(address, ()) for _ in range(arguments.relays)]
+        others += [relay for relay, _ in relays]
+        addresses = ",".join(where for _, where in relays) or address
         processes = min(learners, arguments.processes)
         shares = [range(n * learners // processes, (n + 1) * learners // processes) for n in range(processes)]
         began = time.perf_counter()
         for share in shares:
-            mine = ["--puppets", f"{share.start},{len(share)}", "--address", address]
+            mine = ["--puppets", f"{share.start},{len(share)}", "--address", addresses]
             mine += ["--parameters", str(arguments.parameters), "--step-s", str(arguments.step_s)]
             puppets.append(subprocess.Popen([sys.executable, __file__, *mine], stdout=subprocess.PIPE, text=True))
         for puppet in puppets:
             assert puppet.stdout is not None and puppet.stdout.readline().strip() == "joined"
         joined_s = time.perf_counter() - began
         time.sleep(2 * PERIOD * arguments.step_s)
-        before, used, start = len(commits_of(folder)), cpu_s(syncer.pid), time.perf_counter()
+        before, used, since = len(commits_of(folder / "run")), cpu_s(syncer.pid), time.perf_counter()
         time.sleep(arguments.seconds)
-        took, used = time.perf_counter() - start, cpu_s(syncer.pid) - used
-        commits = commits_of(folder)[before:]
+        took, used = time.perf_counter() - since, cpu_s(syncer.pid) - used
+        commits = commits_of(folder / "run")[before:]
     finally:
-        for process in (*puppets, syncer):
+        for process in (*puppets, *others):
             process.kill()
             process.wait()
     in_each = [len(event["contributors"]) for event in commits]  # type: ignore[arg-type]
@@ -179,6 +189,8 @@ def main() -> None:
     parser.add_argument("--step-s", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--processes", type=int, default=8, help="that the puppets share")
+    parser.add_argument("--shards", type=int, default=0)
+    parser.add_argument("--relays", type=int, default=0, help="that the learners share")
     parser.add_argument("--durability", default="none")
     parser.add_argument("--quorum", default="50%")
     parser.add_argument("--puppets", default="", help=argparse.SUPPRESS)
@@ -187,7 +199,7 @@ def main() -> None:
     tensors = tensors_of(arguments.parameters)
     if arguments.puppets:
         first, count = map(int, arguments.puppets.split(","))
-        asyncio.run(drive(first, count, arguments.address, tensors, arguments.step_s))
+        asyncio.run(drive(first, count, arguments.address.split(","), tensors, arguments.step_s))
         return
     print(f"{arguments.parameters:g}M parameters, H = P = {PERIOD}, {arguments.step_s:g} s steps")
     print(f"{'learners':>8} {'joined s':>9} {'due':>5} {'merged':>7} {'share':>6} {'in each':>8} {'syncer cores':>13}")
