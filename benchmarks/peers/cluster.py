@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -241,12 +240,11 @@ class Cluster:
 
     def _wait_until_it_listens(self) -> bool:
         """Its own list of sockets is that of its namespace."""
-        sockets = Path(f"/proc/{self._processes[COORDINATOR].pid}/net/tcp")
-        wanted, deadline = f":{PORT:04X} 00000000:0000 0A", time.monotonic() + START_S_MAX
+        host = self._net.addresses[COORDINATOR]
+        folder, deadline = Path(f"/proc/{self._processes[COORDINATOR].pid}/net"), time.monotonic() + START_S_MAX
         while time.monotonic() < deadline and not self._has_ended(-1):
             with contextlib.suppress(OSError):
-                own = socket.inet_aton(self._net.addresses[COORDINATOR])[::-1].hex().upper()
-                if f"{own}{wanted}" in sockets.read_text():
+                if any(_has_listener((folder / name).read_text(), host) for name in ("tcp", "tcp6")):
                     return True
             time.sleep(0.05)
         return False
@@ -404,6 +402,13 @@ def end_all(number: int, _: object) -> None:
 def _cpu_s(fields: list[str]) -> float:
     """Of a process, from /proc/PID/stat, with the children that it has waited for."""
     return sum(map(int, fields[11:15])) / TICK_S
+
+
+def _has_listener(table: str, host: str) -> bool:
+    """In a text as /proc/net/tcp or tcp6 is, where an address has its last byte first."""
+    wanted = f"{bytes(map(int, reversed(host.split('.')))).hex().upper()}:{PORT:04X}"
+    rows = (line.split() for line in table.splitlines()[1:])
+    return any(row[1].endswith(wanted) and row[3] == "0A" for row in rows)
 
 
 def _wait_for_text(path: Path) -> None:

@@ -42,6 +42,7 @@ watch = logging.Handler()  # bench
 watch.emit = lambda record: averaged.append(1) if record.msg.startswith("Averaged parameters") else None  # bench
 logger = logging.getLogger("hivemind.optim.state_averager")  # bench
 logger.setLevel(logging.DEBUG)  # bench
+logger.propagate = False  # bench
 logger.addHandler(watch)  # bench
 for step in work.steps():
     loss = work.forward()
