@@ -27,14 +27,16 @@ from pathlib import Path
 
 import scenarios as s
 import systems as y
-from cluster import Cluster, end_all
+from cluster import WARM_STEPS, Cluster, end_all
 from net import lack_of_delays, lack_of_links
-from result import Result, read_lines
+from result import FAILED, Result, read_lines
 from tables import write_tables
 
 OUTER_TRIED = ("0.7,0.0", "0.7,0.3", "0.7,0.6", "0.7,0.9", "1.0,0.0", "1.0,0.3")
 """The same for every system that has outer settings."""
 SEARCH_SEED = 100
+START_S, AFTER_S = 11.0, 4.0
+"""What a cell takes before and after its steps where each has two cores, to tell how long a plan will take."""
 QUICK_SECONDS, QUICK_STEP_MS, QUICK_STEPS = 12.0, 150.0, 120
 """Five processes on two cores: their steps together must fit into a step's time."""
 Cell = tuple[int, str, str, str]
@@ -50,6 +52,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="runs of each cell (seeds, for loss)")
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=1, help="cells side by side, each on its share of the cores")
+    parser.add_argument("--cores", default="", help="FIRST-LAST: use these alone")
     parser.add_argument("--seconds", type=float, default=0.0, help="of a window, where the scenario has the usual 20")
     parser.add_argument("--step-ms", type=float, default=0.0, help="of a step, where the scenario has the usual 50")
     parser.add_argument("--batch", type=int, default=0, help="rows of a step, where the scenario has the usual 8")
@@ -60,6 +63,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="only write the tables again")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
+    if options.cores:
+        os.sched_setaffinity(0, cores_of(options.cores))
     if options.quick:
         options.seconds, options.step_ms = options.seconds or QUICK_SECONDS, options.step_ms or QUICK_STEP_MS
         options.steps = min(options.steps, QUICK_STEPS)
@@ -103,7 +108,8 @@ class Bakeoff:
         return which
 
     def _planned(self, names: list[str], which: list[str]) -> Iterable[Cell]:
-        done: list[Cell] = [_cell(line) for line in read_lines(self._options.resume)] if self._options.resume else []
+        lines = read_lines(self._options.resume) if self._options.resume else []
+        done: list[Cell] = [_cell(line) for line in lines if not str(line["why"]).startswith(FAILED)]
         tried = [(SEARCH_SEED, s.SEARCH, name, outer) for outer in OUTER_TRIED for name in names]
         searches = [cell for cell in tried if s.SEARCH in which and y.SYSTEMS[cell[2]].outer]
         rest = [label for label in which if label != s.SEARCH]
@@ -114,8 +120,27 @@ class Bakeoff:
             elif cell not in done:
                 yield cell
 
+    def expected_s(self) -> float:
+        """Of all cells, by what they took elsewhere."""
+        return sum(self._cell_s(cell) for cell in self._cells) / self._options.jobs
+
+    def _cell_s(self, cell: Cell) -> float:
+        scenario, equal = self._scenario(cell[1]), cell[1] in (s.SEARCH, s.EQUAL_TOKENS)
+        step_s = scenario.step_ms / 1e3
+        if cell[1] in y.SYSTEMS[cell[2]].cannot:
+            return 0.0
+        if equal:
+            return START_S + self._options.steps * step_s
+        slowest = max([1.0, *scenario.factors.values()])
+        return START_S + WARM_STEPS * step_s * slowest + scenario.seconds + AFTER_S
+
+    def _scenario(self, label: str) -> s.Scenario:
+        options, equal = self._options, label in (s.SEARCH, s.EQUAL_TOKENS)
+        return s.scaled(s.SCENARIOS["clean" if equal else label], options.seconds, options.step_ms, options.batch)
+
     def run(self) -> None:
         """A search ends before what depends on it begins."""
+        print(f"{len(self._cells)} cells, {self._options.jobs} at a time: about {self.expected_s():.0f} s", flush=True)
         for searching in (True, False):
             waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
             for cell in self._cells:
@@ -139,14 +164,14 @@ class Bakeoff:
             try:
                 self._write(self._measure(cell, place))
             except Exception as error:  # one cell's trouble is not that of those that wait behind it
-                self._write(Result(cell[2], cell[1], cell[0], outer=cell[3], why=f"the harness failed: {error}"))
+                self._write(Result(cell[2], cell[1], cell[0], outer=cell[3], why=f"{FAILED}{error}"))
 
     def _measure(self, cell: Cell, place: int) -> Result:
         seed, label, name, outer = cell
         options, system, equal = self._options, y.SYSTEMS[name], label in (s.SEARCH, s.EQUAL_TOKENS)
         if reason := system.cannot.get(label, ""):
             return Result(name, label, seed, why=reason, person="start all of it again from a checkpoint")
-        scenario = s.scaled(s.SCENARIOS["clean" if equal else label], options.seconds, options.step_ms, options.batch)
+        scenario = self._scenario(label)
         steps = options.steps if equal else 0
         outer = outer or (self._best_outer(name) if equal else "")
         return Cluster(
@@ -166,6 +191,14 @@ class Bakeoff:
             minutes = (time.monotonic() - self._began) / 60
             head = f"[{next(self._count)}/{len(self._cells)}, {minutes:.1f} min] {result.scenario:12}"
             print(f"{head} {y.SYSTEMS[result.system].title:20} {words(result)}", flush=True)
+
+
+def cores_of(text: str) -> set[int]:
+    first, _, last = text.partition("-")
+    if not (first.isdigit() and last.isdigit()):
+        sys.exit(f"--cores {text!r}: say FIRST-LAST, as in 0-3")
+    cores = os.sched_getaffinity(0) & set(range(int(first), int(last) + 1))
+    return cores or os.sched_getaffinity(0)
 
 
 def _cell(line: dict[str, object]) -> Cell:

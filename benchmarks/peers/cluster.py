@@ -91,14 +91,20 @@ class Cluster:
         began = time.monotonic()
         late = {fault.worker for fault in self._scenario.faults if fault.what == "join"}
         expected = [rank for rank in range(self._world) if rank not in late]
+        if self._system.coordinator == "syncer":
+            self._prepare()
+            began = time.monotonic()  # keys are made once, before any run
         self._start_coordinator()
+        if self._system.listens and not self._wait_until_it_listens():
+            result.void(f"the coordinator did not start: {self._last_words(-1)}")
+            return
         for rank in expected:
             self._start_worker(rank)
         while self._fewest_steps(expected) < FIRST_STEPS:
             # -1: the coordinator, where there is one
             gone = [rank for rank in (-1, *expected) if self._has_ended(rank)]
             if time.monotonic() - began > START_S_MAX or (gone and not self._steps):
-                result.why = f"did not start: {self._last_words(gone[0] if gone else expected[0])}"
+                result.void(f"did not start: {self._last_words(gone[0] if gone else expected[0])}")
                 return
             time.sleep(0.05)
         result.start_s = time.monotonic() - began
@@ -117,7 +123,16 @@ class Cluster:
     def _wait_for_the_end(self, result: Result) -> None:
         """Equal tokens: every worker makes so many steps, and the model is looked at."""
         result.loss = self._loss(FINISH_S_MAX)
-        result.why = "" if result.loss is not None else f"did not finish: {self._last_words(0)}"
+        if result.loss is None:
+            result.void(f"did not finish: {self._last_words(0)}")
+        self._check(result, [r.worker_lines(self.folder, rank) for rank in range(self._world)])
+
+    def _check(self, result: Result, workers: list[list[r.Line]]) -> None:
+        """Steps of workers that exchange nothing say nothing of their system."""
+        if self._system.period and not result.why.startswith(r.FAILED):
+            result.exchanges = r.exchanges(self._system.kept, self.folder, workers)
+            if not result.exchanges:
+                result.void(f"no exchange was made since it began: {self._last_words(0)}")
 
     def _loss(self, seconds_max: float) -> float | None:
         final, deadline = self.folder / "final-0.json", time.monotonic() + seconds_max
@@ -135,7 +150,7 @@ class Cluster:
                 action(fault)
         time.sleep(max(0.0, end - time.monotonic()))
         self._reduce(result, begin, time.monotonic(), *before)
-        if self._system.whole and not result.standing:
+        if self._system.whole and not result.standing and not result.why:
             (self.folder / "evaluate").touch()
             result.loss = self._loss(EVALUATE_S_MAX)
 
@@ -212,15 +227,31 @@ class Cluster:
         elif system.coordinator == "server":
             self._start(COORDINATOR, [system.python, script, "coordinator", *self._arguments(0)])
 
+    def _prepare(self) -> None:
+        keys, token = self.folder / "keys", self.folder / "token"
+        make = [sys.executable, "-m", "atoll", "keys", "init", str(keys), "--name", self._net.addresses[0]]
+        place = {**os.environ, "PYTHONPATH": self._system.python_path}  # cryptography may be there alone
+        done = subprocess.run(make, capture_output=True, text=True, env=place)
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise RuntimeError(f"`atoll keys init` says: {said[-1] if said else 'nothing'}")
+        token.touch(0o600)
+        token.write_text("0123456789abcdef")
+
+    def _wait_until_it_listens(self) -> bool:
+        """Its own list of sockets is that of its namespace."""
+        host = self._net.addresses[COORDINATOR]
+        folder, deadline = Path(f"/proc/{self._processes[COORDINATOR].pid}/net"), time.monotonic() + START_S_MAX
+        while time.monotonic() < deadline and not self._has_ended(-1):
+            with contextlib.suppress(OSError):
+                if any(_has_listener((folder / name).read_text(), host) for name in ("tcp", "tcp6")):
+                    return True
+            time.sleep(0.05)
+        return False
+
     def _syncer(self) -> list[str]:
         """With TLS and a token, as it must be beyond one machine; the others speak in plain text."""
         keys, token = self.folder / "keys", self.folder / "token"
-        if not keys.exists():
-            make = [sys.executable, "-m", "atoll", "keys", "init", str(keys), "--name", self._net.addresses[0]]
-            place = {**os.environ, "PYTHONPATH": self._system.python_path}  # cryptography may be there alone
-            subprocess.run(make, check=True, capture_output=True, env=place)
-            token.touch(0o600)
-            token.write_text("0123456789abcdef")
         lr, momentum = self._outer.split(",")
         command = [sys.executable, "-m", "atoll", "syncer", "--listen", self._coordinator, "--plain"]
         command += ["--learners", str(self._world), "--run-folder", str(self.folder / "run"), *self._system.settings]
@@ -282,6 +313,7 @@ class Cluster:
         result.coordinator_memory_mb = self._memory_mb(coordinator=True)
         result.learner_memory_mb = self._memory_mb(coordinator=False) / self._world
         self._condition(result, workers, end)
+        self._check(result, workers)
 
     def _lost(self, workers: list[list[r.Line]], begin: float, end: float) -> float | None:
         if self._system.kept == "ledger":
@@ -370,6 +402,13 @@ def end_all(number: int, _: object) -> None:
 def _cpu_s(fields: list[str]) -> float:
     """Of a process, from /proc/PID/stat, with the children that it has waited for."""
     return sum(map(int, fields[11:15])) / TICK_S
+
+
+def _has_listener(table: str, host: str) -> bool:
+    """In a text as /proc/net/tcp or tcp6 is, where an address has its last byte first."""
+    wanted = f"{bytes(map(int, reversed(host.split('.')))).hex().upper()}:{PORT:04X}"
+    rows = (line.split() for line in table.splitlines()[1:])
+    return any(row[1].endswith(wanted) and row[3] == "0A" for row in rows)
 
 
 def _wait_for_text(path: Path) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 Line = dict[str, Any]
+FAILED = "failed: "
+"""How `why` begins where nothing was measured though it should have been: such a cell is tried again."""
 STILL_S = 8.0
 """Who has made no step for so long (or for three of its own) stands still."""
 
@@ -26,6 +28,8 @@ class Result:
     """Useful ones: made, and not known to be thrown away."""
     ideal_steps_per_s: float | None = None
     """Of workers that never wait and are never away."""
+    exchanges: int | None = None
+    """Since it began: Atoll's commits, torchft's, hivemind's averagings, Flower's merged rounds, steps of DDP and FSDP."""
     lost_steps: float | None = None
     pause_s: float | None = None
     """The longest gap between two steps of a worker to whom nothing was done."""
@@ -54,6 +58,13 @@ class Result:
     cores: int = 0
     load: float = 0.0
     """Of the whole machine, when it ended."""
+
+    def void(self, why: str) -> None:
+        """An error, and no numbers."""
+        for one in fields(self):
+            if one.default is None:
+                setattr(self, one.name, None)
+        self.why = f"{FAILED}{why}"
 
     def line(self) -> str:
         return json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in asdict(self).items()})
@@ -114,6 +125,20 @@ def lost_by_ledger(folder: Path, workers: list[list[Line]], begin: float, end: f
         return sum(line["t"] <= at for lines in workers for line in lines) - steps
 
     return gap(*inside[-1]) - gap(*inside[0])
+
+
+def exchanges(kept: str, folder: Path, workers: list[list[Line]]) -> int:
+    """How often something of a worker came into the model since the run began. Steps alone show nothing: a system whose
+    workers never find each other makes them undisturbed."""
+    if kept == "ledger":
+        files = (folder / "run" / "events").glob("syncer*.jsonl")
+        return sum(max((x["commits"] for x in read_lines(f) if x["kind"] == "syncer_stats"), default=0) for f in files)
+    if kept == "rounds":
+        merged = folder / "merged.txt"
+        return len(merged.read_text().split()) if merged.exists() else 0
+    lines = [line for found in workers for line in found]
+    count = next((name for name in ("averaged", "kept") if lines and name in lines[0]), "")
+    return len({(x["pid"], x[count]) for x in lines if x[count]}) if count else len(lines)
 
 
 def standing_still(workers: list[list[Line]], end: float) -> list[int]:

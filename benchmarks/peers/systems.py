@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
+"""Atoll itself, which need not be installed."""
 UNPACKED = HERE / ".unpacked"
 """Where `wheels unpack` puts the peers on a machine that has no environments of theirs."""
 DILOCO = ("--overlap", "0", "--fragments", "1", "--quorum", "all", "--grace-cap", "0", "--merge", "mean")
@@ -35,6 +37,8 @@ class System:
     settings: tuple[str, ...] = ()
     kept: str = "steps"
     """How steps that are in the model are told: ledger (Atoll's events), steps (what each worker has recorded)."""
+    listens: bool = False
+    """Workers are started when the coordinator listens: who asks earlier gives up, or waits longer and longer."""
     source: str = ""
     """Where its settings come from."""
     whole: bool = True
@@ -51,9 +55,10 @@ class System:
 
     @property
     def python_path(self) -> str:
-        """Its own packages first, then the workload's folder, then what this process was given."""
+        """Its own packages first, then the workload's folder and Atoll's, then what this process was given."""
         own = [str(UNPACKED / (self.venv or "atoll"))] if self.unpacked or not self.venv else []
-        return ":".join([*own, str(HERE), os.environ.get("PYTHONPATH", "")])
+        given = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+        return ":".join([*own, str(HERE), str(SOURCE), *given])
 
     @property
     def there(self) -> bool:
@@ -147,6 +152,7 @@ SYSTEMS = {
         outer="1.0,0.0",
         coordinator="server",
         kept="rounds",
+        listens=True,
         cannot=CPU_ONLY,
         source=FLOWER + "FedAvgM's defaults, which make it FedAvg",
     ),
@@ -157,6 +163,7 @@ SYSTEMS = {
         form="adam",
         coordinator="server",
         kept="rounds",
+        listens=True,
         cannot=CPU_ONLY,
         source=FLOWER + "FedAdam with eta 0.01 and tau 1e-3, of its paper's grid",
     ),

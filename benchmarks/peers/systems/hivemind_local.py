@@ -3,6 +3,7 @@
 At equal tokens its model is the mean of all workers' parameters: what the averaging that would come next gives.
 """
 
+import logging  # bench
 import os
 import sys
 import time
@@ -36,13 +37,20 @@ optimizer = hivemind.Optimizer(
 )
 optimizer.load_state_from_peers() if (options.folder / "running").exists() else None
 kept = epoch = 0  # bench
+averaged = []  # bench
+watch = logging.Handler()  # bench
+watch.emit = lambda record: averaged.append(1) if record.msg.startswith("Averaged parameters") else None  # bench
+logger = logging.getLogger("hivemind.optim.state_averager")  # bench
+logger.setLevel(logging.DEBUG)  # bench
+logger.propagate = False  # bench
+logger.addHandler(watch)  # bench
 for step in work.steps():
     loss = work.forward()
     loss.backward()
     optimizer.step()
     if optimizer.local_epoch > epoch:  # bench
         kept, epoch = step + 1, optimizer.local_epoch  # bench
-    work.record(step, loss.item(), kept=kept, lost=0)  # bench
+    work.record(step, loss.item(), kept=kept, lost=0, averaged=len(averaged))  # bench
 
 
 def mean_of_all():  # bench
