@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 from relay import start_relay
 from shards import RoutedPuppet, begin, start, wait_for
 
@@ -37,11 +38,13 @@ from atoll.core import (
     InlinePush,
     Progress,
     Published,
+    PushHeader,
     PushKind,
     Request,
     TensorSpec,
     build_layout,
 )
+from atoll.errors import UnreachableError
 from atoll.wire import ClientOptions
 
 PERIOD = 8
@@ -86,7 +89,17 @@ class SteadyPuppet(RoutedPuppet):
         if payload.nbytes <= INLINE_BYTES_MAX:
             self.control.send(InlinePush(header, payload.tobytes()))
         else:
-            await self.bulk.push(header, payload)
+            await self.push(header, payload)
+
+    async def push(self, header: PushHeader, payload: NDArray[np.uint8]) -> None:
+        """A server closes the oldest of more than 256 connections from one address that have not spoken yet, and here
+        all come from one: as a learner does, try again."""
+        for pause_s in (0.5, 1.0, 2.0, 4.0):
+            try:
+                await self.bulk.push(header, payload)
+                return
+            except UnreachableError:
+                await asyncio.sleep(pause_s * (0.5 + random.random()))
 
     async def adopt(self, message: Published) -> None:
         if message.update:

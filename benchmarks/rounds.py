@@ -189,7 +189,7 @@ def run_level(
     command = [sys.executable, "-m", "atoll", "syncer", "--listen", "127.0.0.1:0", "--run-folder", str(folder)]
     command += ["--learners", str(config.learners_expected), "--fragments", str(FRAGMENTS), "--quorum", "all"]
     command += ["--sync-every", str(config.sync_every), "--overlap", str(config.overlap)]
-    command += ["--durability", "none" if level == "none" else "commit"]
+    command += ["--durability", "none" if level == "none" else "commit", "--new-run"]
     environment = dict(os.environ)
     if level == "slots":
         environment["ATOLL_PRELOAD"] = "slots_only"

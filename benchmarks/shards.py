@@ -100,7 +100,7 @@ def run(count: int, folder: Path, arguments: argparse.Namespace) -> dict[str, fl
     folder.mkdir()
     begun = [begin(folder / str(n), "shard.json", "shard", "--listen", "127.0.0.1:0") for n in range(count)]
     shards = [wait_for(folder / str(n), "shard.json", process) for n, process in enumerate(begun)]
-    sync = ["--fragments", str(FRAGMENTS), "--quorum", "all", "--learners", str(arguments.learners)]
+    sync = ["--fragments", str(FRAGMENTS), "--quorum", "all", "--learners", str(arguments.learners), "--new-run"]
     sync += ["--sync-every", "24", "--overlap", str(arguments.overlap), "--durability", arguments.durability]
     if count:
         sync += ["--shards", ",".join(address for _, address in shards)]
