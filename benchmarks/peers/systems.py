@@ -124,7 +124,10 @@ CPU_ONLY = {"gpu": ONE_GPU}
 OWN = "its defaults"
 TORCHFT = "its train_diloco.py: outer SGD 0.7, Nesterov 0.9, use_async_quorum=False; lighthouse: min_replicas 2"
 FLOWER = "its guides: fraction_fit 1, min_fit_clients and min_available_clients 2, checkpoint in aggregate_fit; "
-HIVEMIND = "its guide: use_local_updates, delay_state_averaging; matchmaking 1 s, requests 0.5 s, averaging 5 s"
+HIVEMIND = (
+    "its guide: use_local_updates; delay_state_averaging; matchmaking 1 s and averaging 5 s (its guide: 3 and 10, for "
+    "epochs of minutes), requests 0.5 s"
+)
 SYSTEMS = {
     "atoll": System(
         "Atoll", "atoll_learner.py", period=8, outer="0.7,0.3", coordinator="syncer", kept="ledger", source=OWN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import defaultdict
 from pathlib import Path
@@ -12,6 +13,8 @@ from scenarios import EQUAL_TOKENS, SCENARIOS, SEARCH
 from systems import SYSTEMS
 
 Row = dict[str, Any]
+TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+ |[A-Z][a-z]{2} \d\d [\d:.]+ |\x1b\[\d*m")
+"""Of logs: the same words at another time are the same words."""
 Cells = dict[tuple[str, str], list[Row]]
 MEASURES = {
     "steps_per_s": ("Useful steps per second, all learners", "{:.1f}"),
@@ -93,7 +96,7 @@ def _said(cells: Cells, what: str) -> list[str]:
     for (label, name), found in cells.items():
         for row in found:
             if row[what] and row[what] != "nothing":
-                counts[SYSTEMS[name].title, label, row[what]] += 1
+                counts[SYSTEMS[name].title, label, TIMES.sub("", row[what])] += 1
     return [f"- {title}, {label}: {text} ({count}x)" for (title, label, text), count in sorted(counts.items())]
 
 

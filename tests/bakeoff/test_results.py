@@ -117,8 +117,8 @@ def test_the_page_says_first_where_atoll_loses(peers: Any, tmp_path: Path) -> No
     results.write_text("\n".join(lines) + "\n")
     text = peers.page.write_page(results, "scripts/bakeoff").read_text()
     loses, ties, ahead = (text.index(f"## {title}") for title in ("Where Atoll loses", "Where it ties", "Where it is"))
-    assert loses < text.index("third step, s: 9.0; Flower FedAvg 6.0") < ties < ahead
-    assert text.index("all learners: 71.0; Flower FedAvg 61.0") > ahead
+    assert loses < text.index("third step, s: clean 9.0 against 6.0 (Flower FedAvg)") < ties < ahead
+    assert text.index("all learners: clean 71.0 against 61.0 (Flower FedAvg)") > ahead
     assert (tmp_path / "figures" / "peers.png").stat().st_size > 1000
 
 
@@ -198,6 +198,16 @@ def test_the_preflight_says_what_is_missing_and_who_is_left(peers: Any, tmp_path
     assert "No module named 'nothing_of_this_name'" in peers.preflight.lack_of_imports("", 60.0)
     assert peers.preflight.lack_of_run({"steps_per_s": 40.0, "exchanges": 3, "why": ""}) == ""
     assert peers.preflight.lack_of_run({"steps_per_s": None, "exchanges": None, "why": "failed: no"}) == "failed: no"
+
+
+def test_a_row_without_numbers_spoils_no_page_and_times_in_last_words_are_left_out(peers: Any, tmp_path: Path) -> None:
+    lines = [row(peers, "atoll", "clean", steps_per_s=70.0, ideal_steps_per_s=80.0)]
+    for second in (1, 2):
+        why = f"failed: 2026-11-18T10:05:0{second}.9 [INFO] no quorum"
+        lines.append(row(peers, "torchft", "clean", ideal_steps_per_s=80.0, why=why))
+    (tmp_path / "peers.jsonl").write_text("\n".join(lines) + "\n")
+    text = peers.page.write_page(tmp_path / "peers.jsonl", "benchmarks/peers/plan.sh").read_text()
+    assert "torchft DiLoCo, clean: failed: [INFO] no quorum (2x)" in text
 
 
 def test_the_page_takes_day_machine_and_versions_from_the_runs(peers: Any, tmp_path: Path) -> None:
