@@ -64,7 +64,7 @@ def write_page(results: Path, command: str) -> Path:
 
 
 def verdicts(cells: Cells) -> tuple[list[str], list[str], list[str]]:
-    """Atoll's defaults against the best peer of each row, one line a measure: apart are two whose ranges do not touch."""
+    """Atoll's defaults against the best peer of each row, a line a measure. Apart are two whose ranges do not touch."""
     worse: dict[str, list[str]] = {}
     ties: dict[str, list[str]] = {}
     better: dict[str, list[str]] = {}
