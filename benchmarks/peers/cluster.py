@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import result as r
 from net import Loopback, Net, lack_of_delays, lack_of_links
 from result import Result
 from scenarios import Fault, Scenario
-from systems import HERE, System
+from systems import HERE, System, machine
 
 PORT = 29_417
 START_S_MAX = 90.0
@@ -62,6 +63,8 @@ class Cluster:
         scenario = self._scenario
         result = Result(self._name, label, self._seed, outer=self._outer, window_s=scenario.seconds)
         result.cores = len(os.sched_getaffinity(0))
+        result.date, result.machine = f"{datetime.now(UTC):%Y-%m-%d}", machine()
+        result.versions = self._system.versions
         lack = lack_of_links()
         if (scenario.needs_links and lack) or (scenario.delay_ms and (lack := lack_of_delays())):
             result.why = f"not measured: {lack}"

@@ -10,13 +10,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from scenarios import EQUAL_TOKENS, SEARCH
+from scenarios import SEARCH
 from systems import SYSTEMS
 from tables import MEASURES, Cells, head, read_cells, tables, the_rest
 
 from atoll.instruments.figures import bars_figure
 
 OURS = "atoll"
+FIGURE = ("clean", "slow", "generations", "kill", "coordinator", "join", "20mbit-small", "thin")
 HIGHER = ("steps_per_s",)
 """Of these more is better; of all others less."""
 TOP = """# Beside others
@@ -32,6 +33,7 @@ of an hour. Results, one line for each run: `docs/results/peers.jsonl`. This pag
 What to know before reading:
 
 - A step takes a fixed time, by sleeping; so equal machines are equal, and what is compared is what the systems add.
+- A run in which nothing was exchanged is an error and no number: steps that nobody merges are easily made.
 - **Useful steps** are those that are in the model. Atoll's ledger, torchft's commits, hivemind's epochs and Flower's
   merged rounds say which were thrown away.
 - Every host has a network namespace of its own. Links are limited there, for every system alike.
@@ -40,8 +42,10 @@ What to know before reading:
 - Loss at equal time is that of worker 0's own model when the window ends. Loss at equal tokens is that of the model
   that the system hands to its user; for hivemind the mean of all workers' models. Outer settings of each system are
   the best of the same six (row search), tried with a seed of their own.
-- NVIDIA FLARE is not here: its sites are provisioned and jobs handed to them, and nobody has written that for this
-  harness yet. Its usual workflow is FedAvg, which is Flower's row.
+- NVIDIA FLARE is not here, as it could not be made comparable: its sites are provisioned with kits of keys, an
+  administrator hands a job to its server, and the processes that train are started and ended by its own agents. So no
+  learner can be started, killed and brought back as all others are here, and what would be timed is its job control.
+  Its usual workflow is FedAvg, which is Flower's column.
 - Lines of code: those that the system's script has and the bare one has not, without blank ones, comments and what
   only this benchmark needs.
 """
@@ -60,19 +64,24 @@ def write_page(results: Path, command: str) -> Path:
 
 
 def verdicts(cells: Cells) -> tuple[list[str], list[str], list[str]]:
-    """Atoll's defaults against the best peer of each row: apart are two whose ranges do not touch."""
-    worse: list[str] = []
-    ties: list[str] = []
-    better: list[str] = []
+    """Atoll's defaults against the best peer of each row, a line a measure. Apart are two whose ranges do not touch."""
+    worse: dict[str, list[str]] = {}
+    ties: dict[str, list[str]] = {}
+    better: dict[str, list[str]] = {}
     for label, measure, ours, rival, theirs in _pairs(cells):
         sign = 1 if measure in HIGHER else -1
         ahead = min(sign * x for x in ours) > max(sign * x for x in theirs)
         behind = max(sign * x for x in ours) < min(sign * x for x in theirs)
         form = MEASURES[measure][1]
         mine, best = form.format(statistics.median(ours)), form.format(statistics.median(theirs))
-        text = f"- {label}, {MEASURES[measure][0][0].lower()}{MEASURES[measure][0][1:]}: {mine}; {rival} {best}"
-        (better if ahead else worse if behind else ties).append(text)
-    return worse, ties, better
+        text = f"{label} {mine} against {best} ({rival})"
+        (better if ahead else worse if behind else ties).setdefault(MEASURES[measure][0], []).append(text)
+    return _lines(worse), _lines(ties), _lines(better)
+
+
+def _lines(found: dict[str, list[str]]) -> list[str]:
+    order = [title for title, _ in MEASURES.values()]
+    return [f"- {title}: {'; '.join(found[title])}" for title in order if title in found]
 
 
 def _pairs(cells: Cells) -> Iterator[tuple[str, str, list[float], str, list[float]]]:
@@ -95,12 +104,13 @@ def values(cells: Cells, label: str, name: str, measure: str) -> list[float]:
 def figure(cells: Cells, folder: Path) -> Path:
     bars = []
     for (label, name), rows in cells.items():
-        shares = [100 * x["steps_per_s"] / x["ideal_steps_per_s"] for x in rows if x["ideal_steps_per_s"]]
-        if shares and label not in (SEARCH, EQUAL_TOKENS) and name != "bare":
+        known = [row for row in rows if row["ideal_steps_per_s"] and row["steps_per_s"] is not None]
+        shares = [100 * row["steps_per_s"] / row["ideal_steps_per_s"] for row in known]
+        if shares and label in FIGURE and name != "bare":
             half = (max(shares) - min(shares)) / 2
             value = statistics.median(shares)
             bars.append({"label": SYSTEMS[name].title, "percent": value, "half_width": half, "group": label})
-    picture = bars_figure(bars[:60], x_label="useful steps, % of the ideal", differences=False, wide=True)
+    picture = bars_figure(bars, x_label="useful steps, % of the ideal", differences=False, wide=True)
     picture.save(folder / "peers")
     return folder / "peers.png"
 
@@ -108,5 +118,5 @@ def figure(cells: Cells, folder: Path) -> Path:
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("say which results: benchmarks/peers/page.py docs/results/peers.jsonl ['the command that made them']")
-    said = sys.argv[2] if len(sys.argv) > 2 else "scripts/bakeoff --short --repeat 3 --jobs 8"
+    said = sys.argv[2] if len(sys.argv) > 2 else "benchmarks/peers/plan.sh"
     print(write_page(Path(sys.argv[1]), said))

@@ -85,7 +85,7 @@ def lack_of_imports(venv: str, seconds_max: float) -> str:
             [system.python, "-c", IMPORTS[venv]], env=environment, capture_output=True, text=True, timeout=seconds_max
         )
     except FileNotFoundError:
-        return "it has no environment here; run benchmarks/peers/venvs, or `wheels fetch` there and `wheels unpack` here"
+        return "it has no environment here; run benchmarks/peers/venvs, or wheels unpack where there is no index"
     except subprocess.TimeoutExpired:
         return f"`{IMPORTS[venv]}` took more than {seconds_max:.0f} s"
     said = done.stderr.strip().splitlines()

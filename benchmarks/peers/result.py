@@ -29,7 +29,7 @@ class Result:
     ideal_steps_per_s: float | None = None
     """Of workers that never wait and are never away."""
     exchanges: int | None = None
-    """Since it began: Atoll's commits, torchft's, hivemind's averagings, Flower's merged rounds, steps of DDP and FSDP."""
+    """Since it began: commits of Atoll and torchft, hivemind's averagings, Flower's merged rounds, DDP's steps."""
     lost_steps: float | None = None
     pause_s: float | None = None
     """The longest gap between two steps of a worker to whom nothing was done."""
@@ -58,6 +58,10 @@ class Result:
     cores: int = 0
     load: float = 0.0
     """Of the whole machine, when it ended."""
+    date: str = ""
+    machine: str = ""
+    versions: str = ""
+    """Of the system and what it stands on."""
 
     def void(self, why: str) -> None:
         """An error, and no numbers."""

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
+import importlib.metadata
 import os
+import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +65,20 @@ class System:
         given = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
         return ":".join([*own, str(HERE), str(SOURCE), *given])
 
+    @functools.cached_property
+    def versions(self) -> str:
+        """As its environment has them; its own packages come first there."""
+        folders = [str(UNPACKED / (self.venv or "atoll"))] if self.unpacked or not self.venv else []
+        folders += map(str, (HERE / ".venvs" / self.venv).glob("lib/python*/site-packages")) if self.venv else []
+        found: dict[str, str] = {}
+        for one in importlib.metadata.distributions(path=[*folders, *sys.path]):
+            found.setdefault(str(one.metadata["Name"]).lower(), one.version)
+        name = {"": "", "flower": "flwr"}.get(self.venv, self.venv)
+        if self.script == "atoll_learner.py":
+            name = "atoll"
+            found[name] = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]["version"]
+        return ", ".join(f"{one} {found[one]}" for one in (name, "torch", "numpy") if one in found)
+
     @property
     def there(self) -> bool:
         return Path(self.python).exists()
@@ -89,12 +108,26 @@ def _code(script: Path) -> list[str]:
     return [line for line in lines if line and not line.startswith("#") and not line.endswith("# bench")]
 
 
+@functools.cache
+def machine() -> str:
+    """In words: what a reader would have to get."""
+    words = [f"{os.cpu_count()} cores", f"{os.uname().sysname} {os.uname().release.split('-')[0]}"]
+    words.append(f"Python {sys.version.split()[0]}")
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        words.append(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0])
+    return ", ".join(words)
+
+
 IN_STEP = {"kill": DIES, "kills": DIES, "join": FIXED, "all": DIES, "coordinator": NO_COORDINATOR}
 CPU_ONLY = {"gpu": ONE_GPU}
 OWN = "its defaults"
 TORCHFT = "its train_diloco.py: outer SGD 0.7, Nesterov 0.9, use_async_quorum=False; lighthouse: min_replicas 2"
 FLOWER = "its guides: fraction_fit 1, min_fit_clients and min_available_clients 2, checkpoint in aggregate_fit; "
-HIVEMIND = "its guide: use_local_updates, delay_state_averaging; matchmaking 1 s, requests 0.5 s, averaging 5 s"
+HIVEMIND = (
+    "its guide: use_local_updates; delay_state_averaging; matchmaking 1 s and averaging 5 s (its guide: 3 and 10, for "
+    "epochs of minutes), requests 0.5 s"
+)
 SYSTEMS = {
     "atoll": System(
         "Atoll", "atoll_learner.py", period=8, outer="0.7,0.3", coordinator="syncer", kept="ledger", source=OWN

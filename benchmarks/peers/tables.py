@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
+import re
 import statistics
 from collections import defaultdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,8 @@ from scenarios import EQUAL_TOKENS, SCENARIOS, SEARCH
 from systems import SYSTEMS
 
 Row = dict[str, Any]
+TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+ |[A-Z][a-z]{2} \d\d [\d:.]+ |\x1b\[\d*m")
+"""Of logs: the same words at another time are the same words."""
 Cells = dict[tuple[str, str], list[Row]]
 MEASURES = {
     "steps_per_s": ("Useful steps per second, all learners", "{:.1f}"),
@@ -48,12 +48,14 @@ def read_cells(results: Path) -> Cells:
 
 
 def head(cells: Cells) -> list[str]:
+    """As the runs themselves say it: the page may be written elsewhere."""
+    rows = [row for found in cells.values() for row in found if row["cores"]]
     runs = [len(found) for found in cells.values()]
-    cores = sorted({row["cores"] for found in cells.values() for row in found if row["cores"]})
+    places = sorted({f"{row.get('date', '')}, {row.get('machine', '')}".strip(", ") for row in rows} - {""})
+    cores = ", ".join(map(str, sorted({row["cores"] for row in rows})))
     return [
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({', '.join(map(str, cores))} for each run), "
-        f"{platform.system()}, Python {platform.python_version()}. "
-        f"{min(runs)} to {max(runs)} runs of each cell: the median, and the range.",
+        f"{'; '.join(places) or 'On an unknown day and machine'}; {cores} cores for each run. "
+        f"{min(runs)} to {max(runs)} runs of each cell: the median, and the range."
     ]
 
 
@@ -74,10 +76,18 @@ def the_rest(cells: Cells) -> list[str]:
     parts = ["\n## What a person had to do, besides starting again what was killed\n"]
     parts += _said(cells, "person") or ["- nothing, anywhere"]
     parts += ["\n## What did not work\n", *_said(cells, "why")]
-    lines = [[SYSTEMS[name].title, str(SYSTEMS[name].code_lines), SYSTEMS[name].source] for name in names]
-    parts += ["\n## Settings, and lines of code that the system adds to the bare script\n"]
-    parts += [table(["system", "lines", "settings"], lines), "\n## Scenarios\n"]
+    lines = [
+        [SYSTEMS[name].title, versions_of(cells, name), str(SYSTEMS[name].code_lines), SYSTEMS[name].source]
+        for name in names
+    ]
+    parts += ["\n## Versions, lines of code that the system adds to the bare script, and settings\n"]
+    parts += [table(["system", "versions", "lines", "its authors' settings"], lines), "\n## Scenarios\n"]
     return parts + [f"- {name}: {one.what}" for name, one in SCENARIOS.items() if any(name == x for x, _ in cells)]
+
+
+def versions_of(cells: Cells, name: str) -> str:
+    found = {row.get("versions", "") for (_, system), rows in cells.items() if system == name for row in rows}
+    return "; ".join(sorted(found - {""})) or "-"
 
 
 def _said(cells: Cells, what: str) -> list[str]:
@@ -86,7 +96,7 @@ def _said(cells: Cells, what: str) -> list[str]:
     for (label, name), found in cells.items():
         for row in found:
             if row[what] and row[what] != "nothing":
-                counts[SYSTEMS[name].title, label, row[what]] += 1
+                counts[SYSTEMS[name].title, label, TIMES.sub("", row[what])] += 1
     return [f"- {title}, {label}: {text} ({count}x)" for (title, label, text), count in sorted(counts.items())]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parents[2] / "benchmarks" / "peers"
-MODULES = ("result", "scenarios", "systems", "tables", "net", "cluster", "bakeoff", "page")
+MODULES = ("result", "scenarios", "systems", "tables", "net", "cluster", "bakeoff", "preflight", "page")
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_the_page_says_first_where_atoll_loses(peers: Any, tmp_path: Path) -> No
     results.write_text("\n".join(lines) + "\n")
     text = peers.page.write_page(results, "scripts/bakeoff").read_text()
     loses, ties, ahead = (text.index(f"## {title}") for title in ("Where Atoll loses", "Where it ties", "Where it is"))
-    assert loses < text.index("third step, s: 9.0; Flower FedAvg 6.0") < ties < ahead
-    assert text.index("all learners: 71.0; Flower FedAvg 61.0") > ahead
+    assert loses < text.index("third step, s: clean 9.0 against 6.0 (Flower FedAvg)") < ties < ahead
+    assert text.index("all learners: clean 71.0 against 61.0 (Flower FedAvg)") > ahead
     assert (tmp_path / "figures" / "peers.png").stat().st_size > 1000
 
 
@@ -153,3 +153,71 @@ def test_all_of_it_at_once_has_all_of_it(peers: Any) -> None:
 def test_nets_side_by_side_have_addresses_of_their_own(peers: Any) -> None:
     first, second = peers.net.Loopback(3, place=0), peers.net.Loopback(3, place=1)
     assert not set(first.addresses) & set(second.addresses) and first.bytes_sent() is None
+
+
+def test_steps_without_an_exchange_are_an_error_and_no_numbers(peers: Any, tmp_path: Path) -> None:
+    alone = [steps(1, [1.0, 2.0], kept=0, lost=2), steps(2, [1.0, 2.0], kept=0, lost=2)]
+    assert peers.result.exchanges("steps", tmp_path, alone) == 0
+    assert peers.result.exchanges("steps", tmp_path, [steps(1, [1.0, 2.0], kept=2, lost=0), []]) == 1
+    assert peers.result.exchanges("steps", tmp_path, [steps(1, [1.0], kept=2, lost=0, averaged=0)]) == 0
+    assert peers.result.exchanges("steps", tmp_path, [steps(1, [1.0, 2.0])]) == 2, "each of DDP's steps is one"
+    assert peers.result.exchanges("ledger", tmp_path, alone) == peers.result.exchanges("rounds", tmp_path, alone) == 0
+    events = tmp_path / "run" / "events"
+    events.mkdir(parents=True)
+    lines = [{"kind": "syncer_stats", "commits": count} for count in (0, 7)]
+    (events / "syncer-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "merged.txt").write_text("7-0\n7-1\n")
+    assert peers.result.exchanges("ledger", tmp_path, alone) == 7
+    assert peers.result.exchanges("rounds", tmp_path, alone) == 2
+
+
+def test_a_void_run_keeps_no_number_and_is_tried_again(peers: Any, tmp_path: Path) -> None:
+    result = peers.result.Result("torchft", "clean", 0, steps_per_s=60.0, loss=2.0, pause_s=0.1)
+    result.void("no exchange was made")
+    line = json.loads(result.line())
+    assert line["steps_per_s"] is line["loss"] is line["pause_s"] is None and "no exchange" in line["why"]
+    options = peers.bakeoff.argparse.Namespace(
+        systems="ddp", scenarios="clean", quick=False, short=False, world=4, repeat=1, folder=tmp_path,
+        resume=tmp_path / "old.jsonl",
+    )  # fmt: skip
+    options.resume.write_text(row(peers, "ddp", "clean", why=line["why"]) + "\n")
+    assert peers.bakeoff.Bakeoff(options)._cells == [(0, "clean", "ddp", "")]
+
+
+def test_who_listens_is_read_from_the_kernels_table(peers: Any) -> None:
+    head = "  sl  local_address rem_address   st\n"
+    mapped = "   0: 0000000000000000FFFF0000010713C6:72E9 00000000000000000000000000000000:0000 0A 00000000\n"
+    assert peers.cluster._has_listener(head + mapped, "198.19.7.1")
+    assert not peers.cluster._has_listener(head + mapped, "198.19.7.2")
+    assert not peers.cluster._has_listener(head + mapped.replace(" 0A ", " 01 "), "198.19.7.1")
+
+
+def test_the_preflight_says_what_is_missing_and_who_is_left(peers: Any, tmp_path: Path) -> None:
+    import_of = peers.preflight.IMPORTS
+    import_of[""] = "import nothing_of_this_name"
+    assert "No module named 'nothing_of_this_name'" in peers.preflight.lack_of_imports("", 60.0)
+    assert peers.preflight.lack_of_run({"steps_per_s": 40.0, "exchanges": 3, "why": ""}) == ""
+    assert peers.preflight.lack_of_run({"steps_per_s": None, "exchanges": None, "why": "failed: no"}) == "failed: no"
+
+
+def test_a_row_without_numbers_spoils_no_page_and_times_in_last_words_are_left_out(peers: Any, tmp_path: Path) -> None:
+    lines = [row(peers, "atoll", "clean", steps_per_s=70.0, ideal_steps_per_s=80.0)]
+    for second in (1, 2):
+        why = f"failed: 2026-11-18T10:05:0{second}.9 [INFO] no quorum"
+        lines.append(row(peers, "torchft", "clean", ideal_steps_per_s=80.0, why=why))
+    (tmp_path / "peers.jsonl").write_text("\n".join(lines) + "\n")
+    text = peers.page.write_page(tmp_path / "peers.jsonl", "benchmarks/peers/plan.sh").read_text()
+    assert "torchft DiLoCo, clean: failed: [INFO] no quorum (2x)" in text
+
+
+def test_the_page_takes_day_machine_and_versions_from_the_runs(peers: Any, tmp_path: Path) -> None:
+    more = {"cores": 2, "date": "2026-11-18", "machine": "16 cores, Linux 6.1", "versions": "torchft 0.2.0"}
+    (tmp_path / "results.jsonl").write_text(row(peers, "torchft", "clean", steps_per_s=1.0, **more) + "\n")
+    text = peers.tables.write_tables(tmp_path)
+    assert text.startswith("2026-11-18, 16 cores, Linux 6.1; 2 cores for each run.")
+    assert "| torchft DiLoCo | torchft 0.2.0 |" in text
+
+
+def test_wheels_that_are_not_there_are_said_with_what_to_do(tmp_path: Path) -> None:
+    done = subprocess.run([str(HERE / "wheels"), "unpack", str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "run benchmarks/peers/wheels fetch first" in done.stderr
