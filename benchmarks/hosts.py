@@ -69,8 +69,8 @@ MODEL, ALONE = "exported.safetensors", "alone.safetensors"
 """The exported model, and what it was when a single learner had not handed over yet."""
 READY, GO = "ready", "go"
 """Files on a learner's disk: its process is loaded; it may join. So every run of the trial begins alike."""
-START_S_MAX = 120.0
-"""Six processes import torch at once; on a busy machine with two cores that takes half a minute."""
+START_S_MAX = 600.0
+"""Sixteen processes import torch at once; on a busy machine with two cores that takes minutes."""
 LONGER_MAX = 2.5
 """How much longer than planned a run may take: with two learners gone, the others have more to do."""
 END_S_MAX = 240.0
