@@ -65,14 +65,16 @@ ASIDE_PERIODS = 3
 """How long rounds wait for a learner before they go on without it (core.policy)."""
 WIDTH, LAYERS, HEADS, LR = 64, 2, 2, 3e-3
 FULL_MINUTES = 15.0
+MODEL, ALONE = "exported.safetensors", "alone.safetensors"
+"""The exported model, and what it was when a single learner had not handed over yet."""
 READY, GO = "ready", "go"
 """Files on a learner's disk: its process is loaded; it may join. So every run of the trial begins alike."""
-START_S_MAX = 120.0
-"""Six processes import torch at once; on a busy machine with two cores that takes half a minute."""
+START_S_MAX = 600.0
+"""Sixteen processes import torch at once; on a busy machine with two cores that takes minutes."""
 LONGER_MAX = 2.5
 """How much longer than planned a run may take: with two learners gone, the others have more to do."""
-END_S_MAX = 120.0
-"""How long leaving may take after the budget is spent; a learner that leaves is promised 20 s."""
+END_S_MAX = 240.0
+"""How long leaving may take after the budget is spent; a learner that leaves has 180 s at most."""
 
 
 # ---------------------------------------------------------------- a learner: a plain script
@@ -305,18 +307,28 @@ def check(trial: Trial) -> None:
 def finish(trial: Trial) -> None:
     """Wait until the budget is spent, everybody has left and the syncer has ended by itself; then export."""
     last = [host for host in trial.running if host in SYNCERS]
+    alone = ""
     deadline_s = trial.began_s + trial.minutes * 60 * LONGER_MAX + END_S_MAX
     while set(trial.running) - {"s3"}:
         time.sleep(0.5)
         check(trial)
+        learners = [host for host in trial.running if host in LEARNERS]
+        if trial.faults and last and len(learners) == 1 and not alone:
+            alone = learners[0]  # what its last progress does to the model is worth knowing
+            export(trial, last[0], ALONE)
+            trial.say(f"only {alone} has not handed over yet")
         if time.monotonic() > deadline_s:
             trial.say(f"too long: {', '.join(sorted(trial.running))} did not end")
             break
     if not last:
         raise SystemExit("the syncer ended before the run did; see its log")
-    export = [sys.executable, "-m", "atoll", "export", "run", "--to", "exported.safetensors"]
-    subprocess.run(export, cwd=trial.host(last[0]), check=True)
-    shutil.copy(trial.host(last[0]) / "exported.safetensors", trial.folder / "model.safetensors")
+    export(trial, last[0], MODEL)
+
+
+def export(trial: Trial, syncer: str, name: str) -> None:
+    command = [sys.executable, "-m", "atoll", "export", "run", "--to", name]
+    subprocess.run(command, cwd=trial.host(syncer), check=True)
+    shutil.copy(trial.host(syncer) / name, trial.folder / name)
 
 
 # ---------------------------------------------------------------- what came of it
@@ -388,7 +400,8 @@ def reduce(trial: Trial) -> dict[str, Any]:
         "notes": notes,
         "standstill_s": standstill_s,
         "ledger": last,
-        "loss": loss_of(trial.folder / "model.safetensors"),
+        "loss": loss_of(trial.folder / MODEL),
+        "loss_alone": loss_of(trial.folder / ALONE) if (trial.folder / ALONE).exists() else None,
         "wall_s": time.monotonic() - trial.began_s,
         "said": trial.said,
     }
@@ -467,6 +480,8 @@ def report(options: argparse.Namespace, trial: dict[str, Any], twin: dict[str, A
         f"| trial over twin | **{ratio:.4f}** | |",
         *([f"| {spread(ratios)} | | |"] if len(ratios) > 1 else []),
     ]
+    if trial["loss_alone"] is not None:
+        lines.append(f"| the same, before the last learner had handed over | {trial['loss_alone']:.4f} | |")
     fates = ("tokens_processed", "tokens_merged", "tokens_pending")
     for name in fates:
         row = [f"{getattr(side['ledger'], name):,}" for side in (trial, twin)]

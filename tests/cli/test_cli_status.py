@@ -14,7 +14,9 @@ from cluster import WAIT_S, SyncerProcess, TrainingThread
 from rich.console import Console
 from said import Command, command
 
+from atoll.cli import status
 from atoll.cli.status_view import state_words, status_view
+from atoll.errors import UnreachableError
 from atoll.observe import EventWriter
 from atoll.observe.events import RunFinished, SyncerStarted, SyncerStopped
 
@@ -144,6 +146,26 @@ def test_what_went_wrong_is_said_and_an_older_syncers_answer_is_shown_too(capsys
     assert shown.count("warning, 60 s ago") == 5 and "warning 8" in shown
     console.print(status_view({"run": "old", "members": [{"learner": "b", "state": "away", "loss": None}]}, now_s))
     assert "run old" in capsys.readouterr().out
+
+
+def test_what_is_watched_without_a_terminal_is_printed_as_it_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into a file or through ssh, --watch said nothing before the end of the run."""
+    seen: list[str] = []
+
+    def look() -> dict[str, Any]:
+        seen.append(capsys.readouterr().out)
+        if len(seen) == 3:
+            raise UnreachableError("no answer")
+        if len(seen) > 4:
+            raise KeyboardInterrupt
+        return {"run": f"number {len(seen)}", "members": []}
+
+    monkeypatch.setattr(status, "WATCH_S", 0.0)
+    status._watch(look, title="here")
+    assert "number 1" in seen[1] and "number 2" in seen[2] and "number 4" in seen[4]
+    assert "looking again" in seen[3] and "number" not in seen[3]
 
 
 def test_a_shard_and_a_relay_say_what_they_are() -> None:

@@ -344,15 +344,34 @@ def test_what_a_leaver_hands_over_is_given_again_if_it_broke_on_the_way(host: To
     host.join()
     host.driver.handle(fx.Stepped(10, 1, 1.0))
     host.driver.handle(fx.Closing(True, "done"))
-    while host.pushes:
+    given = set()
+    while host.pushes and len(given) < config().fragments:
         header, done = host.pushes.pop()
+        given.add(header.fragment)
         done(m.PushReply(False, code, "") if header.fragment == 0 else ACCEPTED)
-    host.driver.handle(fx.Boundary())
+        host.driver.handle(fx.Boundary())
     assert [header.fragment for header, _ in host.pushes] == ([0] if again else [])
     assert host.driver.left != again
     for _, done in host.pushes:
         done(ACCEPTED)
     assert host.driver.left
+
+
+def test_a_leaver_hands_over_no_more_fragments_at_once_than_the_run_has_rounds_in_flight(host: ToyHost) -> None:
+    """Eight of them side by side on a thin link were all given up as too slow after a minute, and began anew."""
+    most = config().rounds_in_flight_max
+    assert most < config().fragments
+    host.join()
+    host.driver.handle(fx.Stepped(10, 1, 1.0))
+    host.driver.handle(fx.Closing(True, "done"))
+    handed = []
+    while not host.driver.left:
+        assert 0 < len(host.pushes) <= most
+        header, done = host.pushes.pop()
+        handed.append(header.fragment)
+        done(ACCEPTED)
+        host.driver.handle(fx.Boundary())
+    assert sorted(handed) == list(range(config().fragments))
 
 
 def test_a_learner_that_has_joined_is_heard_even_when_it_stands_still(host: ToyHost) -> None:

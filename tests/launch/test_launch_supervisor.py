@@ -168,6 +168,24 @@ def test_a_learner_that_left_without_handing_over_is_named_and_not_restarted(tmp
     assert any("without handing over 1,234 tokens (exit status 4)" in line for line in said)
 
 
+@pytest.mark.parametrize(
+    ("ends", "said_of_it"),
+    [
+        ("stepped(10); finished('finished', unhanded=1234); sys.exit(4)", "without handing over 1,234 tokens"),
+        ("finished('finished'); sys.exit(1)", "without having trained"),
+    ],
+)
+def test_a_script_that_ended_by_itself_and_badly_is_named_and_not_restarted(
+    ends: str, said_of_it: str, tmp_path: Path
+) -> None:
+    folder, said = folder_in(tmp_path), list[str]()
+    learners = [command(folder, "learner-0", f"joined(); {ends}"), command(folder, "learner-1", "joined(); stepped(1)")]
+    plan = LaunchPlan(learners, syncer=command(folder, "syncer", "serve()"), restarts=QUICK)
+    outcome = supervisor(folder, plan, said).run()
+    assert (outcome.reason, outcome.restarts, outcome.given_up) == ("finished", 0, ())
+    assert any(f"learner-0 ended {said_of_it} (exit status" in line for line in said)
+
+
 def test_a_run_in_which_nobody_stepped_is_known_to_have_trained_nothing(tmp_path: Path) -> None:
     folder = folder_in(tmp_path)
     assert not supervisor(folder, LaunchPlan([command(folder, "learner-0", "joined()")])).run().trained

@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from atoll.errors import AtollError, UnreachableError
-from atoll.learner import Learner, leaving
+from atoll.learner import Learner
+from atoll.learner import learner as learner_module
 from atoll.learner.island import freight
 from atoll.learner.island.follower import FollowerShell
 from atoll.learner.island.speaker import SpeakerShell
@@ -84,7 +85,7 @@ def gradient_step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Ten
 
 def slow_end(learner: Learner, pause_s: float) -> None:
     """The rank that speaks saves for longer than the others' patience with threads that do not end."""
-    leaving.CLOSE_TIMEOUT_S = pause_s / 10
+    learner_module.STOP_S = pause_s / 10
     if learner.island_rank == 0:
         close = learner._inner.close
 

@@ -210,6 +210,10 @@ def test_other_shapes_and_damaged_files_are_refused(tmp_path: Path) -> None:
         atoll.load_model(path, model)
     with pytest.raises(FileNotFoundError):
         atoll.load_model(tmp_path / "none.safetensors", model)
+    with pytest.raises(ConfigError, match="is a folder; give the model"):
+        atoll.load_model(tmp_path, model)  # safetensors: "No such device"
+    with pytest.raises(ConfigError, match="a file and then a torch"):
+        atoll.load_model(model, path)  # type: ignore[arg-type]
 
 
 def test_what_a_learner_has_of_the_published_model_can_be_saved_and_loaded(tmp_path: Path) -> None:

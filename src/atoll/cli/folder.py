@@ -92,16 +92,20 @@ def leave(
     console = human(json_wanted=False)
     found = o.run_token(context, token, token_file)
     folder = run_folder_of(target)
-    console.print(f"{learner} is asked to leave ...", markup=False, soft_wrap=True)
-    tokens = 0
+    text = f"{learner} is asked to leave; it finishes its step and hands over, for 3 minutes at most on a thin link ..."
+    console.print(text, markup=False, soft_wrap=True)
+    handed_over = True
     if folder is not None and (learner in learners_here(folder) or not folder.syncer_file.exists()):
         how = f"(pid {leave_run(folder.path, learner).pid}) has left"
         tokens = not_handed_over(folder.path, learner)
         how += f" without handing over {tokens:,} tokens; its log says why" if tokens else ""
+        handed_over = not tokens
     else:
-        how = leave_from_afar(reach(target, token=found, tls_ca=tls_ca, tls_name=tls_name).options, learner)
+        how, handed_over = leave_from_afar(
+            reach(target, token=found, tls_ca=tls_ca, tls_name=tls_name).options, learner
+        )
     console.print(f"{learner} {how}", markup=False, soft_wrap=True)
-    if tokens:
+    if not handed_over:
         raise typer.Exit(EXIT_NOT_HANDED_OVER)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +14,8 @@ from atoll.cli.terminal import human, print_json
 from atoll.errors import LaunchError, UnreachableError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from atoll.launch import RunEnd
 
 WATCH_S = 2.0
@@ -97,15 +100,24 @@ def _watch(look: Any, *, title: str) -> None:
 
     try:
         console = human(json_wanted=False)
-        with Live(console=console, auto_refresh=False) as live:
-            answer = look()
-            while isinstance(answer, dict):
-                live.update(status_view(answer, time.time(), console.width), refresh=True)
+        with Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+
+            def show(what: RenderableType) -> None:
+                if live is not None:
+                    live.update(what, refresh=True)
+                else:  # into a file or a pipe: one view after the other
+                    console.print(time.strftime("%H:%M:%S"), what, sep="\n")
+
+            answer: dict[str, Any] | RunEnd | None = look()
+            while answer is None or isinstance(answer, dict):
+                if answer is not None:
+                    show(status_view(answer, time.time(), console.width))
                 time.sleep(WATCH_S)
                 try:
                     answer = look()
                 except (UnreachableError, LaunchError) as error:
-                    live.update(Text(f"{error}; looking again ...", style="yellow"), refresh=True)
+                    answer = None  # what it said before is no news
+                    show(Text(f"{error}; looking again ...", style="yellow"))
         _show(answer, title=title, everything=False)
     except KeyboardInterrupt:
         pass

@@ -131,8 +131,12 @@ class ContributionMaker:
     def _uplink_free(self) -> bool:
         """On a thin uplink, pushes that share it would all arrive too old. So only as many run at once as the run has
         rounds in flight; other requests stay open and are answered, with newer snapshots, as the uplink comes free."""
+        return self._uplink_room > 0
+
+    @property
+    def _uplink_room(self) -> int:
         pushing = sum(not s.pushed and not s.stuck for p in self._state.fragments for s in p.outstanding)
-        return pushing < self._state.config.rounds_in_flight_max
+        return self._state.config.rounds_in_flight_max - pushing
 
     def ask(self, request: Request, out: list[LearnerEffect]) -> None:
         """A round wants a fragment."""
@@ -193,15 +197,18 @@ class ContributionMaker:
             self.give_now(progress, out)
 
     def flushable(self) -> Iterator[FragmentProgress]:
-        """The fragments of which progress can be handed over now."""
+        """The fragments of which progress can be handed over now: no more at once than the uplink carries. All of them
+        side by side would, on a thin one, all be given up as too slow shortly before their end, and begin anew."""
         assert self._state.closing is not None
         if not self._state.closing.flush or not self._state.joined:
             return
-        for progress in self._state.fragments:
+        room = self._uplink_room
+        for progress in sorted(self._state.fragments, key=_CONTRIBUTED_STEP):
             behind = progress.too_old and progress.announced > progress.base
             pushing = any(not sent.pushed for sent in progress.outstanding)
             based = progress.base != NO_VERSION
-            if self._state.started and based and self.to_flush(progress) and not behind and not pushing:
+            if self._state.started and based and self.to_flush(progress) and not behind and not pushing and room > 0:
+                room -= 1
                 yield progress
 
     def to_flush(self, progress: FragmentProgress) -> bool:

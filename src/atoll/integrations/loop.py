@@ -70,6 +70,7 @@ class LearnerLoop:
         if self._learner is not None and not self._learner.closed:
             self._learner.close(flush=finished, reason="finished" if finished else "an error ended the training")
             self._learner.adopt_published()
+            self._learner.end_accordingly()
 
     def seed(self, samplers: Sequence[Any]) -> None:
         """Learners that shuffle with one seed would all read the same batches, and a restarted one would read its own

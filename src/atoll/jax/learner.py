@@ -95,6 +95,10 @@ class Learner:
         """Leave the run; with `flush` what was trained is handed over first."""
         self._learner.close(flush=flush, reason=reason)
 
+    def end_accordingly(self) -> None:
+        """As of `atoll.Learner`."""
+        self._learner.end_accordingly()
+
     # ------------------------------------------------------------ training
 
     def step(

@@ -300,7 +300,10 @@ class Supervisor:
             lost = f", without handing over {tokens:,} tokens" if (tokens := self._watch.unhanded.get(child.id)) else ""
             self._say(f"{child.id} {how}{lost} ({describe_exit(code)}); the others go on")
             return
-        if code == 0:
+        badly = self._watch.ended_badly(child.id, child.started_ns) if code else ""
+        if code == 0 or badly:
+            if badly:
+                self._say(f"{child.id} ended {badly} ({describe_exit(code)}); the others go on")
             slot.finished = True
             slot.stayed_out = not (slot.ever_joined or slot.guest or self._watch.budget_spent)
             self._first_finish_s = self._first_finish_s or time.monotonic()

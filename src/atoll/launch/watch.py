@@ -91,6 +91,16 @@ class RunWatch:
         t_ns, reason = self._gone.get(learner, (-1, ""))
         return next((how for name, how in GONE_FOR_GOOD.items() if name in reason and t_ns >= since_ns), "")
 
+    def ended_badly(self, learner: str, since_ns: int) -> str:
+        """How a process of this learner that was started at `since_ns` left by itself, if it could not hand over or had
+        trained nothing: its exit status says so, and starting it again would not mend it."""
+        t_ns, reason = self._gone.get(learner, (-1, ""))
+        if t_ns < since_ns or reason != "finished":
+            return ""
+        if tokens := self.unhanded.get(learner, 0):
+            return f"without handing over {tokens:,} tokens"
+        return "" if self.reached_since(learner, since_ns).steps else "without having trained"
+
     @property
     def trained(self) -> bool:
         """Whether any learner has called `learner.step`, by its own word or the syncer's."""

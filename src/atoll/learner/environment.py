@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.errors import ConfigError
+from atoll.learner.leave_deadline import LEAVE_S_MAX, SIGTERM_S
 from atoll.metrics import metered
 from atoll.observe import EventWriter, NullWriter, Writer
 from atoll.preload import preload
@@ -43,6 +44,10 @@ class LearnerPlace:
     """ATOLL_WORLD, where it is given."""
     metrics: str = ""
     """ATOLL_METRICS: HOST:PORT where a Prometheus may ask this process."""
+    leave_s: int = LEAVE_S_MAX
+    """ATOLL_LEAVE_S: the most that handing over may take when a script leaves by itself."""
+    sigterm_s: int = int(SIGTERM_S)
+    """ATOLL_SIGTERM_S: the same after SIGTERM, behind which somebody may stand who kills."""
     site: str = ""
     """ATOLL_SITE: where this machine is, for whoever looks at the run."""
 
@@ -73,7 +78,8 @@ def find_place(
     run_folder: str | Path | None,
 ) -> LearnerPlace:
     """Fill what is not given from ATOLL_SYNCER, ATOLL_LEARNER, ATOLL_TOKEN (or ATOLL_TOKEN_FILE), ATOLL_TLS_CA,
-    ATOLL_TLS_NAME, ATOLL_RUN_FOLDER, ATOLL_RANK and ATOLL_WORLD. Before that, load what ATOLL_PRELOAD names.
+    ATOLL_TLS_NAME, ATOLL_RUN_FOLDER, ATOLL_RANK, ATOLL_WORLD, ATOLL_LEAVE_S and ATOLL_SIGTERM_S. Before that, load what
+    ATOLL_PRELOAD names.
 
     A learner with a key of its own has the key's name. Any other without a name gets one that nobody else has: machines
     share host names (images, containers) and even process ids (1 in every container), and two learners of one id would
@@ -98,6 +104,8 @@ def find_place(
         rank=_number("ATOLL_RANK", low=0),
         world=_number("ATOLL_WORLD", low=1),
         metrics=os.environ.get("ATOLL_METRICS", ""),
+        leave_s=_number("ATOLL_LEAVE_S", low=1) or LEAVE_S_MAX,
+        sigterm_s=_number("ATOLL_SIGTERM_S", low=1) or int(SIGTERM_S),
         site=os.environ.get("ATOLL_SITE", "")[:SITE_CHARS_MAX],
     )
 

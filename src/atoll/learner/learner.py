@@ -26,10 +26,10 @@ from types import TracebackType
 from typing import Any, Self, SupportsFloat, SupportsIndex, cast
 
 from atoll import kernels
-from atoll.core import LearnerMachine, SyncConfig, numbers
+from atoll.core import CLOSE_TIMEOUT_NS, LearnerMachine, SyncConfig, numbers
 from atoll.core import effects as fx
 from atoll.errors import LocalProtocolError
-from atoll.learner import EXIT_NOT_HANDED_OVER, leaving
+from atoll.learner import EXIT_NOT_HANDED_OVER, exit_status
 from atoll.learner.doctor import Doctor
 from atoll.learner.environment import find_place
 from atoll.learner.inner_state import InnerState, NoInnerState, Stateful
@@ -40,7 +40,8 @@ from atoll.learner.island.seats import FollowerSeat, SpeakerSeat
 from atoll.learner.island.speaker import SpeakerShell
 from atoll.learner.joining import JOIN_TIMEOUT_S, recover
 from atoll.learner.last_words import end_in_one_sentence
-from atoll.learner.leaving import NEVER_STEPPED, sentence
+from atoll.learner.leave_deadline import LeaveDeadline
+from atoll.learner.leaving import EXIT_IDLE, NEVER_STEPPED, sentence
 from atoll.learner.meter import StepMeter, count_tokens
 from atoll.learner.parameters import Parameters
 from atoll.learner.preempt import Preemption
@@ -50,6 +51,9 @@ from atoll.learner.view import RunView
 from atoll.observe import NullWriter, Writer, events
 from atoll.plugins import load_entry_points
 from atoll.wire import ClientOptions
+
+STOP_S = CLOSE_TIMEOUT_NS / 1e9
+"""How long the threads of a learner that has left may take to end."""
 
 
 class ParametersLearner:
@@ -125,6 +129,8 @@ class ParametersLearner:
         self._state = "new"
         self._resumed = False
         self._unhanded_tokens = 0
+        self._idle = False
+        """It has left without having trained anything, although it could have."""
 
     def _speaking(
         self, parameters: Parameters[Any], machine: LearnerMachine, options: ClientOptions, link: RankLink | None
@@ -366,12 +372,22 @@ class ParametersLearner:
     ) -> None:
         if kind is None:
             self.close()
+            self.end_accordingly()
         else:
             self.close(flush=False, reason=f"{kind.__name__}: {error}"[:200])
 
+    def end_accordingly(self) -> None:
+        """This process ends with status 4 (EXIT_NOT_HANDED_OVER) if this learner has left and could not hand over, and
+        with 1 if it has trained nothing; after whatever the script still does. A `with` block says so by itself."""
+        if not self.handed_over:
+            exit_status.end_with(EXIT_NOT_HANDED_OVER)
+        elif self._idle:
+            exit_status.end_with(EXIT_IDLE)
+
     def close(self, *, flush: bool = True, reason: str = "finished") -> None:
-        """Leave the run. With `flush`, progress that was not contributed yet is handed over first, within a bound:
-        `handed_over` says whether that succeeded."""
+        """Leave the run. With `flush`, progress that was not contributed yet is handed over first, for as long as
+        something moves and for ATOLL_LEAVE_S seconds (180) at most; after SIGTERM for ATOLL_SIGTERM_S (20).
+        `handed_over` says whether that succeeded, and `end_accordingly` makes it the process's exit status."""
         if self._state != "running":
             return
         self._state = "closed"
@@ -385,13 +401,16 @@ class ParametersLearner:
                 shell.poke_data(source.stream)
             else:
                 source.dropped()  # progress that is thrown away was not trained: its chunks are issued again
-        self._unhanded_tokens, why = self._seat.hand_over(self._place.address, flush=flush, reason=reason)
+        now_s, place = time.monotonic(), self._place
+        deadline = LeaveDeadline(self._machine.learner, now_s, leave_s=place.leave_s, sigterm_s=place.sigterm_s)
+        self._unhanded_tokens, why = self._seat.hand_over(self._place.address, deadline, flush=flush, reason=reason)
         checkpoint = self._inner.close(last=shell.failure is None)
         if why:
             self._say(sentence(self._machine.learner, self._unhanded_tokens, why, checkpoint))
-        if flush and reason == "finished" and self._never_stepped:
+        self._idle = flush and reason == "finished" and self._never_stepped
+        if self._idle:
             self._say(NEVER_STEPPED)
-        shell.stop(leaving.CLOSE_TIMEOUT_S)
+        shell.stop(STOP_S)
         atexit.unregister(shell.stop)
         if self._preemption is not None:
             self._preemption.disarm()  # not before: a SIGTERM meanwhile would cut short what it asks for

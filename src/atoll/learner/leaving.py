@@ -7,31 +7,41 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.codec import fragment_codec
-from atoll.core import CLOSE_TIMEOUT_NS, LET_GO_NS, WAIT_SLICE_NS, Layout, LearnerMachine, Refusal
+from atoll.core import WAIT_SLICE_NS, Layout, LearnerMachine, Refusal
 from atoll.core import effects as fx
 from atoll.errors import RefusedError
+from atoll.learner.leave_deadline import LeaveDeadline
 from atoll.learner.shell import LearnerShell
 
-CLOSE_TIMEOUT_S = CLOSE_TIMEOUT_NS / 1e9
-LET_GO_S = LET_GO_NS / 1e9
 WAIT_SLICE_S = WAIT_SLICE_NS / 1e9
 EXIT_NOT_HANDED_OVER = 4
-"""Exit status of a learner that was told to leave (SIGTERM) and could not hand over its last progress in time."""
+"""Exit status of a learner that could not hand over its last progress in time, however it came to leave."""
+EXIT_IDLE = 1
+"""Exit status of a learner that joined and never called `step`."""
+SIGNALS = ("SIGTERM", "SIGINT")
+"""Reasons for leaving behind which somebody stands who kills."""
 NEVER_STEPPED = "learner.step was never called: nothing was trained; call it once per optimizer step"
 
 
 def hand_over(
-    shell: LearnerShell, address: str, stand: Callable[[], None], *, flush: bool, reason: str
+    shell: LearnerShell,
+    address: str,
+    stand: Callable[[], None],
+    deadline: LeaveDeadline,
+    *,
+    told: Callable[[], bool] = lambda: False,
+    flush: bool,
+    reason: str,
 ) -> tuple[int, str]:
     """Hand over, say goodbye, and wait for the syncer's word. Returns the tokens that it does not have, and why.
-    `stand` waits a while at the boundary, and does what there is to do there."""
+    `stand` waits a while at the boundary, and does what there is to do there. `told`: whether SIGTERM has come."""
     began = time.monotonic()
     with shell.changed:
         assert shell.layout is not None
         leaving = HandOver(shell.machine, shell.layout)
         if shell.failure is None:
             shell.apply(fx.Closing(flush, reason))
-    _wait_for_word(shell, began + CLOSE_TIMEOUT_S, stand)
+    _wait_for_word(shell, deadline, stand, leaving, lambda: not flush or reason in SIGNALS or told())
     with shell.changed:
         if not flush or run_closed(shell.failure) or _let_go(shell):
             return 0, ""
@@ -45,18 +55,26 @@ def hand_over(
         return tokens, leaving.why(address=address, linked=shell.linked, **times)
 
 
-def _wait_for_word(shell: LearnerShell, deadline: float, stand: Callable[[], None]) -> None:
-    while not shell.driver.left and shell.failure is None and time.monotonic() < deadline:
-        stand()
-    # The syncer ends the session when everything that was handed over is safe with it.
-    deadline = max(deadline, time.monotonic() + LET_GO_S)
-    while not _let_go(shell) and shell.failure is None and time.monotonic() < deadline:
-        if shell.driver.left:
-            with shell.changed:
-                if not _let_go(shell):
-                    shell.changed.wait(WAIT_SLICE_S)
-        else:
+def _wait_for_word(
+    shell: LearnerShell, deadline: LeaveDeadline, stand: Callable[[], None], leaving: HandOver, told: Callable[[], bool]
+) -> None:
+    """The syncer ends the session when everything that was handed over is safe with it."""
+    while True:
+        with shell.changed:
+            left = shell.driver.left
+            if _let_go(shell) or shell.failure is not None or _is_over(shell, deadline, leaving, told=told()):
+                return
+            if left:
+                shell.changed.wait(WAIT_SLICE_S)
+        if not left:
             stand()
+
+
+def _is_over(shell: LearnerShell, deadline: LeaveDeadline, leaving: HandOver, *, told: bool) -> bool:
+    left = shell.driver.left
+    bytes_left, rate = leaving.to_move(shell) if shell.linked and not left else (0, 0.0)
+    moved = (leaving.answered, shell.driver.fetches.arriving.count, shell.driver.link.session, left)
+    return deadline.is_over(time.monotonic(), told=told, moved=moved, bytes_left=bytes_left, rate=rate, left=left)
 
 
 def _let_go(shell: LearnerShell) -> bool:
@@ -83,6 +101,19 @@ class HandOver:
         missing = self._machine.unanswered_tokens if linked else self._machine.pending_tokens
         share = sum(tokens * f.parameters for tokens, f in zip(missing, fragments, strict=True))
         return -(-share // sum(f.parameters for f in fragments))
+
+    @property
+    def answered(self) -> int:
+        return sum(answered for answered, _ in self._machine.handed_over)
+
+    def to_move(self, shell: LearnerShell) -> tuple[int, float]:
+        """Bytes that are still to go out, or must come in first, and how many move in a second, as far as is known."""
+        taken, wanted = self.bytes()
+        first = [p.index for p in self._machine.fragments if p.too_old and p.announced > p.base]
+        down = sum(4 * self._layout.fragments[index].size for index in first)
+        up_rate, down_rate = shell.rate_up, shell.driver.fetches.arriving.rate
+        rates = [rate for rate, size in ((up_rate, wanted - taken), (down_rate, down)) if size and rate]
+        return wanted - taken + down, min(rates, default=0.0)
 
     def bytes(self) -> tuple[int, int]:
         """(encoded bytes that the syncer took since the beginning, those that there were to give), at most."""

@@ -34,6 +34,10 @@ def load_model(path: str | Path, module: nn.Module, *, strict: bool = True) -> U
     `strict` is False) when a trainable parameter is not in the file or something in the file is not in the module."""
     from safetensors import SafetensorError, safe_open
 
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"load_model takes a file and then a torch.nn.Module, not a {type(module).__name__}")
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} is a folder; give the model.safetensors in it, or what `atoll export {path}` wrote")
     refuse_sharded(module)
     places = _places(module)
     bare = {_bare(name): place for name, place in places.items()}

@@ -11,6 +11,7 @@ from atoll.core import effects as fx
 from atoll.errors import FencedError, RefusedError
 from atoll.learner.doctor import Doctor
 from atoll.learner.joining import join
+from atoll.learner.leave_deadline import LeaveDeadline
 from atoll.learner.leaving import hand_over, run_closed
 from atoll.learner.preempt import Preemption
 from atoll.learner.shell import LearnerShell
@@ -29,7 +30,7 @@ class Seat(Protocol):
     def step(self, tokens: int, compute_ns: int, loss: float) -> tuple[int, int]:
         """One step is done. Returns the tokens that count for it, and the nanoseconds that a synchronous run waited."""
 
-    def hand_over(self, address: str, *, flush: bool, reason: str) -> tuple[int, str]:
+    def hand_over(self, address: str, deadline: LeaveDeadline, *, flush: bool, reason: str) -> tuple[int, str]:
         """Leave. Returns the tokens that the syncer does not have, and why."""
 
     def raise_failure(self) -> None:
@@ -110,8 +111,13 @@ class SingleSeat:
     def _busy_ns(self) -> int:
         return self._shell.arrays.adopt_ns + self._shell.arrays.snapshot_ns
 
-    def hand_over(self, address: str, *, flush: bool, reason: str) -> tuple[int, str]:
-        return hand_over(self._shell, address, self._stand_leaving, flush=flush, reason=reason)
+    def hand_over(self, address: str, deadline: LeaveDeadline, *, flush: bool, reason: str) -> tuple[int, str]:
+        return hand_over(
+            self._shell, address, self._stand_leaving, deadline, told=self._preempted, flush=flush, reason=reason
+        )
+
+    def _preempted(self) -> bool:
+        return self._preemption is not None and self._preemption.requested
 
     def raise_failure(self) -> None:
         raise_as_failure(self._shell.failure)

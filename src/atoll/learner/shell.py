@@ -493,6 +493,11 @@ class LearnerShell(LearnerDriverHost):
     def moved_down(self, size: int, took_ns: int) -> None:
         self._moved("down", size, took_ns)
 
+    @property
+    def rate_up(self) -> float:
+        """Bytes/s that contributions went out with, as far as is known; else 0."""
+        return self._meter.rate("up")
+
     def _moved(self, direction: str, size: int, took_ns: int) -> None:
         assert self.layout is not None
         needs = needed_bytes_s(self.machine.config, self.layout, direction, self.machine.step_ns)

@@ -29,6 +29,10 @@ class LinkMeter:
         self._counts = {"up": 0, "down": 0}
         self._told = {"up": 0.0, "down": 0.0}
 
+    def rate(self, direction: str) -> float:
+        """Bytes/s, as far as transfers took long enough to tell; else 0."""
+        return self._rates[direction]
+
     def moved(self, direction: str, size: int, took_ns: int, needs: float) -> None:
         """A transfer of `size` bytes took so long, and the run needs that many bytes per second."""
         if took_ns < TOLD_NS_MIN or not size:

@@ -27,6 +27,7 @@ from atoll.learner.island.link import PendingWord, RankLink
 from atoll.learner.island.speaker import SpeakerShell
 from atoll.learner.island.word import BoundaryWord, Flag, Place, pack, unpack
 from atoll.learner.joining import join
+from atoll.learner.leave_deadline import LeaveDeadline
 from atoll.learner.leaving import hand_over, run_closed
 from atoll.learner.preempt import Preemption
 from atoll.learner.seat import SingleSeat
@@ -235,10 +236,10 @@ class SpeakerSeat(SingleSeat):
 
     # ------------------------------------------------------------ leaving
 
-    def hand_over(self, address: str, *, flush: bool, reason: str) -> tuple[int, str]:
+    def hand_over(self, address: str, deadline: LeaveDeadline, *, flush: bool, reason: str) -> tuple[int, str]:
         shell = self._shell
         if not flush:  # something went wrong here: the others do not come along
-            return hand_over(shell, address, self._stand_alone, flush=False, reason=reason)
+            return hand_over(shell, address, self._stand_alone, deadline, flush=False, reason=reason)
         shell.standing = True
         if self._words.waiting:
             self._hear()
@@ -246,7 +247,15 @@ class SpeakerSeat(SingleSeat):
                 self._pass(fx.Boundary())
         with shell.changed:
             self._machine.correct_tokens(self._debt)
-        tokens, why = hand_over(shell, address, lambda: self._stand_at(Place.LEAVING), flush=True, reason=reason)
+        tokens, why = hand_over(
+            shell,
+            address,
+            lambda: self._stand_at(Place.LEAVING),
+            deadline,
+            told=lambda: self._words.heard.sigterms > 0,
+            flush=True,
+            reason=reason,
+        )
         self._release(Place.LEAVING, Flag.OVER, tokens)
         return tokens, why
 
@@ -339,7 +348,7 @@ class FollowerSeat:
         self._give(Place.STEPPED, tokens)
         return tokens, 0
 
-    def hand_over(self, address: str, *, flush: bool, reason: str) -> tuple[int, str]:
+    def hand_over(self, address: str, deadline: LeaveDeadline, *, flush: bool, reason: str) -> tuple[int, str]:
         if not flush:
             return 0, ""
         if self._words.waiting:
