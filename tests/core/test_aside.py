@@ -320,6 +320,18 @@ def test_one_that_stands_still_or_is_gone_is_named_as_well() -> None:
     assert any("a round needs 4 (quorum 4); away: l3" in note.text for note in gone.noted(Warned)), texts(gone)
 
 
+def test_a_run_that_has_just_begun_on_a_machine_that_has_been_up_for_long_is_not_called_stalled() -> None:
+    """The first look found nobody behind, and the second took the time since the machine's start for a stall."""
+    world = World(config(fragments=1, learners_expected=4, quorum="all"), 4)
+    world.now_ns = 700 * SECOND
+    world.join_all()
+    world.advance(2 * SECOND)
+    for _ in range(world.config.sync_every + 2):
+        world.step(world.learners["l0@l0-1"])
+        world.advance(2 * SECOND)
+    assert texts(world) == []
+
+
 def texts(world: World) -> list[str]:
     return [note.text for note in world.noted(Warned)]
 
