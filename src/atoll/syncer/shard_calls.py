@@ -17,8 +17,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from atoll.core import ContributionId, ContributionRecord, PushHeader, PushKind, PushReply
+from atoll.core import ContributionId, ContributionRecord, PushHeader, PushReply
 from atoll.core import effects as fx
+from atoll.wire import read_push_header
 
 ATTACH, LAY_OUT, COMMIT_SEED = "attach", "lay_out", "commit_seed"
 COMPARE, MERGE, HEAL, STORE, KEEP_HANDED = "compare", "merge", "heal", "store", "keep_handed"
@@ -34,7 +35,8 @@ def header_values(header: PushHeader) -> dict[str, Any]:
 
 
 def header_of(values: dict[str, Any]) -> PushHeader:
-    return PushHeader(**{**values, "kind": PushKind(values["kind"])})
+    """Checked as one from a learner is: it may be word for word a learner's. Raises RemoteProtocolError."""
+    return read_push_header(values)
 
 
 def reply_of(values: dict[str, Any]) -> PushReply:
