@@ -67,7 +67,7 @@ CLAIMS = {
 """What it claims besides, one after the other in equal shares, and how boldly (`chaos.lies`)."""
 STEPS_MIN, LOSS_MAX = 0.95, 1.02
 TWIN_LATE_S = 300.0
-"""How much longer than the storm the twin may take: on a machine with other work its start alone differs by a minute."""
+"""How much longer than the storm the twin may take: on a busy machine their starts alone differ by a minute."""
 IN_ORDER = (0, EXIT_NOT_HANDED_OVER)
 """What is left over a link of 2 kB/s when the run ends cannot be handed over in time, with or without a liar."""
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "trust.md"

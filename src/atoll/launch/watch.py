@@ -99,6 +99,6 @@ class RunWatch:
 
     @property
     def budget_spent(self) -> bool:
-        """Whether the syncer has counted as many tokens as the run was to process. What it has not counted, a learner has
-        only claimed: that ends nobody's run."""
+        """Whether the syncer has counted as many tokens as the run was to process. What it has not counted, a learner
+        has only claimed: that ends nobody's run."""
         return 0 < self._tokens_budget <= self._tokens_counted

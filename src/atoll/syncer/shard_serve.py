@@ -115,6 +115,7 @@ def _server_options(options: ShardOptions) -> ServerOptions:
     return ServerOptions(
         listen=options.listen,
         token=options.token,
+        link_token=options.link_token,
         keys=KeyFile(options.keys) if options.keys is not None else None,
         tls_certificate=options.tls_certificate or "",
         tls_key=options.tls_key or "",
