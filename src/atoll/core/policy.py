@@ -141,7 +141,7 @@ def way_factor(norm: float, usual: float) -> float:
     makes its way that of WAY_PERIODS usual ones. The others have gone most of that way without it, and the model would
     go it twice (a learner behind 2 kB/s handed over 584 steps at the end of a run, a hundred times as long as usual and
     with a fifth of the weight: loss 2.16 instead of 1.35)."""
-    return min(1.0, WAY_PERIODS * usual / norm) if 0.0 < usual and 0.0 < norm else 1.0
+    return min(1.0, WAY_PERIODS * usual / norm) if usual > 0.0 and norm > 0.0 else 1.0
 
 
 def age_limit(config: SyncConfig, *, aside: bool) -> int:
