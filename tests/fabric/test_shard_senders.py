@@ -44,6 +44,19 @@ def test_a_push_that_is_not_of_the_session_is_refused(generation: int, secret: s
     shard.check_sender(header(2, "s"))
 
 
+def test_a_learner_whose_key_has_ended_pushes_and_fetches_nothing_here() -> None:
+    """The syncer says so: a shard's own copy of the registry may be older."""
+
+    async def revoked() -> None:
+        shard = await shard_that_knows(2, "s")
+        shard.check_sender(header(2, "s"))
+        await shard._do(calls.REVOKED, {"learner": "l0"})
+        shard.check_sender(header(2, "s"))
+
+    with pytest.raises(RefusedError, match="no session"):
+        asyncio.run(revoked())
+
+
 def test_calls_of_both_sides_cross_and_fail_when_the_link_ends() -> None:
     """Two peers joined by queues: answers find their calls, refusals keep their code, large bytes arrive whole."""
 

@@ -4,6 +4,7 @@
       attach         who leads; the shard says what it holds          lay_out      the model, and its fragments
       commit_seed    what was put as the seed is version 0            compare, merge, heal, store, keep_handed
       copy           every array of a fragment, for a snapshot        copy_theta   make a copy that can be fetched
+      revoked        a learner's key has ended (notice)
       sender         a learner's session has begun (notice)           forget       a contribution is not needed (notice)
     shard -> coordinator
       push_open      may these bytes come in?                         push_done    they are here, and were looked at
@@ -24,6 +25,7 @@ from atoll.wire import read_push_header
 ATTACH, LAY_OUT, COMMIT_SEED = "attach", "lay_out", "commit_seed"
 COMPARE, MERGE, HEAL, STORE, KEEP_HANDED = "compare", "merge", "heal", "store", "keep_handed"
 COPY, COPY_THETA, SENDER, FORGET = "copy", "copy_theta", "sender", "forget"
+REVOKED = "revoked"
 PUSH_OPEN, PUSH_DONE, THETA, FETCHED = "push_open", "push_done", "theta", "fetched"
 
 LINK_VERSION = 1
