@@ -320,6 +320,55 @@ def test_one_that_stands_still_or_is_gone_is_named_as_well() -> None:
     assert any("a round needs 4 (quorum 4); away: l3" in note.text for note in gone.noted(Warned)), texts(gone)
 
 
+def measured(world: World) -> World:
+    """Contributions are as long as they are: the smallest world calls each 1 otherwise."""
+    take = world.complete_push
+    world.complete_push = lambda header, value, **more: take(header, value, abs(value))  # type: ignore[method-assign]
+    return world
+
+
+def test_who_was_left_behind_does_not_go_the_others_way_once_more() -> None:
+    """They were merged all the while. What it brings at last counts as two usual ways, and not as a quarter of 400."""
+    world = measured(running(quorum="75%"))
+    last = mute(world, "l3@l3-1")
+    world.everyone_steps(400)
+    deliver(world, last)
+    world.everyone_steps(1)
+    done, before = len(world.merges), world.theta[0]
+    world.everyone_steps(40)
+    late = [merge for merge in world.merges[done:] if any(one.learner == "l3" for one in merge.contributions)]
+    assert late, "it is merged again"
+    assert world.theta[0] - before < 40 + 4 * world.config.sync_every, "40 steps of all, and some of its own"
+    world.check_ledger()
+
+
+def test_after_an_outage_of_the_syncer_nobody_was_left_behind() -> None:
+    world = measured(running(quorum="75%"))
+    world.everyone_steps(40)
+    before = world.theta[0]
+    for learner in world.learners.values():
+        world.disconnect(learner)
+    for _ in range(100):
+        for learner in world.learners.values():
+            world.step(learner)
+    for learner in world.learners.values():
+        world.connect(learner)
+    world.everyone_steps(40)
+    assert world.theta[0] - before > 70, "what all have done meanwhile counts"
+
+
+def test_a_run_that_has_just_begun_on_a_machine_that_has_been_up_for_long_is_not_called_stalled() -> None:
+    """The first look found nobody behind, and the second took the time since the machine's start for a stall."""
+    world = World(config(fragments=1, learners_expected=4, quorum="all"), 4)
+    world.now_ns = 700 * SECOND
+    world.join_all()
+    world.advance(2 * SECOND)
+    for _ in range(world.config.sync_every + 2):
+        world.step(world.learners["l0@l0-1"])
+        world.advance(2 * SECOND)
+    assert texts(world) == []
+
+
 def texts(world: World) -> list[str]:
     return [note.text for note in world.noted(Warned)]
 

@@ -94,6 +94,15 @@ def test_whoever_is_merged_more_often_than_the_others_has_one_voice() -> None:
     assert norm_limit(config, [norm for _, norm in norms], 10) == 10.0
 
 
+def test_one_of_three_that_brings_next_to_nothing_has_nobody_refused() -> None:
+    config, norms = SyncConfig(sync_every=10, norm_outlier_factor=10.0), []
+    for _ in range(40):
+        for learner, norm in (("short", 1.0), ("long", 12.0), ("liar", 1e-18)):
+            norms = with_norm(config, norms, learner, norm, 10)
+    assert norm_limit(config, [norm for _, norm in norms], 10) == 120.0, "it was 10, and the longer one was refused"
+    assert norm_limit(config, [1.0] * 11 + [10.0] * 11 + [1e-18] * 11, 10) == 100.0, "never past ten times the longest"
+
+
 def test_a_warm_up_is_no_outlier() -> None:
     """The learning rate rises with the step, and an update is as long as the rates of its steps together. Fragments
     take turns: each first contribution is of 1 to 24 steps, all others are of 24."""

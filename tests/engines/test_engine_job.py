@@ -11,6 +11,7 @@ import pytest
 import said
 
 from atoll.engines import Places, engine_of, ignored_by, job_from, parse_counts, parts_of, read_job
+from atoll.engines.ssh import _put
 from atoll.errors import ConfigError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "jobs" / "two-islands.toml"
@@ -107,6 +108,35 @@ def test_a_hostile_word_in_a_job_stays_a_word(tmp_path: Path, monkeypatch: pytes
     done = subprocess.run(["sh", "-c", quiet + '\necho "$X"'], capture_output=True, text=True, cwd=tmp_path, timeout=30)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == bad and bad in done.stdout.splitlines()[0]
     assert not (tmp_path / "broken").exists()
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch broken", "-x", "a b", "a\nb", ""])
+def test_a_host_is_no_option_of_a_command(host: str) -> None:
+    """`ssh -oProxyCommand=... sh -s` would run that here, on the machine of whoever launches."""
+    island, ssh = {"name": "east"}, {"hosts": ["a"]}
+    for tables in (
+        {"syncer": {"hosts": [host]}},
+        {"shards": {"count": 1, "hosts": [host]}},
+        {"islands": [{**island, "hosts": [host]}]},
+    ):
+        with pytest.raises(ConfigError, match="cannot be a host"):
+            job_from(changed(**{"ssh": ssh, **tables}))
+    with pytest.raises(ConfigError, match="hosts"):
+        engine_of("ssh", job_from(changed(ssh={"hosts": [host]})))
+
+
+def test_the_name_of_a_file_is_a_word_to_the_shell(tmp_path: Path) -> None:
+    name = "$(touch broken) `touch broken` '\" x"
+    script = f"folder=.\n{_put({f'files/{name}': b'text'})}"
+    (tmp_path / "files").mkdir()
+    subprocess.run(["sh", "-c", script], cwd=tmp_path, check=True, timeout=30)
+    assert (tmp_path / "files" / name).read_bytes() == b"text" and not (tmp_path / "broken").exists()
+
+
+def test_an_option_of_slurm_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="more than one line"):
+        engine_of("slurm", job_from(changed(slurm={"options": ["--exclusive\ntouch broken"]}))).plan()
 
 
 def test_slurm_is_told_what_an_island_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -260,7 +260,7 @@ def test_a_merge_does_not_wait_for_ever_for_a_frozen_relay() -> None:
         peer = ShardPeer(read, write, answer)
         merge = fx.Merge(0, 1, 1, identities, (0.5, 0.5))
         async with asyncio.timeout(WAIT_S):
-            found = await RelayLinks(driver, lambda: state).gather(merge, [AtRelay(peer), AtRelay(peer)])
+            found = await RelayLinks(driver, lambda: state).gather(merge, [AtRelay(peer, 1.0), AtRelay(peer, 1.0)])
         return found, peer.closed
 
     found, closed = asyncio.run(gather())

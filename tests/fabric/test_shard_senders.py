@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -13,7 +13,9 @@ from atoll.errors import RefusedError
 from atoll.syncer import shard_calls as calls
 from atoll.syncer.shard import ShardService
 from atoll.syncer.shard_arrays import ShardArrays
-from atoll.wire import ShardPeer
+from atoll.wire import ShardPeer, limits
+from atoll.wire.generated import atoll_pb2 as pb
+from atoll.wire.seal import seal
 
 
 def header(generation: int, secret: str) -> PushHeader:
@@ -40,6 +42,19 @@ def test_a_push_that_is_not_of_the_session_is_refused(generation: int, secret: s
         shard.check_sender(header(generation, secret))
     assert refused.value.code == code
     shard.check_sender(header(2, "s"))
+
+
+def test_a_learner_whose_key_has_ended_pushes_and_fetches_nothing_here() -> None:
+    """The syncer says so: a shard's own copy of the registry may be older."""
+
+    async def revoked() -> None:
+        shard = await shard_that_knows(2, "s")
+        shard.check_sender(header(2, "s"))
+        await shard._do(calls.REVOKED, {"learner": "l0"})
+        shard.check_sender(header(2, "s"))
+
+    with pytest.raises(RefusedError, match="no session"):
+        asyncio.run(revoked())
 
 
 def test_calls_of_both_sides_cross_and_fail_when_the_link_ends() -> None:
@@ -74,3 +89,27 @@ def test_calls_of_both_sides_cross_and_fail_when_the_link_ends() -> None:
         await asyncio.gather(*running, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(talk(), 60))
+
+
+def test_a_link_holds_no_more_than_this_process_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the run's token may open one, as a relay does; each message may be large, and never end."""
+    monkeypatch.setattr(limits, "SHARD_CALLS_MAX", 8)
+
+    async def flood(size: int) -> int:
+        sent = 0
+
+        async def read() -> bytes:
+            nonlocal sent
+            sent += 1
+            frame = pb.ShardFrame(id=sent, kind=pb.SHARD_CALL, method="m", part=b"x", json_bytes=0, bytes=size)
+            return seal(bytes(frame.SerializeToString()))
+
+        async def write(_data: bytes) -> None: ...
+        async def answer(*_: object) -> Any: ...
+
+        peer = ShardPeer(read, write, answer)
+        assert "send less" in await peer.run()
+        return sent
+
+    assert asyncio.run(flood(1000)) == 9
+    assert asyncio.run(flood(limits.PUSH_BYTES_MAX)) <= 9

@@ -14,6 +14,7 @@ from cluster import WAIT_S, SyncerProcess, TrainingThread
 from shards import ShardProcess
 from test_shards import refusal
 
+from atoll.errors import AtollError
 from atoll.wire import ClientOptions, fetch_status
 
 pytest.importorskip("cryptography")
@@ -21,6 +22,22 @@ pytest.importorskip("cryptography")
 
 def atoll(folder: Path, *argv: str) -> None:
     subprocess.run([sys.executable, "-m", "atoll", *argv], cwd=folder, check=True, capture_output=True, timeout=120)
+
+
+def check_revocation(folder: Path, shard: ShardProcess, token: str, authority: str) -> None:
+    """A key that is revoked in the shard's own copy of the registry opens nothing there within seconds. (The shard
+    looked at its copy only when a stranger came.)"""
+    place, deadline = ClientOptions(address=shard.address, token=token, tls_ca=authority), time.monotonic() + WAIT_S
+    assert asyncio.run(fetch_status(place))["led"]
+    atoll(folder, "keys", "revoke", "copy", "l0")
+    while True:
+        try:
+            asyncio.run(fetch_status(place))
+        except AtollError as error:
+            assert "revoked" in str(error)
+            return
+        assert time.monotonic() < deadline, "a revoked key is served"
+        time.sleep(0.2)
 
 
 def test_a_run_with_keys_and_tls_trains_through_its_shards_and_strangers_do_not(tmp_path: Path) -> None:
@@ -49,5 +66,8 @@ def test_a_run_with_keys_and_tls_trains_through_its_shards_and_strangers_do_not(
     finally:
         learner.stopping.set()
         learner.thread.join(60)
-        codes = [syncer.stop(), *(shard.stop() for shard in shards)]
+        try:
+            check_revocation(tmp_path, shards[0], token, authority)
+        finally:
+            codes = [syncer.stop(), *(shard.stop() for shard in shards)]
     assert learner.error is None and codes == [0, 0, 0], syncer.output()

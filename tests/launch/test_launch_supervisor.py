@@ -22,8 +22,9 @@ from atoll.launch.folder import RunFolder
 from atoll.launch.plan import LaunchPlan, RestartPolicy
 from atoll.launch.running import main_processes
 from atoll.launch.slot import LearnerSlot
-from atoll.observe import read_events
-from atoll.observe.events import FaultEnded, FaultInjected, ProcessExited, ProcessStarted
+from atoll.launch.watch import RunWatch
+from atoll.observe import EventWriter, read_events
+from atoll.observe.events import FaultEnded, FaultInjected, ProcessExited, ProcessStarted, SyncerStats
 
 QUICK = RestartPolicy(delay_s=0.05, early_delay_s=0.05, restarts_max=3)
 
@@ -214,6 +215,20 @@ def test_a_script_that_steps_on_after_the_budget_is_told_to_leave(
     plan = LaunchPlan([command(folder, "learner-0", deaf)], syncer=syncer, tokens_budget=100)
     outcome = supervisor(folder, plan, said).run()
     assert outcome.reason == "finished" and any("use learner.done" in line for line in said)
+
+
+def test_tokens_that_a_learner_only_claims_end_nobodys_run(tmp_path: Path) -> None:
+    """The syncer counts a claim as far as it is plausible, and so does the launcher (the storm of issue 17 ended at
+    half of the honest steps)."""
+    with EventWriter(tmp_path / "events" / "syncer-1.jsonl") as writer:
+        writer.emit(SyncerStats(8, 2, 1, 0, 1, 0, 0, 0, 1_000_000, 500_000, 500_000, tokens_spent=99))
+    watch = RunWatch(tmp_path, tokens_budget=100)
+    watch.poll()
+    assert not watch.budget_spent
+    with EventWriter(tmp_path / "events" / "syncer-2.jsonl") as writer:
+        writer.emit(SyncerStats(9, 2, 1, 0, 1, 0, 0, 0, 1_000_000, 500_000, 500_000, tokens_spent=100))
+    watch.poll()
+    assert watch.budget_spent
 
 
 def test_the_death_of_a_data_parallel_worker_ends_the_run(tmp_path: Path) -> None:

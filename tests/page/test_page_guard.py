@@ -49,6 +49,13 @@ def test_a_page_on_loopback_answers_to_its_own_names_only(folder: Path, serve: C
         assert api(page, "whole", headers={"Host": host}).status_code in (400, 421)
 
 
+def test_a_cookie_of_any_bytes_is_a_wrong_one(folder: Path, serve: Callable[..., Any]) -> None:
+    """A comparison that takes ASCII alone answered with an error of the server's own."""
+    page = serve(folder, token=TOKEN)
+    for value in (b'atoll_page="\xe9"', b'atoll_page="\\351"', b"atoll_page=", b"\xff"):
+        assert api(page, "whole", headers={b"Cookie": value}).status_code == 401
+
+
 def test_every_answer_forbids_what_the_page_does_not_need(folder: Path, serve: Callable[..., Any]) -> None:
     for path in ("", "static/page.js", "api/runs", "api/run/none/whole"):
         headers = httpx.get(serve(folder).address + path).headers

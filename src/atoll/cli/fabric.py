@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -55,6 +56,7 @@ def shard(
 
     shown = o.run_token(context, token, token_file) if keys is None else ""
     served = ShardOptions(listen, run_folder, shown, keys, tls_certificate, tls_key, take_over, metrics, metrics_folder)
+    served = replace(served, link_token=o.link_token())
     with logged_as(log_format):
         code = run_shard(served)
     raise typer.Exit(code)

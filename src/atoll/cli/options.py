@@ -39,6 +39,9 @@ OptionPanel = Mapping[str, Any]
 """What a parameter is annotated with, by its name."""
 Command = TypeVar("Command", bound=Callable[..., None])
 
+LINK_TOKEN = "ATOLL_LINK_TOKEN"
+"""The variable with what a syncer shows its shards and its standby; LINK_TOKEN_FILE names a file with it."""
+
 Token = Annotated[
     str,
     typer.Option(
@@ -209,6 +212,13 @@ def run_token(context: typer.Context, token: str, token_file: str) -> str:
     if "token" in typed:
         warn("a token on the command line can be read by every user of this machine; use --token-file or ATOLL_TOKEN")
     return read_token("" if "token_file" in typed else token, token_file)
+
+
+def link_token() -> str:
+    """What a syncer shows its shards and its standby, where that is not the run's token."""
+    from atoll.wire import read_token
+
+    return read_token(os.environ.get(LINK_TOKEN, ""), os.environ.get(f"{LINK_TOKEN}_FILE", ""))
 
 
 def page_token(page_token_file: str) -> str:

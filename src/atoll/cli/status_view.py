@@ -75,7 +75,8 @@ def _heading(answer: Mapping[str, Any], members: list[Mapping[str, Any]]) -> Ite
     expected = answer.get("expected", config.get("learners_expected", 0))
     yield f"run {answer.get('run')} (epoch {answer.get('epoch', 1)}{up}): {training} of {expected} learners train"
     tokens, budget = answer.get("tokens_processed", 0), config.get("tokens_budget", 0)
-    share = f" of {count_text(budget)} ({100 * tokens / budget:.0f}%)" if budget else ""
+    spent = answer.get("tokens_spent", tokens)  # of what is only claimed, little counts
+    share = f" of {count_text(budget)} ({100 * spent / budget:.0f}%)" if budget else ""
     yield (
         f"{count_text(tokens)}{share} tokens at step {answer.get('clock_step', 0):,}, "
         f"{count_text(answer.get('tokens_merged', 0))} of them merged in {answer.get('commits', 0):,} commits; "

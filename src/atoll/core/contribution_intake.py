@@ -118,6 +118,7 @@ class ContributionIntake:
             event.norm,
             late,
             header.codec,
+            self._behind(member, header),
         )
         track.outliers.clear()
         self._state.ledger.hold(header.learner, header.generation, header.fragment, header.tokens)
@@ -137,6 +138,14 @@ class ContributionIntake:
         )
         out.append(Note(received))
         book.offer(contribution, now_ns, out)
+
+    def _behind(self, member: Member, header: PushHeader) -> int:
+        """How often the others may have been merged while these steps were made: since the contribution before. Of one
+        that this syncer has seen nothing of, nothing is known; in an outage of the syncer nobody was merged."""
+        rounds = self._state.book.rounds_started
+        before = member.given.get(header.fragment, 0 if member.newcomer else rounds)
+        member.given[header.fragment] = min(header.round or rounds, rounds)
+        return max(0, rounds - before) // self._state.config.fragments
 
     # ------------------------------------------------------------ refusals
 

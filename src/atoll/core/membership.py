@@ -114,6 +114,8 @@ class Member:
     upcoming: tuple[int, ...] = ()
     seq_seen: list[int] = field(default_factory=list)
     """Highest contribution number accepted, per fragment: lower or equal ones are duplicates."""
+    given: dict[int, int] = field(default_factory=dict)
+    """By fragment, the run's round for which it made its last contribution that this syncer has seen."""
     merged: list[list[tuple[int, int]]] = field(default_factory=list)
     """(seq, version) of the last merged contributions, per fragment."""
     aside: str = ""

@@ -39,7 +39,7 @@ class MergeWatch:
         self._look_ns = now_ns + LOOK_NS
         why, mark = self._why()
         seen = (self._state.book.commits, mark)
-        if not why or seen != self._seen:
+        if not why or seen != self._seen or self._since_ns < 0:
             if self.text and (not why or seen[0] != self._seen[0]):
                 waited_s = (now_ns - self._since_ns) / 1e9
                 out.append(warned(f"rounds go on, after {waited_s:.0f} s in which nothing was merged"))

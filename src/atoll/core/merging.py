@@ -11,14 +11,19 @@ from atoll.core.ledger import Ledger
 from atoll.core.membership import Membership, MemberState
 from atoll.core.plausible import capped, tokens_counted
 from atoll.core.policy import (
+    LEFT_BEHIND_PERIODS,
     MISSING_PERIODS,
+    NORMS_NEEDED,
     LearnerNorm,
     contribution_weight,
+    low_median,
     missing_tokens,
     present_tokens,
     scales_steps,
     stale_factor,
     step_share,
+    usual_norm,
+    way_factor,
     with_norm,
 )
 from atoll.core.rounds import ContributionRecord, FragmentTrack, Round
@@ -58,7 +63,8 @@ class MergeScales:
         ]
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
-        discounts = discounts_of(self._config, track, items)
+        ways = self._way_factors(track, items)
+        discounts = [d * way for d, way in zip(discounts_of(self._config, track, items), ways, strict=True)]
         if not scales_steps(self._config):  # only ratios count: what is taken from one is given to the others
             weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
             return MergeWeights(self._capped(items, weights), 1.0)
@@ -73,6 +79,17 @@ class MergeScales:
             share = min(share, self._config.share_max * len(opened.contributors()))
         # What is taken from old and long contributions is not given to the others: the step is so much smaller.
         return MergeWeights([weight * (share / fresh) for weight in weights], share)
+
+    def _way_factors(self, track: FragmentTrack, items: Sequence[ContributionRecord]) -> list[float]:
+        """Of contributions of learners that were left behind. Where the others have a long way behind them, too, as
+        after an outage of the syncer, that is the usual one."""
+        if len(track.norms) < NORMS_NEEDED:
+            return [1.0] * len(items)
+        long = LEFT_BEHIND_PERIODS * self._config.sync_every
+        behind = {i.id.learner for i in items if i.steps >= long and i.behind >= LEFT_BEHIND_PERIODS}
+        beside = sorted(item.norm for item in items if item.id.learner not in behind)
+        usual = max(usual_norm(self._config, track.norms), low_median(beside))
+        return [way_factor(item.norm, usual) if item.id.learner in behind else 1.0 for item in items]
 
     def _capped(self, items: Sequence[ContributionRecord], weights: list[float]) -> list[float]:
         """No learner weighs more than `share_max`, however many contributions it has in the merge."""

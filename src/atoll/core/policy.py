@@ -124,10 +124,24 @@ def _counted_steps(config: SyncConfig, steps: int) -> float:
     return float(steps) if steps <= most else max(most / 2, most * most / steps)
 
 
+WAY_PERIODS = 2.0
+"""Of usual ways that a long contribution may go: as for its weight, one may have been on its way, and one is new."""
+LEFT_BEHIND_PERIODS = 4
+"""A contribution of so many periods, in which the others had as many rounds, is of a learner that was left behind."""
+
+
 def stale_factor(config: SyncConfig, age: int) -> float:
     """What is left of a contribution's weight that is older than `carry_versions_max` versions and is merged all the
     same, because its learner's link lets it have nothing newer: as much as it is too old."""
     return min(1.0, config.carry_versions_max / age) if age > 0 else 1.0
+
+
+def way_factor(norm: float, usual: float) -> float:
+    """What is left of the weight of a contribution of many periods, if the others were merged all the while: as much as
+    makes its way that of WAY_PERIODS usual ones. The others have gone most of that way without it, and the model would
+    go it twice (a learner behind 2 kB/s handed over 584 steps at the end of a run, a hundred times as long as usual and
+    with a fifth of the weight: loss 2.16 instead of 1.35)."""
+    return min(1.0, WAY_PERIODS * usual / norm) if usual > 0.0 and norm > 0.0 else 1.0
 
 
 def age_limit(config: SyncConfig, *, aside: bool) -> int:
@@ -141,7 +155,7 @@ def contribution_weight(config: SyncConfig, steps: int, tokens: int, age: int) -
     A contribution of more than two periods is long because its learner was cut off or its link is thin, and others were
     merged meanwhile at full strength. By its tokens one of 200 steps would take over the merge (measured: 0.7 of the
     weight of five learners, and 10% of loss). It weighs what its learner makes in two periods, and one of four periods
-    or more in one: then its own way, however long, counts as that of everybody else."""
+    or more in one. How far it may go is `way_factor`'s."""
     share = _counted_steps(config, steps) / steps
     if config.weights == "tokens2_per_step":
         weight = float(tokens) * float(tokens) / float(steps) * share
@@ -205,8 +219,17 @@ def with_norm(
 def norm_limit(config: SyncConfig, norms: Sequence[float], steps: int) -> float:
     """Largest norm that is accepted. A learner that was away legitimately brings more than H steps at once, so the
     limit grows with its steps beyond H."""
-    usual = median(sorted(norms)) if len(norms) >= NORMS_NEEDED else 0.0
+    usual = usual_norm(config, norms) if len(norms) >= NORMS_NEEDED else 0.0
     return config.norm_outlier_factor * usual * _norm_periods(config, steps) if usual > 0.0 else math.inf
+
+
+def usual_norm(config: SyncConfig, norms: Sequence[float]) -> float:
+    """The median of those that tell what a step is. Whoever brings next to nothing, as much shorter than the median as
+    an outlier is longer, says nothing of it: of three learners one could have the longer honest one refused by making
+    the shorter one the usual one (draw 4, seed 2928)."""
+    ordered = sorted(norms)
+    least = median(ordered) / config.norm_outlier_factor
+    return median([norm for norm in ordered if norm >= least])
 
 
 def norm_limit_absolute(config: SyncConfig, parameters: int) -> float:

@@ -44,6 +44,8 @@ class ContributionRecord:
     late: bool
     codec: str = ""
     """What it is encoded in; empty: the run's codec of contributions, as before there was a choice."""
+    behind: int = 0
+    """Rounds of its fragment that there were for the others while it was made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -753,6 +753,7 @@ class SyncerMachine:
             "tokens_merged": totals.merged,
             "tokens_pending": totals.pending,
             "tokens_discarded": totals.discarded,
+            "tokens_spent": self.ledger.spent,
         }
 
 

@@ -247,6 +247,11 @@ def _syncer(values: Mapping[str, Any], where: str) -> tuple[SyncerSpec, dict[str
     return syncer, kept
 
 
+def is_host(text: str) -> bool:
+    """A name that a command takes for a host: one with a dash in front would be an option of ssh or srun."""
+    return bool(text) and text.isprintable() and not text.startswith("-") and " " not in text
+
+
 def _check_names(job: LaunchJob) -> None:
     names = [job.name, *(island.name for island in job.islands)]
     for name in names:
@@ -257,6 +262,9 @@ def _check_names(job: LaunchJob) -> None:
         raise ConfigError(
             f"islands need names of their own, other than syncer and shard; rename {', '.join(twice) or 'it'}"
         )
+    for host in (*job.syncer.hosts, *job.shards.hosts, *(host for island in job.islands for host in island.hosts)):
+        if not is_host(host):
+            raise ConfigError(f"{host!r} in hosts cannot be a host; give names as `ssh NAME` takes them")
     for where in (job.run.environment, *(island.environment for island in job.islands)):
         for name in where:
             if not _VARIABLE.fullmatch(name) or name in OWN_VARIABLES:

@@ -143,6 +143,9 @@ class SlurmEngine:
         for name, value in given.items():
             if any(sign.isspace() for sign in value):
                 raise ConfigError(f"--{name}={value!r} has a space in it, which sbatch would not take; choose another")
+        for option in own.options:
+            if not option.isprintable():
+                raise ConfigError(f"the option {option!r} in [slurm] has more than one line; give each by itself")
         return [*(f"--{n}={v}" for n, v in given.items() if v), "--requeue", "--open-mode=append", *own.options]
 
     def _body(self, part: JobPart) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from atoll.engines.files import job_files
-from atoll.engines.job import LaunchJob
+from atoll.engines.job import LaunchJob, is_host
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
 from atoll.engines.protocol import LOG_LINES, STOP_ORDER, PartState, Say, checked_part, learners_of, role_of
@@ -307,7 +307,7 @@ def _put(files: Mapping[str, bytes]) -> str:
     """Shell lines that write these files, whole or not at all. What is in them stays out of every command line."""
     lines = ""
     for name, data in files.items():
-        path = f'"$folder/{name}"'
+        path = f'"$folder"/{shlex.quote(name)}'  # a job's file may have any name
         text = base64.encodebytes(data).decode()
         lines += (
             f"base64 -d > {path}.partial <<'END_OF_FILE' && mv {path}.partial {path} || exit 1\n{text}END_OF_FILE\n"
@@ -331,7 +331,7 @@ def _hosts(job: LaunchJob) -> tuple[str, ...]:
         except OSError as error:
             raise ConfigError(f"cannot read hosts_file {path} ({error.strerror}); mend [ssh] of the job") from error
         hosts += [line for line in lines if line]
-    if not hosts or len(hosts) > HOSTS_MAX or any(host.startswith("-") or " " in host for host in hosts):
+    if not hosts or len(hosts) > HOSTS_MAX or not all(map(is_host, hosts)):
         raise ConfigError(
             f"[ssh] names {len(hosts)} hosts; give 1 to {HOSTS_MAX} names as `ssh NAME` takes them, in hosts or in "
             "hosts_file, one per line"

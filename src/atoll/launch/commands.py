@@ -7,6 +7,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.core import SyncConfig
@@ -64,6 +65,13 @@ def shard_commands(folder: RunFolder, count: int, *, token: str) -> list[Command
         # Without its launcher it must outlive the syncer, which fetches the model from it: SIGHUP says so.
         commands.append(Command("shard", f"shard-{number}", argv, environment, orphan_signal=signal.SIGHUP))
     return commands
+
+
+def linked(syncer: Command, shards: Sequence[Command]) -> tuple[Command, list[Command]]:
+    """The same with a token between them that learners do not have: who has it leads the shards."""
+    more = {"ATOLL_LINK_TOKEN": new_token()} if shards else {}
+    both = [replace(one, environment={**one.environment, **more}) for one in (syncer, *shards)]
+    return both[0], both[1:]
 
 
 def learner_commands(

@@ -66,7 +66,8 @@ class RunWatch:
                 self._warnings_count += 1
                 self.warnings.append((t_ns, event))
             elif isinstance(event, SyncerStats):
-                self.active, self._tokens_counted = event.active, event.tokens_processed
+                self.active = event.active
+                self._tokens_counted = event.tokens_spent if event.tokens_spent >= 0 else event.tokens_processed
 
     @property
     def progress(self) -> float:
@@ -108,5 +109,6 @@ class RunWatch:
 
     @property
     def budget_spent(self) -> bool:
-        """Whether the syncer has counted as many tokens as the run was to process."""
+        """Whether the syncer has counted as many tokens as the run was to process. What it has not counted, a learner
+        has only claimed: that ends nobody's run."""
         return 0 < self._tokens_budget <= self._tokens_counted

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.metrics.families import Families
+from atoll.metrics.http import serve_metrics
 from atoll.metrics.of_learner import LearnerMetrics
 from atoll.metrics.of_parts import RelayMetrics, ShardMetrics
 from atoll.metrics.of_syncer import SyncerMetrics
@@ -132,7 +133,6 @@ class MeteredWriter:
             GCCollector,
             PlatformCollector,
             ProcessCollector,
-            start_http_server,
         )
 
         host, _, port = listen.rpartition(":")
@@ -140,7 +140,7 @@ class MeteredWriter:
         for collector in (GCCollector, PlatformCollector, ProcessCollector):
             collector(registry=registry)
         registry.register(self)
-        self._server, _ = start_http_server(int(port), host.strip("[]") or "127.0.0.1", registry)
+        self._server = serve_metrics(host.strip("[]") or "127.0.0.1", int(port), registry)
         self.address = f"{host or '127.0.0.1'}:{self._server.server_port}"
 
     def _announce(self, role: str, name: str) -> None:

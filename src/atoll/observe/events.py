@@ -353,6 +353,8 @@ class SyncerStats:
     tokens_merged: int
     tokens_pending: int
     tokens_discarded: dict[str, int] = field(default_factory=dict)
+    tokens_spent: int = -1
+    """What of the processed tokens counts for the budget: a claim alone does not. -1: an older syncer does not say."""
 
 
 @dataclass(frozen=True, slots=True)

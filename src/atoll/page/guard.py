@@ -80,7 +80,7 @@ class Guard:
             morsel = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
         except CookieError:
             return False
-        return morsel is not None and hmac.compare_digest(morsel.value, self._mark)
+        return morsel is not None and hmac.compare_digest(morsel.value.encode(), self._mark.encode())
 
     def _same_origin(self, headers: dict[str, str]) -> bool:
         """A browser says where a request that changes something comes from."""

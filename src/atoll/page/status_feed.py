@@ -181,6 +181,7 @@ def _stats(answer: Mapping[str, Any]) -> events.SyncerStats:
         tokens_merged=number("tokens_merged"),
         tokens_pending=number("tokens_pending"),
         tokens_discarded={str(k): int(v) for k, v in (answer.get("tokens_discarded") or {}).items()},
+        tokens_spent=int(answer.get("tokens_spent", -1)),
     )
 
 

@@ -27,3 +27,4 @@ async def watch_keys(keys: KeyFile, shell: SyncerShell, server: RunningServer) -
         for name, detail in ended.items():
             shell.apply(fx.KeyRevoked(name, detail))
             server.revoke(name, detail)
+            shell.platform.forget_sender(name)

@@ -82,7 +82,10 @@ class SyncerOptions:
     shards: tuple[str, ...] = ()
     """host:port of each `atoll shard` that has fragments of this run; none: they are all here."""
     shard_token: str = field(default="", repr=False)
-    """What shards and a standby are shown: the run's token, or the key of an operator."""
+    """What shards and a standby are shown: the token of the link, the run's, or the key of an operator."""
+    link_token: str = field(default="", repr=False)
+    """What a primary must show while this syncer stands by for it; empty: the run's token, or the key of an
+    operator."""
     shard_tls_ca: str = ""
     """Certificates that those of shards and of a standby are checked against; empty: they have none."""
 
@@ -105,6 +108,8 @@ class ShardOptions:
     """HOST:PORT where a Prometheus may ask; empty: nowhere."""
     metrics_folder: Path | None = None
     """Where a Prometheus finds out about that; None: beside the fragments, in `metrics`."""
+    link_token: str = field(default="", repr=False)
+    """What a coordinator must show; empty: the run's token, which learners have, too, or the key of an operator."""
 
 
 def run_shard(options: ShardOptions) -> int:

@@ -222,6 +222,9 @@ class AsyncioPlatform:
     def end_session(self, session: int, reason: str) -> None:
         self._loop.call_soon(self.close_link, session, reason)
 
+    def forget_sender(self, learner: str) -> None:
+        """Its key has ended. Nobody but this process knows of its session."""
+
     def forget_inner(self, slot: int) -> None:
         buffer = self.inner.pop(slot, None)
         if buffer is not None:

@@ -12,11 +12,13 @@ may sit behind NAT, as learners do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.codec import Partial, reduce
 from atoll.core import Layout, SyncConfig, TensorSpec, build_layout
@@ -27,6 +29,10 @@ from atoll.wire import Bytes
 RELAY, MODEL, OFFER = "relay", "model", "offer"
 GATHER, FORGET = "gather", "forget"
 
+LENGTH_ROUNDING = 1.001
+"""Norms are sums of many squares, in fp32 where a machine's kernels take them so."""
+ENCODED_SLACK = 2.0
+"""What a relay encodes has the error of the one before in it."""
 RELAY_LINK_VERSION = 1
 """Of what is said here. Where the two differ the relay passes everything on."""
 
@@ -54,19 +60,70 @@ def group_values(part: Partial, codec: str) -> dict[str, Any]:
     }
 
 
-def group_of(values: Mapping[str, Any], data: Bytes, state: ModelState, fragment: int, weight: float) -> Partial:
-    """The part again; what it weighs is not the relay's to say. PayloadError if it is none."""
-    held, blocks = inspected(values, data, state, fragment), state.fragments[fragment].slice_blocks
-    radii, directed = (np.asarray(values[name], np.float64) for name in ("radii", "directed"))
-    for numbers in (radii, directed):
-        if numbers.shape != (blocks.size - 1,) or not np.isfinite(numbers).all() or (numbers < 0.0).any():
-            raise PayloadError(f"a relay sent lengths of fragment {fragment} that are none; update the older side")
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What a relay has said of contributions that it holds, and the guards have let pass: what it sends for them can
+    be no more than that. Weights and norms go together."""
+
+    fragment: int
+    weights: Sequence[float]
+    norms: Sequence[float]
+
+    @property
+    def norm(self) -> float:
+        """The most that their weighted mean can have."""
+        total = math.fsum(self.weights)
+        return math.fsum(weight / total * norm for weight, norm in zip(self.weights, self.norms, strict=True))
+
+
+def group_of(values: Mapping[str, Any], data: Bytes, state: ModelState, offered: Offered) -> Partial:
+    """The part again; what it weighs is not the relay's to say, nor that it is longer than what was offered.
+    PayloadError if it is none."""
+    blocks, weight = state.fragments[offered.fragment].slice_blocks, math.fsum(offered.weights)
+    if len(offered.weights) == 1:
+        one = inspected(values, data, state, offered)
+        return reduce([one.payload], [one.codec], [weight], [one.norms], blocks)
+    held = _usable(values, data, state, offered.fragment)
+    radii, directed = (_lengths(values[name], blocks.size - 1, offered.fragment) for name in ("radii", "directed"))
+    _check_length(radii, offered)
     part = reduce([held.payload], [held.codec], [weight], [radii], blocks)
-    return replace(part, directed=directed[:, None])
+    # The column is as long as the radii at most, and some more by what encoding had lost before: twice as much is not.
+    room = np.divide(ENCODED_SLACK * radii, held.norms, out=np.ones_like(radii), where=held.norms > 0.0)[:, None]
+    short = np.minimum(1.0, room)
+    divisors = np.divide(part.divisors, short, out=np.full_like(short, np.inf), where=short > 0.0)
+    directed = np.minimum(1.0, directed)[:, None]
+    return replace(part, directed=directed, divisors=divisors, in_mean=part.in_mean * short)
 
 
-def inspected(values: Mapping[str, Any], data: Bytes, state: ModelState, fragment: int) -> InspectedPayload:
+def inspected(values: Mapping[str, Any], data: Bytes, state: ModelState, offered: Offered) -> InspectedPayload:
+    """One contribution as it came. PayloadError if it is not the one that was offered."""
+    held = _usable(values, data, state, offered.fragment)
+    _check_length(held.norms, offered)
+    return held
+
+
+def _usable(values: Mapping[str, Any], data: Bytes, state: ModelState, fragment: int) -> InspectedPayload:
     finite, held = state.inspect(fragment, data, str(values["codec"]))
     if not finite:
         raise PayloadError(f"what a relay sent of fragment {fragment} holds NaN or Inf; restart that relay")
     return held
+
+
+def _lengths(values: Any, count: int, fragment: int) -> NDArray[np.float64]:
+    try:
+        numbers = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError):
+        numbers = np.empty(0)
+    if numbers.shape != (count,) or not np.isfinite(numbers).all() or (numbers < 0.0).any():
+        raise PayloadError(f"a relay sent lengths of fragment {fragment} that are none; update the older side")
+    return numbers
+
+
+def _check_length(norms: NDArray[np.float64], offered: Offered) -> None:
+    """The norm of a mean is at most the mean of the norms, and so is that of the radii."""
+    length = float(np.linalg.norm(norms))
+    if not length <= LENGTH_ROUNDING * offered.norm:
+        raise PayloadError(
+            f"what a relay sent of fragment {offered.fragment} is {length:.3g} long, and it had offered "
+            f"{offered.norm:.3g}; look at that relay"
+        )

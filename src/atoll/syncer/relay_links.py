@@ -6,20 +6,34 @@ The machine sees single learners: an offer goes through the same intake as a pus
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.codec import Partial
 from atoll.core import SECOND_NS, ContributionId, PushKind, Refusal, SyncerDriver
 from atoll.core import effects as fx
-from atoll.errors import AtollError, RefusedError, UnreachableError
+from atoll.errors import AtollError, RefusedError, RemoteProtocolError, UnreachableError
 from atoll.syncer import relay_calls as calls
 from atoll.syncer.shard_calls import header_of, id_values
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.wire import Bytes, ShardPeer
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Told = tuple[dict[str, Any], Bytes]
+"""What a relay has answered."""
+RELAYS_MAX = 256
+"""Links to relays at a time: sites of one run. What more would bring is passed on."""
+FAILURES_MAX = 3
+"""Each may hold rounds up for a quorum timeout. A relay that cannot, or will not, is not asked for ever."""
+FAILED_TOO_OFTEN = (
+    "relays did not send what they had offered, so that nothing is merged at sites any more; contributions are passed "
+    "on one by one until the syncer is started again. Look at the relays, or give them --no-merge"
+)
 NOT_A_SHARD = "this is a syncer, not a shard; give a shard's address"
 
 
@@ -28,6 +42,8 @@ class AtRelay:
     """Stands for a contribution whose bytes are at a relay."""
 
     peer: ShardPeer
+    norm: float
+    """As the relay said, and the guards have judged it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +72,9 @@ class RelayLinks:
         """What others are told who attach here: coordinators and primaries with a wrong address."""
         self.bytes_up = 0
         """Payload bytes that came from relays."""
+        self._peers: set[ShardPeer] = set()
+        self._failures = 0
+        """How often a relay that was there did not send what it had offered."""
 
     # ------------------------------------------------------------ what relays say
 
@@ -63,7 +82,9 @@ class RelayLinks:
         async def answer(method: str, values: dict[str, Any], _data: Bytes) -> tuple[dict[str, Any], bytes]:
             match method:
                 case calls.RELAY:
-                    return self._take_in(values), b""
+                    return self._take_in(peer, values), b""
+                case _ if peer not in self._peers:
+                    raise self.refused(method, values)
                 case calls.MODEL:
                     state = self._model()
                     if state is None:
@@ -75,22 +96,39 @@ class RelayLinks:
 
         return answer
 
-    def _take_in(self, values: dict[str, Any]) -> dict[str, Any]:
+    def _take_in(self, peer: ShardPeer, values: dict[str, Any]) -> dict[str, Any]:
         if values.get("version") != calls.RELAY_LINK_VERSION:
             raise RefusedError(Refusal.PROTOCOL, "relay and syncer differ in version; install the same on both sides")
         if refusal := self.refusal():
             raise RefusedError(Refusal.NOT_ALLOWED, refusal)
+        if self._failures >= FAILURES_MAX:
+            raise RefusedError(Refusal.NOT_ALLOWED, FAILED_TOO_OFTEN)
+        self._peers = {one for one in self._peers if not one.closed}
+        if len(self._peers) >= RELAYS_MAX:
+            raise RefusedError(Refusal.BUSY, f"{RELAYS_MAX} relays are linked already; let this one pass on")
+        self._peers.add(peer)
         return {}
 
+    def _failed(self, peer: ShardPeer, why: str) -> None:
+        """A relay that lies, or whose link is too thin, holds its rounds up each time. So that ends."""
+        self._failures += 1
+        peer.close(why)
+        if self._failures == FAILURES_MAX:
+            log.warning("%s (the last time: %s)", FAILED_TOO_OFTEN, why)
+            for one in self._peers:
+                one.close(FAILED_TOO_OFTEN)
+
     def _offer(self, peer: ShardPeer, values: dict[str, Any]) -> dict[str, Any]:
-        header = header_of(values["header"])
+        try:
+            header, norm = header_of(values["header"]), float(values["norm"])
+        except (RemoteProtocolError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise RefusedError(Refusal.BAD_REQUEST, f"this is no offer: {error}") from None
         if header.kind is not PushKind.CONTRIBUTION:
             raise RefusedError(Refusal.BAD_REQUEST, f"a {header.kind} cannot wait at a relay; push it")
         self.came(header.learner, header.size)
         identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
-        norm = float(values["norm"])
-        finite = bool(values["finite"]) and math.isfinite(norm)
-        reply = self._driver.complete_push(header, AtRelay(peer), finite=finite, norm=norm if finite else 0.0)
+        finite = bool(values.get("finite")) and 0.0 <= norm < math.inf
+        reply = self._driver.complete_push(header, AtRelay(peer, norm), finite=finite, norm=norm if finite else 0.0)
         if reply.accepted:
             self._at[identity] = peer
         return asdict(reply)
@@ -114,7 +152,8 @@ class RelayLinks:
                 groups.setdefault(item.peer, []).append(index)
             else:
                 direct.append((item, weight))
-        asked = [self._group(merge, peer, indices) for peer, indices in groups.items()]
+        norms = [item.norm if isinstance(item, AtRelay) else 0.0 for item in held]
+        asked = [self._group(merge, norms, peer, indices) for peer, indices in groups.items()]
         found = await asyncio.gather(*asked)
         lost = [i for part, indices in zip(found, groups.values(), strict=True) if part is None for i in indices]
         if lost:
@@ -124,46 +163,52 @@ class RelayLinks:
             direct = []
         return Gathered([item for item, _ in direct], [weight for _, weight in direct], parts)
 
-    async def _group(self, merge: fx.Merge, peer: ShardPeer, indices: list[int]) -> Partial | str | None:
+    async def _group(
+        self, merge: fx.Merge, norms: Sequence[float], peer: ShardPeer, indices: list[int]
+    ) -> Partial | str | None:
         """One relay's part; "" if none of it counts, None if it is lost."""
         counted = [index for index in indices if merge.weights[index] > 0.0]
         if not counted:
             return None if peer.closed else ""
         ids = [merge.contributions[index] for index in counted]
-        weights = [merge.weights[index] for index in counted]
+        offered = calls.Offered(
+            merge.fragment, [merge.weights[index] for index in counted], [norms[index] for index in counted]
+        )
+        told = await self._ask(peer, merge.version, ids, offered)
+        return self._read(calls.group_of, peer, told, offered)
+
+    def _read(self, read: Callable[..., T], peer: ShardPeer, told: Told | None, offered: calls.Offered) -> T | None:
         state = self._model()
         assert state is not None
-        told = await self._ask(peer, merge.fragment, merge.version, ids, weights)
         try:
-            weight = math.fsum(weights)
-            return calls.group_of(*told, state, merge.fragment, weight) if told is not None else None
+            return read(*told, state, offered) if told is not None else None
         except (AtollError, KeyError, TypeError, ValueError) as error:
-            peer.close(f"what the relay sent cannot be merged: {error}")
+            self._failed(peer, f"what the relay sent cannot be merged: {error}")
             return None
 
     async def _ask(
-        self, peer: ShardPeer, fragment: int, version: int, ids: Sequence[ContributionId], weights: Sequence[float]
-    ) -> tuple[dict[str, Any], Bytes] | None:
+        self, peer: ShardPeer, version: int, ids: Sequence[ContributionId], offered: calls.Offered
+    ) -> Told | None:
         """None if the relay does not give it as soon as a round must have its quorum: nobody waits longer for less."""
         timeout_s = self._driver.machine.config.quorum_timeout_ns / SECOND_NS
-        values = {"fragment": fragment, "version": version, "ids": [id_values(i) for i in ids], "weights": weights}
+        place = {"fragment": offered.fragment, "version": version}
+        values = {**place, "ids": [id_values(one) for one in ids], "weights": list(offered.weights)}
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await peer.call(calls.GATHER, values)
         except TimeoutError:
-            peer.close(f"the relay did not send what it holds within {timeout_s:g} s; give it --no-merge if it cannot")
+            late = f"the relay did not send what it holds within {timeout_s:g} s; give it --no-merge if it cannot"
+            self._failed(peer, late)
             return None
-        except (UnreachableError, RefusedError):
+        except RefusedError as error:
+            self._failed(peer, f"the relay does not send what it has offered: {error.detail}")
+            return None
+        except UnreachableError:
             return None
         self.bytes_up += answer[1].nbytes
         return answer
 
     async def whole(self, identity: ContributionId, at: AtRelay) -> InspectedPayload | None:
         """One contribution as it came, for a learner that leaves; None if it is lost."""
-        state = self._model()
-        assert state is not None
-        told = await self._ask(at.peer, identity.fragment, 0, [identity], [1.0])
-        try:
-            return calls.inspected(*told, state, identity.fragment) if told is not None else None
-        except (AtollError, KeyError):
-            return None
+        offered = calls.Offered(identity.fragment, [1.0], [at.norm])
+        return self._read(calls.inspected, at.peer, await self._ask(at.peer, 0, [identity], offered), offered)

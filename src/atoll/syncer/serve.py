@@ -64,7 +64,8 @@ def run(options: SyncerOptions) -> int:
     kernels.warm_up()  # before anybody can join: compiling would starve the loop, and learners find the cache filled
     try:
         if options.replica:
-            if not wait_as_replica(options, _server_options(options), tell):
+            standing_by = replace(_server_options(options), link_token=options.link_token)
+            if not wait_as_replica(options, standing_by, tell):
                 return 0
         elif options.standby and not wait_for_turn(options, _target(options), tell):
             return 0

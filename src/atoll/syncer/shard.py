@@ -89,6 +89,8 @@ class ShardService:
         match method:
             case calls.SENDER:
                 self._senders[values["learner"]] = (int(values["generation"]), str(values["secret"]))
+            case calls.REVOKED:
+                self.forget_sender(str(values["learner"]))
             case calls.FORGET:
                 arrays.forget(calls.id_of(values["id"]))
             case calls.LAY_OUT:
@@ -113,6 +115,10 @@ class ShardService:
             case _:
                 raise RefusedError(Refusal.BAD_REQUEST, f"this shard knows no {method!r}; update the older side")
         return {}, b""
+
+    def forget_sender(self, learner: str) -> None:
+        """Its session is worth nothing here any more."""
+        self._senders.pop(learner, None)
 
     async def _ask(self, method: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Ask the coordinator. While there is none, whoever wants to know must come again."""

@@ -4,6 +4,7 @@
       attach         who leads; the shard says what it holds          lay_out      the model, and its fragments
       commit_seed    what was put as the seed is version 0            compare, merge, heal, store, keep_handed
       copy           every array of a fragment, for a snapshot        copy_theta   make a copy that can be fetched
+      revoked        a learner's key has ended (notice)
       sender         a learner's session has begun (notice)           forget       a contribution is not needed (notice)
     shard -> coordinator
       push_open      may these bytes come in?                         push_done    they are here, and were looked at
@@ -17,12 +18,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from atoll.core import ContributionId, ContributionRecord, PushHeader, PushKind, PushReply
+from atoll.core import ContributionId, ContributionRecord, PushHeader, PushReply
 from atoll.core import effects as fx
+from atoll.wire import read_push_header
 
 ATTACH, LAY_OUT, COMMIT_SEED = "attach", "lay_out", "commit_seed"
 COMPARE, MERGE, HEAL, STORE, KEEP_HANDED = "compare", "merge", "heal", "store", "keep_handed"
 COPY, COPY_THETA, SENDER, FORGET = "copy", "copy_theta", "sender", "forget"
+REVOKED = "revoked"
 PUSH_OPEN, PUSH_DONE, THETA, FETCHED = "push_open", "push_done", "theta", "fetched"
 
 LINK_VERSION = 1
@@ -34,7 +37,8 @@ def header_values(header: PushHeader) -> dict[str, Any]:
 
 
 def header_of(values: dict[str, Any]) -> PushHeader:
-    return PushHeader(**{**values, "kind": PushKind(values["kind"])})
+    """Checked as one from a learner is: it may be word for word a learner's. Raises RemoteProtocolError."""
+    return read_push_header(values)
 
 
 def reply_of(values: dict[str, Any]) -> PushReply:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll import kernels
-from atoll.errors import AtollError, FencedSyncerError, LaunchError
+from atoll.errors import AtollError, ConfigError, FencedSyncerError, LaunchError
 from atoll.keys import KeyFile
 from atoll.metrics import ShardMetrics, metered_as
 from atoll.observe import EventWriter, NullWriter, Writer
@@ -85,11 +85,26 @@ async def _serve(options: ShardOptions) -> int:
             await arrays.look_around()
         except FencedSyncerError as error:
             overtaken(str(error))
+        _end_revoked(wanted, shard, server)
         counted.told(shard.status(), server.bytes_up, server.bytes_down)
     await server.stop()
     await asyncio.to_thread(arrays.close)
     writer.close()
     return _overtaken(fenced[0]) if fenced else 0
+
+
+def _end_revoked(wanted: ServerOptions, shard: ShardService, server: RunningServer) -> None:
+    """Whoever's key has ended in this shard's copy of the registry is out here, too."""
+    if not isinstance(wanted.keys, KeyFile):
+        return
+    try:
+        ended = wanted.keys.look()
+    except ConfigError as error:
+        print(f"atoll shard: {error}; the keys that were read before still hold", flush=True)
+        return
+    for name, detail in ended.items():
+        shard.forget_sender(name)
+        server.revoke(name, detail)
 
 
 async def _end_after_syncer(shard: ShardService, stop: asyncio.Event) -> None:
@@ -115,6 +130,7 @@ def _server_options(options: ShardOptions) -> ServerOptions:
     return ServerOptions(
         listen=options.listen,
         token=options.token,
+        link_token=options.link_token,
         keys=KeyFile(options.keys) if options.keys is not None else None,
         tls_certificate=options.tls_certificate or "",
         tls_key=options.tls_key or "",

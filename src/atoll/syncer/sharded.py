@@ -127,6 +127,9 @@ class ShardedPlatform(AsyncioPlatform):
         addresses = tuple(link.address for link in self.fleet.links)
         return replace(welcome, shards=addresses, shard_of=self.fleet.of)
 
+    def forget_sender(self, learner: str) -> None:
+        self.fleet.tell_all(calls.REVOKED, {"learner": learner})
+
     def shard_down(self, link: ShardLink, reason: str) -> None:
         fragments = self.fleet.owned(link)
         self._tell(

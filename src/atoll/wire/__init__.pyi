@@ -15,6 +15,7 @@ from .control import (
     run_sessions,
     take_snapshot,
 )
+from .headers import read_push_header
 from .limits import (
     BACKOFF_FACTOR,
     BACKOFF_JITTER,
@@ -84,6 +85,7 @@ __all__ = [
     "probe_link",
     "raw",
     "read_certificate",
+    "read_push_header",
     "read_token",
     "run_sessions",
     "serve",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -52,6 +53,16 @@ def check_push_header(header: Any) -> PushHeader:
     if checked.kind is PushKind.HEAL:
         checks.count("PushHeader.base_version of a healing push", checked.base_version)
     return checked
+
+
+def read_push_header(values: Mapping[str, Any]) -> PushHeader:
+    """The same from a JSON object, as relays and shards send it. Raises RemoteProtocolError."""
+    try:
+        kind = PushKind(str(values.get("kind", "")))
+        message = pb.PushHeader(**{**values, "kind": f"PUSH_{kind.name}"})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RemoteProtocolError(f"this is no header of a push: {error}") from None
+    return check_push_header(message)
 
 
 def _check_inner(header: PushHeader) -> None:

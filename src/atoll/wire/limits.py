@@ -142,6 +142,8 @@ SHARD_JSON_BYTES_MAX = 256 * MIB
 """The JSON of one message: a million tensors of about 100 bytes each, twice."""
 SHARD_MESSAGES_MAX = 4096
 """Messages that wait for the link: one for each of at most 4096 fragments. More means that the other side is stuck."""
+SHARD_CALLS_MAX = 4 * SHARD_MESSAGES_MAX
+"""Messages that are under way or being answered on this side: a push of each fragment, and what follows from it."""
 SHARD_ATTACH_S = 300.0
 """A shard that is attached reads its slots first: 12 GB (1B parameters) take a minute."""
 

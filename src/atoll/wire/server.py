@@ -18,6 +18,7 @@ from atoll.core import (
     FetchRequest,
     Identity,
     Refusal,
+    Role,
     check_coordinator,
     check_learner,
     check_leave,
@@ -67,6 +68,12 @@ from atoll.wire.transport import (
 
 log = logging.getLogger(__name__)
 
+LINK_OWNER = Identity("link", Role.OPERATOR)
+"""Whoever has shown the token of the link."""
+LINK_ONLY = (
+    "this process is led by whoever has its own token for that, which learners do not have; start the syncer with the "
+    "same ATOLL_LINK_TOKEN"
+)
 AttachHandler = Callable[[Any], Awaitable[None]]
 """Of a coordinator's stream, as long as it lasts."""
 Handler = Callable[[Any, Identity | None], Awaitable[None]]
@@ -94,6 +101,7 @@ def check_options(options: ServerOptions) -> tuple[Certificate | None, list[str]
     whoever ends another syncer in order to serve looks first."""
     host, _ = split_address(options.listen)
     check_token(options.token)
+    check_token(options.link_token)
     # gRPC looks at certificates only when a connection comes; here what is wrong is said now, with what to do.
     certificate = read_certificate(options.tls_certificate, options.tls_key) if options.tls_certificate else None
     warnings = certificate.check(time.time()) if certificate is not None else []
@@ -124,6 +132,7 @@ class RunningServer:
     def __init__(self, service: SyncerService, options: ServerOptions) -> None:
         self._service = service
         self._token = options.token.encode()
+        self._link_token = options.link_token.encode()
         self._keys = options.keys
         self._fetching: set[tuple[str, asyncio.Task[Any]]] = set()
         """Fetches under way, with the names of their keys."""
@@ -257,6 +266,8 @@ class RunningServer:
 
     def _identify(self, token: str) -> Identity | str | None:
         """Whose token this is (None: everybody's), or why it is nobody's."""
+        if self._link_token and hmac.compare_digest(token.encode(), self._link_token):
+            return LINK_OWNER
         if self._keys is not None:
             return self._keys.find(token)
         if self._token and not hmac.compare_digest(token.encode(), self._token):
@@ -298,6 +309,8 @@ class RunningServer:
             return
         if (refused := check_coordinator(identity)) is not None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused.detail)
+        if self._link_token and identity is None:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, LINK_ONLY)
         await self._attach(context)
 
     async def _push(self, context: Any, identity: Identity | None) -> None:

@@ -86,6 +86,9 @@ class ServerOptions:
     """The run token that every call must carry. Empty: no token is asked for (loopback only), or each has its own."""
     keys: KeyBook | None = None
     """Instead of one token: a token for each learner, observer and operator."""
+    link_token: str = field(default="", repr=False)
+    """What a shard's coordinator, or a standby's primary, must show. Empty: the run's token, which learners have, too,
+    or the key of an operator."""
     tls_certificate: str = ""
     """Path of the PEM certificate chain."""
     tls_key: str = ""

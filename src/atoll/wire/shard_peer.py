@@ -24,6 +24,7 @@ from atoll.wire import limits
 from atoll.wire.channel import ClientOptions, call_error, open_channel
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.records import parse_bytes
+from atoll.wire.resources import memory_bytes
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import Bytes
 from atoll.wire.transport import ATTACH_METHOD, EOF, control_channel_arguments, grpc
@@ -80,6 +81,8 @@ class ShardPeer:
 
     def __init__(self, read: Read, write: Write, answer: Answering) -> None:
         self._read, self._write, self._answer = read, write, answer
+        self._bytes_max = int(limits.TRANSFER_MEMORY_SHARE * memory_bytes())
+        """What may be under way to this side at a time, as for all pushes together."""
         self._quick: deque[_Outgoing] = deque()
         self._large: deque[_Outgoing] = deque()
         self._wake = asyncio.Event()
@@ -184,6 +187,7 @@ class ShardPeer:
                 raise RemoteProtocolError(f"a message of {frame.bytes} bytes with {frame.json_bytes} of JSON")
             if frame.bytes > limits.PUSH_BYTES_MAX:
                 raise RemoteProtocolError(f"a message of {frame.bytes} bytes; at most {limits.PUSH_BYTES_MAX} are sent")
+            self._check_room(frame.bytes)
             message = _Incoming(frame.method, frame.json_bytes, np.empty(frame.bytes, np.uint8))
             self._incoming[key] = message
         stop = message.at + len(frame.part)
@@ -194,6 +198,13 @@ class ShardPeer:
         if stop == message.body.nbytes:
             del self._incoming[key]
             self._complete(frame.kind, frame.id, message)
+
+    def _check_room(self, size: int) -> None:
+        """Whoever may open a link may not fill this process by it."""
+        count = len(self._incoming) + len(self._tasks)
+        held = sum(one.body.nbytes for one in self._incoming.values()) + size
+        if count >= limits.SHARD_CALLS_MAX or held > self._bytes_max:
+            raise RemoteProtocolError(f"{count} messages at once, of {held} bytes; the other side must send less")
 
     def _complete(self, kind: int, id: int, message: _Incoming) -> None:
         values, data = _decoded(message.body[: message.json_bytes]), message.body[message.json_bytes :]

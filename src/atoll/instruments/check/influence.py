@@ -74,9 +74,13 @@ class BoundedInfluence(Checker):
         del norms[: -self._kept]
 
     def _usual(self, norms: list[tuple[str, float]]) -> float:
-        """Their median. A liar's own norms move the syncer's, but never past what some honest learner brought."""
+        """Their median, of those that are not next to nothing beside it. A liar's own norms move the syncer's, but
+        never past what some honest learner brought."""
         ordered = sorted(norm for _, norm in norms)
-        return ordered[len(ordered) // 2] if not self._liar else ordered[-1]
+        if self._liar:
+            return ordered[-1]
+        telling = [norm for norm in ordered if self._factor * norm >= ordered[len(ordered) // 2]]
+        return telling[len(telling) // 2]
 
     def _limit(self, median: float, steps: int) -> float:
         return self._factor * median * max(1.0, min(PERIODS_MAX, steps / self._sync_every))
