@@ -20,10 +20,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from atoll.errors import StoreError
 from atoll.learner.checkpoint import CheckpointFile
 from atoll.learner.inner import restore
+from atoll.learner.inner_state import BUFFERS
 from atoll.learner.names import named_buffers
 
-BUFFERS = "atoll.buffers"
-"""Under this name they are among the extras of a checkpoint."""
 MEAN = "mean"
 
 

@@ -17,6 +17,8 @@ CHECKPOINT_EVERY_S = 60.0
 """A death costs at most this much of optimizer state and data position; parameters are merged far more often."""
 WARMUP_STEPS = 20
 """Steps of the ramp after a cold start: AdamW's second moment (beta 0.95 to 0.99) has seen enough gradients then."""
+BUFFERS = "atoll.buffers"
+"""Under this name a model's own statistics are among the extras of a checkpoint (`buffers`)."""
 NAME_CHARS_MAX = 100
 """Of a learner's id in the folder's name, as in the names of event files."""
 

@@ -35,6 +35,7 @@ from atoll.learner.joining import JOIN_TIMEOUT_S
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.learner import ParametersLearner
 from atoll.learner.losses import LossReader
+from atoll.learner.names import named_parameters
 from atoll.learner.torch_parameters import TorchParameters, trainable
 from atoll.learner.view import RunView
 from atoll.learner.watch import ModelWatch, frozen_checksum
@@ -115,7 +116,8 @@ class Learner(ParametersLearner):
         def inner(machine: LearnerMachine | RunView, writer: Writer, folder: Path | None) -> InnerRecovery:
             part = f"rank-{link.rank}-of-{link.size}" if link is not None else ""
             about = (self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
-            return InnerRecovery(*about, part=part)
+            names = lambda: {id(parameter): name for name, parameter in named_parameters(model)}  # noqa: E731
+            return InnerRecovery(*about, part=part, names=names)
 
         super().__init__(
             parameters,
