@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from island_work import build, gradient_step
 from torch.distributed.tensor import DTensor
 
@@ -46,3 +50,25 @@ def live(rank: int, size: int, kind: str, address: str, steps: int, given: dict[
             learner.step(tokens=8 // size)
         ended = whole_state(net, optimizer)
     return {"begun": begun, "ended": ended, "why": why, "lr": lr, "generation": learner.generation}
+
+
+def digest(state: Told) -> str:
+    return hashlib.sha256(b"".join(name.encode() + state[name].tobytes() for name in sorted(state))).hexdigest()
+
+
+def go_on(rank: int, size: int, kind: str, address: str, until: str) -> dict[int, str]:
+    """Trains until there is a file of this name. What its optimizer held, by the steps that this one had taken."""
+    net, same = build(kind, size)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    part = slice(0, 8) if same else slice(rank * 8 // size, (rank + 1) * 8 // size)
+    generator, held = torch.Generator().manual_seed(1), {}
+    with Learner(net, optimizer, address=address, learner_id="giver", island_timeout_s=60.0) as learner:
+        over = torch.zeros(1)
+        while not over:
+            gradient_step(net, optimizer, torch.randn(8, 32, generator=generator), part)
+            held[len(held) + 1] = digest(whole_state(net, optimizer))
+            learner.step(tokens=8 // size)
+            time.sleep(0.05)
+            over[0] = Path(until).exists()
+            dist.broadcast(over, 0)
+    return held

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cluster import SyncerThread
 from island_ranks import Ranks
-from test_island import config
+from test_island import config, wait_merges
 
 
 @pytest.fixture
@@ -37,6 +37,30 @@ def assert_same_bits(first: dict[str, Any], second: dict[str, Any]) -> None:
     assert sorted(first) == sorted(second)
     for name, value in first.items():
         assert value.dtype == second[name].dtype and value.tobytes() == second[name].tobytes(), name
+
+
+@pytest.mark.parametrize(
+    ("giver", "joiners"), [(("fsdp", 2), [("plain", 1), ("tp", 2)]), (("plain", 1), [("fsdp", 2)])]
+)
+def test_a_joiner_has_the_inner_state_of_a_peer_whatever_the_meshes_of_both(
+    syncers: list[SyncerThread], tmp_path: Path, giver: tuple[str, int], joiners: list[tuple[str, int]]
+) -> None:
+    syncers.append(SyncerThread(config(overlap=2, quorum="50%", learners_expected=2)))
+    (kind, size), over = giver, tmp_path / "over"
+    giving = Ranks(size, tmp_path / "giver", island_inner.go_on, kind, syncers[0].address, str(over))
+    wait_merges(syncers[0], 4)
+    begun = []
+    for number, (joining, ranks) in enumerate(joiners):
+        work = (island_inner.live, joining, syncers[0].address, 2, {"learner_id": f"joiner-{number}"})
+        answers = Ranks(ranks, tmp_path / f"joiner-{number}", *work).results()
+        begun.append(merged(answers, "begun"))
+        assert all("of learner giver at its step" in answer["why"] for answer in answers), answers[0]["why"]
+        assert answers[0]["lr"] == 1e-3
+    over.touch()
+    held = giving.results()[0]
+    assert isinstance(held, dict), held
+    for state in begun:
+        assert island_inner.digest(state) == held[int(state["0.weight.step"])]
 
 
 def test_the_optimizer_state_of_an_island_goes_on_with_any_other_mesh(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from atoll.errors import PayloadError
+from atoll.learner.buffers import BUFFERS, read_buffers
 from atoll.learner.checkpoint import CheckpointFile
 from atoll.learner.checkpoint_sets import find_sets
 from atoll.learner.inner import InnerAbout, capture, load_saved, pack, places_of, reshard, target_of, unpack
@@ -181,3 +182,20 @@ def test_state_of_ranks_that_does_not_fit_is_said_and_leaves_the_optimizer_alone
     inner = recovered(tmp_path, net, fresh)
     assert not inner.restore_own() and "state of a AdamW, the optimizer is a SGD" in inner.detail
     assert not fresh.state
+
+
+def test_buffers_of_an_island_are_found_for_an_export(tmp_path: Path) -> None:
+    class Kept:
+        def __init__(self, **state: Any) -> None:
+            self.state_dict = lambda: state
+
+        def load_state_dict(self, state_dict: dict[str, Any], /) -> None: ...
+
+    for rank in range(2):
+        mean = torch.full((3,), float(rank))
+        kept = Kept(mean=mean) if rank == 0 else Kept(mean=mean, other=mean)
+        CheckpointFile(tmp_path, "l", f"rank-{rank}-of-2").write(capture(None, {BUFFERS: kept}, ABOUT))
+    for whose in ("l", "mean"):
+        found, told = read_buffers(tmp_path, whose, "r")
+        assert {name: value.tolist() for name, value in found.items()} == {"mean": [0.0] * 3, "other": [1.0] * 3}
+        assert told == ["buffers are those of l at its step 12"]

@@ -36,13 +36,17 @@ from atoll.learner.inner import (
     common_extras,
     keep_extras,
     load_saved,
+    optimizer_only,
     pack,
+    packed_optimizer,
     places_of,
+    read_target,
     reshard,
     restore,
     restore_optimizer_only,
+    target_bytes,
     target_of,
-    unpack,
+    unbundle,
 )
 from atoll.learner.inner_state import BUFFERS, WARMUP_STEPS, Stateful
 from atoll.learner.view import RunView
@@ -71,7 +75,7 @@ class InnerRecovery:
     ) -> None:
         """`part`: which of a learner's processes this is, where it has several; each keeps its part of the state.
         `names`: what the model calls its parameters, so that another mesh finds them again."""
-        self.shared = optimizer is not None and not part
+        self.shared = optimizer is not None
         self._names = names
         self._placed: tuple[tuple[int, ...], Places | None] = ((), None)
         self._folder = folder
@@ -203,11 +207,26 @@ class InnerRecovery:
         restore(before, self._optimizer, self._extras, rng=True)
         self.trained_before = False
 
-    def take_peer(self, blob: bytes, peer: str) -> bool:
+    def wanted(self) -> bytes:
+        """What a rank that cuts a peer's state must know of this one."""
+        if self._optimizer is None:
+            raise PayloadError("there is no optimizer here")
+        return target_bytes(target_of(self._optimizer, self._names))
+
+    def cut_for(self, blob: bytes, wanted: bytes) -> NDArray[np.uint8]:
+        """A peer's state as the process that wants this can take it."""
+        parts = unbundle(blob)
+        return packed_optimizer(reshard(parts, read_target(wanted)), parts[0].about)
+
+    def take_peer(self, blob: bytes | NDArray[np.uint8], peer: str) -> bool:
         """Put a peer's optimizer state into this learner's optimizer."""
         assert self._optimizer is not None
         try:
-            received = unpack(blob)
+            parts = unbundle(blob)
+            received = parts[0]
+            if len(parts) > 1:
+                saved = reshard(parts, target_of(self._optimizer, self._names))
+                received = optimizer_only(saved, received.about)
             restore_optimizer_only(received, self._optimizer)
         except PayloadError as error:
             self.detail = f"the inner state of {peer} does not fit: {error}"

@@ -29,6 +29,7 @@ from atoll.learner.island.link import RankLink
 from atoll.learner.island.parameters import RankParameters
 from atoll.learner.island.picking import picking
 from atoll.learner.island.seats import SpeakerSeat
+from atoll.learner.island.speaker import SpeakerShell
 from atoll.learner.island.torch_island import island_ranks, rank_parameters
 from atoll.learner.island.torch_ranks import is_sharded
 from atoll.learner.joining import JOIN_TIMEOUT_S
@@ -155,7 +156,11 @@ class Learner(ParametersLearner):
         inner = cast(InnerRecovery, self._inner)
         if isinstance(self._seat, SpeakerSeat):
             self._seat.capture_due = lambda: inner.due
-        return recover_together(link, inner, self._machine)
+        came = None
+        if isinstance(self._shell, SpeakerShell) and self._shell.machine.wants_inner:
+            shell = self._shell
+            came = lambda: shell.inner  # noqa: E731
+        return recover_together(link, inner, self._machine, came)
 
     def _read_loss(self, loss: SupportsFloat | None) -> float:
         return self._losses.read(loss)

@@ -18,10 +18,11 @@ bools, strings, lists and finite numbers are themselves. Everything else is an o
 from __future__ import annotations
 
 from atoll.learner.inner.blob import pack, parts, read_about, size_of, unpack
+from atoll.learner.inner.bundle import optimizer_only, packed_optimizer, unbundle
 from atoll.learner.inner.captured import Captured, InnerAbout, OptimizerLike
 from atoll.learner.inner.limits import BLOB_BYTES_MAX
 from atoll.learner.inner.places import Names, Places, places_of
-from atoll.learner.inner.resharding import common_extras, reshard, target_of
+from atoll.learner.inner.resharding import common_extras, read_target, reshard, target_bytes, target_of
 from atoll.learner.inner.restoring import load_saved, restore, restore_optimizer_only
 from atoll.learner.inner.taking import capture, keep_extras
 
@@ -36,14 +37,19 @@ __all__ = [
     "common_extras",
     "keep_extras",
     "load_saved",
+    "optimizer_only",
     "pack",
+    "packed_optimizer",
     "parts",
     "places_of",
     "read_about",
+    "read_target",
     "reshard",
     "restore",
     "restore_optimizer_only",
     "size_of",
+    "target_bytes",
     "target_of",
+    "unbundle",
     "unpack",
 ]

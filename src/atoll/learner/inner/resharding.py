@@ -7,6 +7,7 @@ where both sides have the whole parameter.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from atoll.errors import PayloadError
 from atoll.learner.inner.captured import Captured, OptimizerLike, raw_bytes, reading
 from atoll.learner.inner.giving import StateGiver
-from atoll.learner.inner.places import Names, Place, Places, copy_common, places_of
+from atoll.learner.inner.places import Names, Place, Places, copy_common, from_json, places_of, to_json
 from atoll.learner.inner.restoring import SHAPED_OTHERWISE, ids_of, torch_states
 from atoll.learner.inner.taking import kind_of, parameters_of
 from atoll.learner.warmup import torch_optimizers
@@ -34,6 +35,17 @@ class Target:
     places: Places
     groups: list[list[int]]
     """Of each of torch's optimizers: how many parameters its groups have."""
+
+
+def target_bytes(target: Target) -> bytes:
+    """For the rank that cuts the state of others."""
+    about = [target.kind, target.parameters, to_json(target.places), target.groups]
+    return json.dumps(about, separators=(",", ":")).encode()
+
+
+def read_target(text: bytes) -> Target:
+    kind, parameters, places, groups = json.loads(text)
+    return Target(kind, parameters, from_json(places), groups)
 
 
 def target_of(optimizer: OptimizerLike, names: Names) -> Target:

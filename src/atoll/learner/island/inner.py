@@ -13,14 +13,21 @@ from atoll.core import LearnerMachine
 from atoll.learner.checkpoint_sets import CheckpointSet
 from atoll.learner.inner_recovery import InnerRecovery
 from atoll.learner.island.link import SPEAKER, RankLink
+from atoll.learner.island.peer_state import Came, take_together
 from atoll.learner.view import RunView
 
 WHY_CHARS_MAX = 500
 
 
-def recover_together(link: RankLink, inner: InnerRecovery, machine: LearnerMachine | RunView) -> str:
+def recover_together(
+    link: RankLink,
+    inner: InnerRecovery,
+    machine: LearnerMachine | RunView,
+    came: Callable[[], Came | None] | None = None,
+) -> str:
     """After joining, on all ranks: the name of the rung. Where not every rank can continue from checkpoints of the same
-    step, none does, and the learning rate is ramped up."""
+    step, none does; nor from a peer's state, if one cannot take its part. Then the learning rate is ramped up. `came`
+    is the peer's state at the rank that has asked for it."""
     run = link.compare(machine.run)[SPEAKER]
     if isinstance(machine, RunView):
         machine.run = run
@@ -30,7 +37,9 @@ def recover_together(link: RankLink, inner: InnerRecovery, machine: LearnerMachi
     inner.forget()
     if machine.step == 0:
         return "fresh"
-    inner.detail = why[0] if why else "no checkpoint of this learner was found"
+    inner.detail = why[0] if why else ""
+    if take_together(link, inner, came):
+        return "peer"
     inner.warm_up()
     return "parameters"
 
