@@ -87,10 +87,18 @@ def cpu_ns(process: int, names: dict[int, str]) -> Counter[str]:
     for task in Path(f"/proc/{process}/task").iterdir():
         try:
             name = names.get(int(task.name)) or (task / "comm").read_text().strip()
-            found[name.rstrip("0123456789")] += int((task / "schedstat").read_text().split()[0])
+            found[name.rstrip("0123456789")] += thread_cpu_ns(task)
         except OSError:  # it has ended meanwhile
             continue
     return found
+
+
+def thread_cpu_ns(task: Path) -> int:
+    """To the nanosecond where the kernel tells that, else in its ticks of 10 ms."""
+    if (task / "schedstat").exists():
+        return int((task / "schedstat").read_text().split()[0])
+    fields = (task / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def cpu_here_ns() -> Counter[str]:

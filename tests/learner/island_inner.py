@@ -13,9 +13,11 @@ import torch.distributed as dist
 from island_work import build, gradient_step
 from torch.distributed.tensor import DTensor
 
-from atoll.learner import Learner
+from atoll.learner import Learner, joining
+from atoll.learner.island import peer_state
 from atoll.learner.names import named_parameters
 
+peer_state.INNER_WAIT_S = joining.INNER_WAIT_S = 200.0  # a busy machine is no reason to warm up, in a test
 Told = dict[str, np.ndarray[Any, Any]]
 
 

@@ -13,6 +13,8 @@ from cluster import SyncerThread
 from island_ranks import Ranks
 from test_island import config, wait_merges
 
+from atoll.core import inner_slots
+
 
 @pytest.fixture
 def syncers() -> Iterator[list[SyncerThread]]:
@@ -43,8 +45,13 @@ def assert_same_bits(first: dict[str, Any], second: dict[str, Any]) -> None:
     ("giver", "joiners"), [(("fsdp", 2), [("plain", 1), ("tp", 2)]), (("plain", 1), [("fsdp", 2)])]
 )
 def test_a_joiner_has_the_inner_state_of_a_peer_whatever_the_meshes_of_both(
-    syncers: list[SyncerThread], tmp_path: Path, giver: tuple[str, int], joiners: list[tuple[str, int]]
+    syncers: list[SyncerThread],
+    tmp_path: Path,
+    giver: tuple[str, int],
+    joiners: list[tuple[str, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(inner_slots, "INNER_SILENCE_NS", 200 * 10**9)
     syncers.append(SyncerThread(config(overlap=2, quorum="50%", learners_expected=2)))
     (kind, size), over = giver, tmp_path / "over"
     giving = Ranks(size, tmp_path / "giver", island_inner.go_on, kind, syncers[0].address, str(over))
