@@ -52,13 +52,12 @@ class GivenState:
 
     def piece(self, start: int, stop: int) -> U8 | None:
         """The bytes of all parts from `start` to `stop`, at the speaker; None where they are gone. All together."""
-        here = np.array([self._packed is None], np.int64)
-        self._link.add_up(here)
-        if here[0]:
+        own = self._packed  # the training thread may be asked for the next copy at any time
+        missing = np.array([own is None], np.int64)
+        self._link.add_up(missing)
+        if missing[0] or own is None:
             return None
         spans = [self._inside(rank, start, stop) for rank in range(self._link.size)]
-        own = self._packed
-        assert own is not None
         if self._link.rank != SPEAKER:
             low, high = spans[self._link.rank]
             self._link.exchange({SPEAKER: own[low:high]} if high > low else {}, {})

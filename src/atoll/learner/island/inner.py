@@ -28,14 +28,14 @@ def recover_together(
     """After joining, on all ranks: the name of the rung. Where not every rank can continue from checkpoints of the same
     step, none does; nor from a peer's state, if one cannot take its part. Then the learning rate is ramped up. `came`
     is the peer's state at the rank that has asked for it."""
-    run = link.compare(machine.run)[SPEAKER]
+    step, run = link.compare(f"{machine.step} {machine.run}")[SPEAKER].split(" ", 1)
     if isinstance(machine, RunView):
         machine.run = run
     if _restored(link, inner):
         return "checkpoint"
     why = [text for text in link.compare(inner.detail[:WHY_CHARS_MAX]) if text]
     inner.forget()
-    if machine.step == 0:
+    if step == "0":
         return "fresh"
     inner.detail = why[0] if why else ""
     if take_together(link, inner, came):
