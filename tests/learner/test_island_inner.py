@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import island_inner
 import numpy as np
 import pytest
 from cluster import SyncerThread
-from island_ranks import Ranks
+from island_ranks import WAIT_S, Ranks
 from test_island import config, wait_merges
 
 from atoll.core import inner_slots
@@ -55,6 +56,9 @@ def test_a_joiner_has_the_inner_state_of_a_peer_whatever_the_meshes_of_both(
     syncers.append(SyncerThread(config(overlap=2, quorum="50%", learners_expected=2)))
     (kind, size), over = giver, tmp_path / "over"
     giving = Ranks(size, tmp_path / "giver", island_inner.go_on, kind, syncers[0].address, str(over))
+    deadline = time.monotonic() + WAIT_S
+    while not (tmp_path / "giver/rank-0.log").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)  # the first ranks of all wait until torch is imported
     wait_merges(syncers[0], 4)
     begun = []
     for number, (joining, ranks) in enumerate(joiners):

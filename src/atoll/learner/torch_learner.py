@@ -27,6 +27,7 @@ from atoll.learner.island.gloo import ISLAND_TIMEOUT_S, GlooLink
 from atoll.learner.island.inner import recover_together
 from atoll.learner.island.link import RankLink
 from atoll.learner.island.parameters import RankParameters
+from atoll.learner.island.peer_state import Came
 from atoll.learner.island.picking import picking
 from atoll.learner.island.seats import SpeakerSeat
 from atoll.learner.island.speaker import SpeakerShell
@@ -117,8 +118,10 @@ class Learner(ParametersLearner):
         def inner(machine: LearnerMachine | RunView, writer: Writer, folder: Path | None) -> InnerRecovery:
             part = f"rank-{link.rank}-of-{link.size}" if link is not None else ""
             about = (self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
-            names = lambda: {id(parameter): name for name, parameter in named_parameters(model)}  # noqa: E731
             return InnerRecovery(*about, part=part, names=names)
+
+        def names() -> dict[int, str]:
+            return {id(parameter): name for name, parameter in named_parameters(model)}
 
         super().__init__(
             parameters,
@@ -156,11 +159,11 @@ class Learner(ParametersLearner):
         inner = cast(InnerRecovery, self._inner)
         if isinstance(self._seat, SpeakerSeat):
             self._seat.capture_due = lambda: inner.due
-        came = None
-        if isinstance(self._shell, SpeakerShell) and self._shell.machine.wants_inner:
-            shell = self._shell
-            came = lambda: shell.inner  # noqa: E731
-        return recover_together(link, inner, self._machine, came)
+        asked = isinstance(self._shell, SpeakerShell) and self._shell.machine.wants_inner
+        return recover_together(link, inner, self._machine, self._peer_state if asked else None)
+
+    def _peer_state(self) -> Came | None:
+        return cast(SpeakerShell, self._shell).inner
 
     def _read_loss(self, loss: SupportsFloat | None) -> float:
         return self._losses.read(loss)

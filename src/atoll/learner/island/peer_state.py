@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,33 +62,37 @@ def _wait(link: RankLink, came: Callable[[], Came | None] | None) -> tuple[bytes
 
 
 def _share_out(link: RankLink, inner: InnerRecovery, blob: bytes) -> tuple[NDArray[np.uint8] | None, str]:
-    """This rank's part, or why there is none."""
+    """This rank's part, or why there is none. All ranks together."""
     wanted = _attempt(lambda: np.frombuffer(inner.wanted(), np.uint8))
     sizes = [int(text) for text in link.compare(str(wanted.nbytes if isinstance(wanted, np.ndarray) else 0))]
     if isinstance(wanted, str) or not all(sizes):
         return None, wanted if isinstance(wanted, str) else ""
     asked = {rank: np.empty(size, np.uint8) for rank, size in enumerate(sizes) if rank != SPEAKER}
-    if link.rank == SPEAKER:
-        link.exchange_now({}, asked)
-    else:
-        link.exchange_now({SPEAKER: wanted}, {})
+    link.exchange_now({}, asked) if link.rank == SPEAKER else link.exchange_now({SPEAKER: wanted}, {})
     mine: NDArray[np.uint8] | None = None
     for rank in range(link.size):
         cut: NDArray[np.uint8] | str = ""
         if link.rank == SPEAKER:
-            request = bytes(asked[rank] if rank != SPEAKER else wanted)
-            cut = _attempt(lambda request=request: inner.cut_for(blob, request))  # type: ignore[misc]
+            cut = _attempt(partial(inner.cut_for, blob, bytes(asked.get(rank, wanted))))
         told = json.loads(link.compare(json.dumps(cut if isinstance(cut, str) else cut.nbytes))[SPEAKER])
         if isinstance(told, str):
             return None, told
-        if rank == SPEAKER:
-            mine = cut if isinstance(cut, np.ndarray) else None
-        elif link.rank == SPEAKER and isinstance(cut, np.ndarray):
-            link.exchange_now({rank: cut}, {})
-        elif link.rank == rank:
-            mine = np.empty(told, np.uint8)
-            link.exchange_now({}, {SPEAKER: mine})
+        given = _handed(link, rank, cut, told)
+        mine = given if link.rank == rank else mine
     return mine, ""
+
+
+def _handed(link: RankLink, rank: int, cut: NDArray[np.uint8] | str, size: int) -> NDArray[np.uint8] | None:
+    """From the speaker, which has cut it, to this rank."""
+    if link.rank == SPEAKER:
+        assert isinstance(cut, np.ndarray)
+        if rank != SPEAKER:
+            link.exchange_now({rank: cut}, {})
+        return cut
+    mine = np.empty(size, np.uint8)
+    if link.rank == rank:
+        link.exchange_now({}, {SPEAKER: mine})
+    return mine
 
 
 def _attempt(make: Callable[[], NDArray[np.uint8]]) -> NDArray[np.uint8] | str:
