@@ -33,6 +33,8 @@ from torch import nn
 WARM_STEPS = 48
 """Every fragment twice, and all caches warm."""
 PASSED_ON = ("kind", "steps", "segments", "width", "layers", "batch")
+"""What a rank needs to know of the options."""
+SAID = ("ranks", "sync_every", *PASSED_ON)
 
 
 def build(kind: str, width: int, layers: int) -> nn.Module:
@@ -84,7 +86,7 @@ def rank_main(options: argparse.Namespace) -> None:
     kernels.warm_up()  # compilers and libraries take the same memory whatever the model is
     assert atoll.Learner
     before = resident_bytes()
-    with atoll.Learner(net, optimizer, learner_id="island", checkpoint_every_s=0) as learner:
+    with atoll.Learner(net, optimizer, checkpoint_every_s=0) as learner:
         segment(WARM_STEPS, learner)
         found = [segment(options.steps, learner if number % 2 else None) for number in range(2 * options.segments + 1)]
         memory = resident_bytes() - before
@@ -107,8 +109,7 @@ def report(options: argparse.Namespace, ranks: list[dict[str, Any]], run: Path) 
     low, middle, high = statistics.quantiles(ratios, n=4)
     parameters = options.layers * (options.width + 1) * options.width
     pushed = [one for _, _, one in read_events(run) if isinstance(one, events.LearnerPushed)]
-    owned = sum(one["owned"] for one in ranks)
-    bytes_up = sum(one.bytes for one in pushed)
+    moved = [one for _, _, one in read_events(run) if isinstance(one, events.IslandBytes)][-1]
     return {
         "date": time.strftime("%Y-%m-%d"),
         "ranks": options.ranks,
@@ -121,7 +122,9 @@ def report(options: argparse.Namespace, ranks: list[dict[str, Any]], run: Path) 
         "steps_each": options.steps,
         "learner_step_us": [round(one["step_us"], 1) for one in ranks],
         "contributions": len(pushed),
-        "encoded_bytes_of_rank": [round(bytes_up * one["owned"] / owned) for one in ranks],
+        "owned_values": [one["owned"] for one in ranks],
+        "bytes_up": list(moved.up),
+        "bytes_down": list(moved.down),
         "memory_mib": [round(one["memory_bytes"] / 2**20, 1) for one in ranks],
         "memory_bytes_per_parameter": [round(one["memory_bytes"] / parameters, 2) for one in ranks],
         "shard_bytes": 4 * parameters // options.ranks,
@@ -131,20 +134,21 @@ def report(options: argparse.Namespace, ranks: list[dict[str, Any]], run: Path) 
 def section(options: argparse.Namespace, found: dict[str, Any]) -> str:
     """What was measured, as a section of a page."""
     low, high = found["quartiles"]
-    given = " ".join(f"--{name} {getattr(options, name)}" for name in ("ranks", *PASSED_ON))
+    given = " ".join(f"--{name.replace('_', '-')} {getattr(options, name)}" for name in SAID)
     lines = [f"### {found['date']}, {os.cpu_count()} cores", "", f"    python benchmarks/island.py {given}", ""]
     lines += [
         f"{options.ranks} gloo ranks, {found['kind']}, {found['parameters']:,} parameters, {found['step_ms']} ms/step.",
         f"Steps/s with Atoll over without: median {found['ratio']:.4f}, quartiles {low:.4f} to {high:.4f},",
-        f"{found['segments']} pairs of {found['steps_each']} steps, {found['contributions']} contributions.",
+        f"{found['segments']} pairs of {found['steps_each']} steps; H = {options.sync_every}, "
+        f"{found['contributions']} contributions.",
         "",
-        "| rank | `learner.step`, mean | encoded bytes | memory more | per parameter |",
-        "|---|---|---|---|---|",
+        "| rank | `learner.step`, mean | values owned | bytes up | bytes down | memory more | per value of its shard |",
+        "|---|---|---|---|---|---|---|",
     ]
-    columns = (found[name] for name in ("learner_step_us", "encoded_bytes_of_rank", "memory_mib"))
-    for rank, (us, up, mib) in enumerate(zip(*columns, strict=True)):
-        per = found["memory_bytes_per_parameter"][rank]
-        lines.append(f"| {rank} | {us:g} us | {up:,} | {mib:g} MiB | {per:g} bytes |")
+    columns = (found[name] for name in ("learner_step_us", "owned_values", "bytes_up", "bytes_down", "memory_mib"))
+    for rank, (us, owned, up, down, mib) in enumerate(zip(*columns, strict=True)):
+        per = found["memory_bytes_per_parameter"][rank] * options.ranks
+        lines.append(f"| {rank} | {us:g} us | {owned:,} | {up:,} | {down:,} | {mib:g} MiB | {per:.1f} bytes |")
     return "\n".join(["", *lines, ""])
 
 
@@ -152,11 +156,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--kind", default="ddp", choices=("ddp", "fsdp"))
-    parser.add_argument("--steps", type=int, default=48, help="of each segment")
-    parser.add_argument("--segments", type=int, default=20, help="with Atoll; one more without")
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=24, help="of each segment")
+    parser.add_argument("--segments", type=int, default=14, help="with Atoll; one more without")
+    parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--sync-every", type=int, default=8, help="H")
     parser.add_argument("--report", default="", help="a Markdown page that gets a dated section")
     parser.add_argument("--out", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -165,15 +170,26 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "atoll", "run", "--learners", "1", "--ranks", str(options.ranks)]
-        argv += ["--sync-every", "24", "--out", f"{folder}/run", "--", sys.executable, __file__, "--out", folder]
+        argv += [
+            "--sync-every",
+            str(options.sync_every),
+            "--out",
+            f"{folder}/run",
+            "--",
+            sys.executable,
+            __file__,
+            "--out",
+            folder,
+        ]
         for name in PASSED_ON:
             argv += [f"--{name}", str(getattr(options, name))]
         done = subprocess.run(argv, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
         if done.returncode:
-            sys.exit(done.stdout + done.stderr)
+            logs = [path.read_text()[-2000:] for path in sorted(Path(folder, "run", "logs").glob("*"))]
+            sys.exit("\n".join([done.stdout, done.stderr, *logs]))
         ranks = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("rank-*.json"))]
         found = report(options, ranks, Path(folder, "run"))
-    print(json.dumps(found, indent=1))
+    print(section(options, found))
     if options.report:
         with Path(options.report).open("a") as page:
             page.write(section(options, found))

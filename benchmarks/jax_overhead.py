@@ -49,7 +49,7 @@ def main() -> None:
         finally:
             syncer.terminate()
             syncer.wait()
-    print(json.dumps(found, indent=1))
+    print(section(options, found))
     if options.report:
         with Path(options.report).open("a") as page:
             page.write(section(options, found))

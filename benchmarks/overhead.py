@@ -5,11 +5,14 @@
     python benchmarks/overhead.py --sync-every 24
     python benchmarks/overhead.py --device cuda --model base --batch 16 --seq 1024 --copies host   (or device)
     python benchmarks/overhead.py --device cuda --shape 24x14x1792 --batch 8 --seq 1024            (0.93B parameters)
+    python benchmarks/overhead.py --device cuda ... --apart    (the syncer on cores of its own, as on a host of its own)
 
 One learner and a real syncer process on one machine, int4 both ways, overlap 2, the default H and at most one round per
 step: snapshot, encode, push, merge, publish, fetch, adopt. Segments with and without Atoll alternate, so that whatever
 else the machine does hits both alike; each segment with Atoll is set against the mean of its two neighbours without,
-and the ratio is the median of these, with its quartiles.
+and the ratio is the median of these, with its quartiles. Behind it: where the CPU time of a step went, by thread. What
+`atoll-link` takes is taken with the interpreter's lock, but for a little; so the training thread is without it for that
+long, and pays where it has no such slack between what it launches and what the device computes.
 """
 
 from __future__ import annotations
@@ -17,12 +20,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -56,20 +62,50 @@ def main() -> None:
     parser.add_argument("--segments", type=int, default=40)
     parser.add_argument("--steps", type=int, default=24, help="steps per segment")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--apart", action="store_true", help="the syncer has half of the cores, the learner the others")
     parser.add_argument("--sync-every", type=int, default=SyncConfig().sync_every, help="H")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", SYNCER, folder, str(options.sync_every), options.durability]
+        cores = sorted(os.sched_getaffinity(0))
+        if options.apart:  # a child inherits what its parent may use, and so do the threads that are made from here on
+            os.sched_setaffinity(0, cores[len(cores) // 2 :])
         syncer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        if options.apart:
+            os.sched_setaffinity(0, cores[: len(cores) // 2])
         try:
-            measure(options, Path(folder))
+            measure(options, Path(folder), syncer.pid)
         finally:
             syncer.terminate()
             syncer.wait(60)
 
 
-def measure(options: argparse.Namespace, folder: Path) -> None:
+def cpu_ns(process: int, names: dict[int, str]) -> Counter[str]:
+    """CPU time of a process's threads, by name."""
+    found: Counter[str] = Counter()
+    for task in Path(f"/proc/{process}/task").iterdir():
+        try:
+            name = names.get(int(task.name)) or (task / "comm").read_text().strip()
+            found[name.rstrip("0123456789")] += thread_cpu_ns(task)
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+def thread_cpu_ns(task: Path) -> int:
+    """To the nanosecond where the kernel tells that, else in its ticks of 10 ms."""
+    if (task / "schedstat").exists():
+        return int((task / "schedstat").read_text().split()[0])
+    fields = (task / "stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def cpu_here_ns() -> Counter[str]:
+    return cpu_ns(os.getpid(), {thread.native_id or 0: thread.name for thread in threading.enumerate()})
+
+
+def measure(options: argparse.Namespace, folder: Path, syncer: int) -> None:
     device = torch.device(options.device)
     torch.manual_seed(0)
     if options.shape:
@@ -90,6 +126,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         return loss.detach()
 
     rates: dict[str, list[float]] = {"without": [], "with": []}
+    cpu: dict[str, Counter[str]] = {"without": Counter(), "with": Counter(), "syncer": Counter()}
     waited = time.monotonic()
     while not (folder / "syncer.json").exists():
         assert time.monotonic() - waited < 120, "the syncer did not start"
@@ -105,6 +142,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
         for segment in range(2 * options.segments + 1):
             name = "with" if segment % 2 else "without"
             synchronize(device)
+            before, there = cpu_here_ns(), cpu_ns(syncer, {})
             began = time.perf_counter()
             for _ in range(options.steps):
                 loss = train()
@@ -112,12 +150,30 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
                     learner.step(tokens=tokens.numel(), loss=loss)
             synchronize(device)
             rates[name].append(options.steps / (time.perf_counter() - began))
+            cpu[name] += cpu_here_ns() - before
+            if name == "with":
+                cpu["syncer"] += cpu_ns(syncer, {}) - there
             learner._meter.resume()
         parameters = sum(p.numel() for p in model.parameters())
         print(
             f"host memory of the learner: {(resident_bytes() - host_before) / parameters:.1f} bytes per parameter more"
         )
     report(options, rates, folder, sum(p.numel() for p in model.parameters()))
+    report_cpu(options, cpu)
+
+
+def report_cpu(options: argparse.Namespace, cpu: dict[str, Counter[str]]) -> None:
+    """The threads that took most, per step."""
+
+    def per_step_ms(which: str, name: str) -> float:
+        segments = options.segments + (which == "without")
+        return cpu[which][name] / segments / options.steps / 1e6
+
+    names = sorted(cpu["with"], key=lambda name: -cpu["with"][name])[:8]
+    print("CPU ms per step of the learner's threads, with (without) Atoll:")
+    for name in names:
+        print(f"  {name:24s} {per_step_ms('with', name):8.2f} ({per_step_ms('without', name):.2f})")
+    print(f"  the syncer, all threads  {sum(per_step_ms('syncer', name) for name in cpu['syncer']):8.2f}")
 
 
 def resident_bytes() -> int:

@@ -53,6 +53,13 @@ def build(kind: str, size: int, width: int = WIDTH) -> tuple[nn.Module, bool]:
         stage = dist.get_rank() * 2 // size
         del model[2 if stage == 0 else 0]
         return (model if stage == 0 else nn.ModuleDict({"2": model[-1]})), True
+    if kind == "sharded stages":  # two stages, FSDP2 inside of the first and tensor parallel inside of the other
+        stage = dist.get_rank() * 2 // size
+        mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("stage", "inside"))["inside"]
+        if stage == 0:
+            del model[2]
+            return fully_shard(model, mesh=mesh), True
+        return parallelize_module(nn.ModuleDict({"2": model[2]}), mesh, {"2": RowwiseParallel()}), True
     if kind == "hsdp":
         mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replica", "shard"))
         return fully_shard(model, mesh=mesh), False
@@ -151,13 +158,13 @@ def _train(rank: int, size: int, kind: str, address: str, steps: int, options: d
                 break
             time.sleep(pause_s)
         with learner.global_params(), torch.no_grad():
-            loss = float((net(x) - x).square().mean()) if kind != "stages" else 0.0
+            loss = float((net(x) - x).square().mean()) if "stages" not in kind else 0.0
         seen = {"rank": learner.island_rank, "size": learner.island_size, "step": learner.step_count, "loss": loss}
         seen |= {"bases": learner.versions(), "generation": learner.generation, "number": learner.rank}
         here = {name: local_part(value) for name, value in learner.published_state_dict().items()}
-        if kind == "stages":
+        if "stages" in kind:
             with learner.global_params():
-                seen["swapped"] = all(torch.equal(p, here[name]) for name, p in named_parameters(net))
+                seen["swapped"] = all(torch.equal(local_part(p), here[name]) for name, p in named_parameters(net))
         if "slow_end_s" in options:
             slow_end(learner, options["slow_end_s"])
         seen["published"] = {name: list(value.shape) for name, value in here.items()}

@@ -164,7 +164,7 @@ def test_what_does_not_fit_together_is_said_on_every_rank(syncers: list[SyncerTh
         assert "IslandError" in said["uneven"] and "do different things" in said["uneven"]
 
 
-def test_an_island_continues_from_checkpoints_of_its_ranks_and_another_one_says_why_not(
+def test_an_island_continues_from_checkpoints_of_its_ranks_with_as_many_and_with_more(
     syncers: list[SyncerThread], tmp_path: Path
 ) -> None:
     syncers.append(SyncerThread(config(overlap=2)))
@@ -176,8 +176,8 @@ def test_an_island_continues_from_checkpoints_of_its_ranks_and_another_one_says_
     assert [answer["optimizer_steps"] for answer in first] == [[12], [12]], first
     assert [answer["optimizer_steps"] for answer in again] == [[18], [18]], again
     assert all("of step 12, generation 1" in answer["inner"] for answer in again)
-    assert [answer["optimizer_steps"] for answer in wider] == [[6]] * 4, wider
-    assert all("the checkpoints here are of 2 ranks" in answer["inner"] for answer in wider)
+    assert [answer["optimizer_steps"] for answer in wider] == [[24]] * 4, wider
+    assert all("which 2 ranks wrote" in answer["inner"] for answer in wider)
     names = {path.parent.name for path in (tmp_path / "learners" / "l").glob("*/inner-*.safetensors")}
     assert {"rank-0-of-2", "rank-1-of-2"} <= names
 

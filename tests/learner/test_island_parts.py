@@ -61,17 +61,18 @@ def test_every_rank_moves_its_own_parts_and_the_bits_are_those_of_one_process(
     assert PART_BYTES_MIN <= largest < 0.6 * 4 * 64 * WIDTH, "no rank has a whole fragment"
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("kind", "size"), [("stages", 2), ("stages", 4), ("sharded stages", 4)])
 def test_pipeline_stages_contribute_the_bits_of_one_process_that_has_the_whole_model(
-    syncers: list[SyncerThread], tmp_path: Path, size: int
+    syncers: list[SyncerThread], tmp_path: Path, kind: str, size: int
 ) -> None:
-    """With four ranks there are two replicas of each stage."""
+    """With four ranks there are two replicas of each stage, or two ranks that share one."""
     run(syncers, tmp_path, "plain", 1, "int4")
-    told = run(syncers, tmp_path, "stages", size, "int4")
+    told = run(syncers, tmp_path, kind, size, "int4")
     assert theta(syncers[0]) == theta(syncers[1])
     first, last = told[0]["published"], told[-1]["published"]
     assert sorted(first) == ["0.bias", "0.weight"] and sorted(last) == ["2.bias", "2.weight"]
-    assert last["2.weight"] == [32, WIDTH] and all(one["swapped"] for one in told)
+    columns = WIDTH // 2 if kind == "sharded stages" else WIDTH
+    assert last["2.weight"] == [32, columns] and all(one["swapped"] for one in told)
 
 
 @pytest.mark.parametrize("trouble", ["push_stripe", "fetch_range", "reach"])

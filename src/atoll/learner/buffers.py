@@ -19,11 +19,11 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from atoll.errors import StoreError
 from atoll.learner.checkpoint import CheckpointFile
-from atoll.learner.inner import restore
+from atoll.learner.checkpoint_sets import find_sets
+from atoll.learner.inner import Captured, common_extras, keep_extras, restore
+from atoll.learner.inner_state import BUFFERS
 from atoll.learner.names import named_buffers
 
-BUFFERS = "atoll.buffers"
-"""Under this name they are among the extras of a checkpoint."""
 MEAN = "mean"
 
 
@@ -91,7 +91,7 @@ def read_buffers(folder: Path, whose: str, run: str | None) -> tuple[dict[str, N
     chosen = names if whose == MEAN else [whose]
     found, told = [], []
     for name in chosen:
-        captured, problems = CheckpointFile(folder, name).load(run=run)
+        captured, problems = _newest(folder, name, run)
         told += [f"buffers: {problem}" for problem in problems]
         if captured is not None:
             sink = _Sink()
@@ -105,6 +105,20 @@ def read_buffers(folder: Path, whose: str, run: str | None) -> tuple[dict[str, N
             "minute and when they leave"
         )
     return {name: _as_array(name, [state.get(name) for state in found]) for name in found[0]}, told
+
+
+def _newest(folder: Path, name: str, run: str | None) -> tuple[Captured | None, list[str]]:
+    """A learner's newest checkpoint. Of one with several ranks: the buffers of the first that has each."""
+    captured, problems = CheckpointFile(folder, name).load(run=run)
+    key = (captured.about.generation, captured.about.step) if captured is not None else (-1, -1)
+    for one in find_sets(folder, name, run):
+        if one.size > 1 and one.key[:2] > key:
+            problem = one.damaged(range(one.size))
+            if not problem:
+                parts = one.open()
+                return keep_extras(common_extras(parts, merged=BUFFERS)[0], parts[0].about), problems
+            problems.append(problem)
+    return captured, problems
 
 
 def _as_array(name: str, values: list[Any]) -> NDArray[Any]:

@@ -116,12 +116,7 @@ class CheckpointFile:
             self.folder.rmdir()  # stays if somebody else put something there
 
     def _files(self) -> list[tuple[int, str, Path]]:
-        """(sequence number, checksum, path), newest first."""
-        try:
-            found = [(match, entry) for entry in self.folder.iterdir() if (match := _NAME.fullmatch(entry.name))]
-        except OSError:
-            return []
-        return sorted(((int(match[1]), match[2], entry) for match, entry in found), reverse=True)
+        return checkpoint_files(self.folder)
 
     def _remove_stale(self) -> None:
         """Delete what killed processes left half-written. A process that still writes, under this id until it learns
@@ -130,6 +125,24 @@ class CheckpointFile:
             with suppress(OSError):  # gone already, or not ours: no reason not to write
                 if _is_stale(file):
                     file.unlink()
+
+
+def checkpoint_files(folder: Path) -> list[tuple[int, str, Path]]:
+    """(sequence number, checksum, path), newest first."""
+    try:
+        found = [(match, entry) for entry in folder.iterdir() if (match := _NAME.fullmatch(entry.name))]
+    except OSError:
+        return []
+    return sorted(((int(match[1]), match[2], entry) for match, entry in found), reverse=True)
+
+
+def checksum_of(file: Path) -> str:
+    """Of every byte, without keeping them."""
+    hasher, piece = xxhash.xxh3_64(), np.empty(WRITE_BYTES, np.uint8)
+    with file.open("rb", buffering=0) as source:
+        while count := source.readinto(piece.data):
+            hasher.update(piece[:count].data)
+    return hasher.hexdigest()
 
 
 def _is_stale(file: Path) -> bool:

@@ -22,20 +22,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core import LearnerMachine
-from atoll.errors import ConfigError, PayloadError
+from atoll.errors import AtollError, ConfigError, PayloadError
 from atoll.learner.checkpoint import CheckpointFile, CheckpointWriter, WriteStats
+from atoll.learner.checkpoint_sets import CheckpointSet, find_sets
 from atoll.learner.checks import heal_optimizer
 from atoll.learner.inner import (
     Captured,
     InnerAbout,
+    Names,
     OptimizerLike,
+    Places,
     capture,
+    common_extras,
+    keep_extras,
+    load_saved,
+    optimizer_only,
     pack,
+    packed_optimizer,
+    places_of,
+    read_target,
+    reshard,
     restore,
     restore_optimizer_only,
-    unpack,
+    target_bytes,
+    target_of,
+    unbundle,
 )
-from atoll.learner.inner_state import WARMUP_STEPS, Stateful
+from atoll.learner.inner_state import BUFFERS, WARMUP_STEPS, Stateful
 from atoll.learner.view import RunView
 from atoll.learner.warmup import InnerWarmup
 from atoll.observe import Writer, events
@@ -58,10 +71,14 @@ class InnerRecovery:
         machine: LearnerMachine | RunView,
         writer: Writer,
         part: str = "",
+        names: Names = dict,
     ) -> None:
-        """`part`: which of a learner's processes this is, where it has several; each keeps its part of the state."""
-        self.shared = optimizer is not None and not part
-        self._part = part
+        """`part`: which of a learner's processes this is, where it has several; each keeps its part of the state.
+        `names`: what the model calls its parameters, so that another mesh finds them again."""
+        self.shared = optimizer is not None
+        self._names = names
+        self._placed: tuple[tuple[int, ...], Places | None] = ((), None)
+        self._folder = folder
         self._optimizer = optimizer
         self._extras = dict(extras)
         self._machine = machine
@@ -86,33 +103,79 @@ class InnerRecovery:
             self._found, problems = self._file.load()
             for problem in problems:
                 self._warn(problem)
-        return self._found is None and self.shared
+        return self._found is None and self.shared and not self._sets(None)
 
     @property
     def found_step(self) -> int:
         """The step of the checkpoint that was found; -1 if there is none of this run."""
-        return self._found.about.step if self._found is not None and self._found.about.run == self._machine.run else -1
+        return self.found_key[1]
+
+    @property
+    def found_key(self) -> tuple[int, int]:
+        """Its generation and step."""
+        found = self._found
+        if found is None or found.about.run != self._machine.run:
+            return (-1, -1)
+        return (found.about.generation, found.about.step)
 
     def go_back(self, step: int) -> None:
         """Other processes of this learner have an older checkpoint: take the one of that step, if there is one."""
         if self._file is not None and self.found_step != step:
             self._found, _ = self._file.load(run=self._machine.run, step=step)
 
-    @property
-    def other_parts(self) -> str:
-        """Where checkpoints are that another number of processes, or others, have left."""
-        if self._file is None or not self._part:
-            return ""
-        kind = self._part.partition("-of-")[2]
-        others = {one.name.partition("-of-")[2] for one in self._file.folder.parent.glob("rank-*")} - {kind}
-        return ", ".join(sorted(others))
+    def sets(self) -> list[CheckpointSet]:
+        """What all processes of this learner have left together in this run, as however many; newest first."""
+        return self._sets(self._machine.run)
+
+    def _sets(self, run: str | None) -> list[CheckpointSet]:
+        if self._file is None or self._folder is None:
+            return []
+        return find_sets(self._folder, self._machine.learner, run)
 
     def forget(self) -> None:
         """Not all processes of this learner can continue from a checkpoint, so none does."""
         self._found = None
 
     def restore_own(self) -> bool:
-        """After joining: put the own checkpoint back, if it is of this run."""
+        """After joining: put the own checkpoint back, if it is of this run; or what this learner left when it had
+        several processes."""
+        sets = self.sets()
+        while sets and sets[0].key[:2] > self.found_key:
+            if self.restore_set(sets.pop(0)):
+                return True
+        if self.restore_found():
+            return True
+        return any(one.size > 1 and self.restore_set(one) for one in sets)
+
+    def restore_set(self, one: CheckpointSet, *, checked: bool = False) -> bool:
+        """Cut this process's state anew from what another number of ranks, or another mesh, has left. The learner's
+        random numbers stay as they are: other processes drew from them."""
+        try:
+            problem = "" if checked else one.damaged(range(one.size))
+            if problem:
+                raise PayloadError(problem)
+            opened = one.open()
+            if self._optimizer is not None:
+                load_saved(reshard(opened, target_of(self._optimizer, self._names)), self._optimizer)
+            extras, differ = common_extras(opened, merged=BUFFERS)
+            kept = keep_extras(extras, opened[0].about)
+        except (AtollError, OSError, ValueError) as error:
+            self.detail = f"the checkpoint of step {one.step}, which {one.size} ranks wrote, does not fit: {error}"
+            self._warn(self.detail)
+            return False
+        self._say_lost([*restore(kept, None, self._extras, rng=False), *(f"{n}: the ranks had others" for n in differ)])
+        self._found = kept
+        self.trained_before = kept.about.tokens > 0
+        self.detail = f"of step {one.step}, generation {one.generation}, which {one.size} ranks wrote"
+        return True
+
+    def _say_lost(self, lost: list[str]) -> None:
+        for text in lost:
+            if not text.endswith("no such extra was given"):  # it may be kept later
+                self._warn(f"not restored from the checkpoint: {text}")
+
+    def restore_found(self) -> bool:
+        """Put the checkpoint that this very process left back, if it is of this run."""
         found, machine = self._found, self._machine
         if found is None:
             return False
@@ -126,9 +189,7 @@ class InnerRecovery:
             self._warn(f"the checkpoint of step {found.about.step} does not fit: {error}")
             self._found = None
             return False
-        for text in lost:
-            if not text.endswith("no such extra was given"):  # it may be kept later
-                self._warn(f"not restored from the checkpoint: {text}")
+        self._say_lost(lost)
         self._found = _extras_of(found)
         self.trained_before = found.about.tokens > 0
         self.detail = f"of step {found.about.step}, generation {found.about.generation}"
@@ -146,11 +207,26 @@ class InnerRecovery:
         restore(before, self._optimizer, self._extras, rng=True)
         self.trained_before = False
 
-    def take_peer(self, blob: bytes, peer: str) -> bool:
+    def wanted(self) -> bytes:
+        """What a rank that cuts a peer's state must know of this one."""
+        if self._optimizer is None:
+            raise PayloadError("there is no optimizer here")
+        return target_bytes(target_of(self._optimizer, self._names))
+
+    def cut_for(self, blob: bytes, wanted: bytes) -> NDArray[np.uint8]:
+        """A peer's state as the process that wants this can take it."""
+        parts = unbundle(blob)
+        return packed_optimizer(reshard(parts, read_target(wanted)), parts[0].about)
+
+    def take_peer(self, blob: bytes | NDArray[np.uint8], peer: str) -> bool:
         """Put a peer's optimizer state into this learner's optimizer."""
         assert self._optimizer is not None
         try:
-            received = unpack(blob)
+            parts = unbundle(blob)
+            received = parts[0]
+            if len(parts) > 1:
+                saved = reshard(parts, target_of(self._optimizer, self._names))
+                received = optimizer_only(saved, received.about)
             restore_optimizer_only(received, self._optimizer)
         except PayloadError as error:
             self.detail = f"the inner state of {peer} does not fit: {error}"
@@ -208,19 +284,23 @@ class InnerRecovery:
 
     def capture(self, reuse: Captured | None = None) -> Captured:
         """A copy of the inner state as it is now."""
-        machine = self._machine
-        about = InnerAbout(
-            machine.learner, machine.run, machine.generation, machine.step, machine.bases, machine.tokens
-        )
-        return capture(self._optimizer, self._extras, about, reuse=reuse)
+        return capture(self._optimizer, self._extras, self._about(), reuse=reuse, places=self._places())
 
     def give(self) -> Callable[[], NDArray[np.uint8]]:
         """What a joiner needs of it: the optimizer's state alone. It is copied now; calling the result packs it."""
+        return partial(pack, capture(self._optimizer, {}, self._about(), rng=False, places=self._places()))
+
+    def _about(self) -> InnerAbout:
         machine = self._machine
-        about = InnerAbout(
-            machine.learner, machine.run, machine.generation, machine.step, machine.bases, machine.tokens
-        )
-        return partial(pack, capture(self._optimizer, {}, about, rng=False))
+        return InnerAbout(machine.learner, machine.run, machine.generation, machine.step, machine.bases, machine.tokens)
+
+    def _places(self) -> Places | None:
+        """Found once for the same parameters: meshes do not change."""
+        groups = self._optimizer.param_groups if self._optimizer is not None else []
+        ids = tuple(id(parameter) for group in groups for parameter in group["params"])
+        if self._placed[0] != ids:
+            self._placed = (ids, places_of(self._optimizer, self._names))
+        return self._placed[1]
 
     def heal(self) -> None:
         """Optimizer state that is not finite starts anew; the rest is kept."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,8 +18,17 @@ CHECKPOINT_EVERY_S = 60.0
 """A death costs at most this much of optimizer state and data position; parameters are merged far more often."""
 WARMUP_STEPS = 20
 """Steps of the ramp after a cold start: AdamW's second moment (beta 0.95 to 0.99) has seen enough gradients then."""
+BUFFERS = "atoll.buffers"
+"""Under this name a model's own statistics are among the extras of a checkpoint (`buffers`)."""
+BUNDLE = b"atoll.inner.rank"
+"""With this the states of all ranks of a learner begin, where they travel as one."""
 NAME_CHARS_MAX = 100
 """Of a learner's id in the folder's name, as in the names of event files."""
+
+
+def bundle_head(sizes: Sequence[int]) -> bytes:
+    """What stands in front of the states of several ranks, of these sizes (`inner.bundle`)."""
+    return BUNDLE + struct.pack(f"<Q{len(sizes)}Q", len(sizes), *sizes)
 
 
 def folder_name(learner: str) -> str:

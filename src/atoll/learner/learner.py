@@ -124,8 +124,11 @@ class ParametersLearner:
             self._follow(cast(RankParameters, parameters), learner, link, options)
         self._meter = StepMeter(self.events, self._machine)
         self._inner = inner(self._machine, self.events, place.run_folder) if inner is not None else NoInnerState()
-        if isinstance(self._shell, LearnerShell):
-            self._shell.give_inner = self._inner.give if self._inner.shared else None
+        give = self._inner.give if self._inner.shared else None
+        if isinstance(self._shell, SpeakerShell | FollowerShell):
+            self._shell.work.inner.give = give
+        else:
+            self._shell.give_inner = give
         self._state = "new"
         self._resumed = False
         self._unhanded_tokens = 0

@@ -27,14 +27,17 @@ from atoll.learner.island.gloo import ISLAND_TIMEOUT_S, GlooLink
 from atoll.learner.island.inner import recover_together
 from atoll.learner.island.link import RankLink
 from atoll.learner.island.parameters import RankParameters
+from atoll.learner.island.peer_state import Came
 from atoll.learner.island.picking import picking
 from atoll.learner.island.seats import SpeakerSeat
+from atoll.learner.island.speaker import SpeakerShell
 from atoll.learner.island.torch_island import island_ranks, rank_parameters
 from atoll.learner.island.torch_ranks import is_sharded
 from atoll.learner.joining import JOIN_TIMEOUT_S
 from atoll.learner.last_words import end_in_one_sentence
 from atoll.learner.learner import ParametersLearner
 from atoll.learner.losses import LossReader
+from atoll.learner.names import named_parameters
 from atoll.learner.torch_parameters import TorchParameters, trainable
 from atoll.learner.view import RunView
 from atoll.learner.watch import ModelWatch, frozen_checksum
@@ -115,7 +118,10 @@ class Learner(ParametersLearner):
         def inner(machine: LearnerMachine | RunView, writer: Writer, folder: Path | None) -> InnerRecovery:
             part = f"rank-{link.rank}-of-{link.size}" if link is not None else ""
             about = (self._optimizer, extras or {}, folder, checkpoint_every_s, machine, writer)
-            return InnerRecovery(*about, part=part)
+            return InnerRecovery(*about, part=part, names=names)
+
+        def names() -> dict[int, str]:
+            return {id(parameter): name for name, parameter in named_parameters(model)}
 
         super().__init__(
             parameters,
@@ -153,7 +159,11 @@ class Learner(ParametersLearner):
         inner = cast(InnerRecovery, self._inner)
         if isinstance(self._seat, SpeakerSeat):
             self._seat.capture_due = lambda: inner.due
-        return recover_together(link, inner, self._machine)
+        asked = isinstance(self._shell, SpeakerShell) and self._shell.machine.wants_inner
+        return recover_together(link, inner, self._machine, self._peer_state if asked else None)
+
+    def _peer_state(self) -> Came | None:
+        return cast(SpeakerShell, self._shell).inner
 
     def _read_loss(self, loss: SupportsFloat | None) -> float:
         return self._losses.read(loss)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from atoll.errors import ConfigError
-from atoll.learner.inner import limits
+from atoll.learner.inner import limits, places
 from atoll.learner.inner.captured import (
     STORED,
     STORED_NAMES,
@@ -65,9 +65,10 @@ def _order(captured: Captured) -> list[str]:
 
 def _header(captured: Captured, order: Sequence[str]) -> bytes:
     about, structure = (_json(value) for value in (asdict(captured.about), captured.structure))
-    header: dict[str, Any] = {
-        "__metadata__": {"format": FORMAT, "version": str(FORMAT_VERSION), "about": about, "structure": structure}
-    }
+    metadata = {"format": FORMAT, "version": str(FORMAT_VERSION), "about": about, "structure": structure}
+    if captured.places is not None:
+        metadata["places"] = _json({"places": places.to_json(captured.places)})
+    header: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name in order:
         tensor = captured.tensors[name]
@@ -100,15 +101,29 @@ def _unpack(blob: Blob) -> Captured:
         raise damaged(f"a header of {length} bytes in {len(view)}")
     header = _parse(bytes(view[8 : 8 + length]))
     metadata = header.pop("__metadata__")
+    about = _described(metadata)
+    manifest = places.from_json(_parse(metadata["places"])["places"]) if "places" in metadata else None
+    captured = Captured(_views(view[8 + length :], header), _parse(metadata["structure"]), about, manifest)
+    check_structure(captured)
+    return captured
+
+
+def read_about(blob: Blob) -> InnerAbout:
+    """Whose state this is. Only the header is looked at."""
+    with reading():
+        view = (blob.data if isinstance(blob, np.ndarray) else memoryview(blob)).cast("B")
+        (length,) = struct.unpack_from("<Q", view)
+        if length > min(limits.HEADER_BYTES_MAX, len(view) - 8):
+            raise damaged(f"a header of {length} bytes in {len(view)}")
+        return _described(_parse(bytes(view[8 : 8 + length]))["__metadata__"])
+
+
+def _described(metadata: dict[str, Any]) -> InnerAbout:
     if metadata["format"] != FORMAT:
         raise damaged(f"its format is {metadata['format']!r}, not {FORMAT!r}")
     if not FORMAT_VERSION_OLDEST <= int(metadata["version"]) <= FORMAT_VERSION:
         raise damaged(f"format version {metadata['version']!r}, this build reads up to {FORMAT_VERSION}; upgrade atoll")
-    about = _read_about(_parse(metadata["about"]))
-    structure = _parse(metadata["structure"])
-    captured = Captured(_views(view[8 + length :], header), structure, about)
-    check_structure(captured)
-    return captured
+    return _read_about(_parse(metadata["about"]))
 
 
 def _parse(text: str | bytes) -> Any:

@@ -57,6 +57,9 @@ class Captured:
     tensors: dict[str, torch.Tensor]
     structure: dict[str, Any]
     about: InnerAbout
+    places: Any = None
+    """The manifest: which part of which parameter of the whole model the optimizer's state is of (`places.Places`).
+    None where nobody said so."""
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from atoll.learner.inner_state import Stateful
 from atoll.learner.local_part import is_dtensor, local_part, part_like
 from atoll.learner.warmup import torch_optimizers
 
-_SHAPED_OTHERWISE = ("LBFGS", "Adafactor")
+SHAPED_OTHERWISE = ("LBFGS", "Adafactor")
 """Optimizers of torch whose state is not shaped like the parameter."""
 
 
@@ -33,11 +33,7 @@ def restore(
     giver = StateGiver(captured.tensors, copy=True)
     states = {name: giver.value(node) for name, node in nodes.items() if name in extras}
     if optimizer is not None and tree["optimizer"] is not None:
-        saved = giver.value(tree["optimizer"])
-        with reading():
-            _check_fit(saved, optimizer)
-            _move_groups(saved["state"], optimizer)
-        _load(optimizer, saved["state"])
+        load_saved(giver.value(tree["optimizer"]), optimizer)
     elif optimizer is not None:
         lost.append("optimizer: the state holds none")
     elif tree["optimizer"] is not None:
@@ -55,6 +51,14 @@ def restore(
     return lost
 
 
+def load_saved(saved: dict[str, Any], optimizer: OptimizerLike) -> None:
+    """Put the optimizer's branch of a state back, with its groups' settings."""
+    with reading():
+        _check_fit(saved, optimizer)
+        _move_groups(saved["state"], optimizer)
+    _load(optimizer, saved["state"])
+
+
 def restore_optimizer_only(captured: Captured, optimizer: OptimizerLike) -> None:
     """Take over a peer's moments and step counters. The learning rate and the other settings of the optimizer, the
     extras and the random numbers stay this learner's own."""
@@ -67,12 +71,12 @@ def restore_optimizer_only(captured: Captured, optimizer: OptimizerLike) -> None
         if name.startswith("optimizer.") and not _is_finite(tensor):
             raise PayloadError(f"the peer's {name} is not finite; start with a warm-up instead")
     state = optimizer.state_dict()
-    theirs, mine = list(_torch_states(saved["state"])), list(_torch_states(state))
+    theirs, mine = list(torch_states(saved["state"])), list(torch_states(state))
     if not mine or len(theirs) != len(mine):
         raise PayloadError("the peer's optimizer state is built otherwise than this learner's; start with a warm-up")
     with reading():
         for target, source in zip(mine, theirs, strict=True):
-            ids = dict(zip(_ids(source), _ids(target), strict=True))
+            ids = dict(zip(ids_of(source), ids_of(target), strict=True))
             target["state"] = {ids.get(key, key): entry for key, entry in source["state"].items()}
     _load(optimizer, state)
 
@@ -96,7 +100,7 @@ def _check_fit(saved: dict[str, Any], optimizer: OptimizerLike) -> None:
         if old != (new if PART in old else new.partition(PART)[0]):  # older releases did not say which part it is
             raise PayloadError(f"parameter {i} of the optimizer is {new}, its saved state is for {old}; {remedy}")
     for part, param, entry in _entries(optimizer, saved["state"]):
-        if type(part).__module__.startswith("torch.optim.") and type(part).__name__ not in _SHAPED_OTHERWISE:
+        if type(part).__module__.startswith("torch.optim.") and type(part).__name__ not in SHAPED_OTHERWISE:
             for key, value in entry.items():
                 if isinstance(value, torch.Tensor) and value.dim() and value.shape != local_part(param).shape:
                     shapes = f"{list(value.shape)} for {list(local_part(param).shape)}"
@@ -105,7 +109,7 @@ def _check_fit(saved: dict[str, Any], optimizer: OptimizerLike) -> None:
 
 def _move_groups(state: dict[str, Any], optimizer: object) -> None:
     """A learning rate that is a tensor goes to the device of the optimizer's own: torch leaves it where it finds it."""
-    for part, saved in zip(torch_optimizers(optimizer), _torch_states(state), strict=False):
+    for part, saved in zip(torch_optimizers(optimizer), torch_states(state), strict=False):
         for own, group in zip(part.param_groups, saved["param_groups"], strict=True):
             for key, value in group.items():
                 if isinstance(value, torch.Tensor) and isinstance(own.get(key), torch.Tensor):
@@ -132,16 +136,16 @@ def _load(optimizer: OptimizerLike, state: dict[str, Any]) -> None:
                 loaded[key] = value.to(cast.device)
 
 
-def _torch_states(tree: Any, depth: int = limits.DEPTH_MAX) -> Iterator[dict[str, Any]]:
+def torch_states(tree: Any, depth: int = limits.DEPTH_MAX) -> Iterator[dict[str, Any]]:
     """The state dicts of torch's form inside of a state dict: itself, or those of a combination's parts."""
     if isinstance(tree, dict) and {"state", "param_groups"} <= set(tree):
         yield tree
     elif isinstance(tree, dict | list | tuple) and depth:
         for item in tree.values() if isinstance(tree, dict) else tree:
-            yield from _torch_states(item, depth - 1)
+            yield from torch_states(item, depth - 1)
 
 
-def _ids(state: dict[str, Any]) -> list[Any]:
+def ids_of(state: dict[str, Any]) -> list[Any]:
     if not all(isinstance(group, dict) for group in state["param_groups"]):
         raise TypeError("a group of parameters must be a table")
     return [key for group in state["param_groups"] for key in group["params"]]
@@ -151,9 +155,9 @@ def _entries(
     optimizer: object, state: dict[str, Any]
 ) -> Iterator[tuple[torch.optim.Optimizer, torch.Tensor, dict[str, Any]]]:
     """(optimizer, parameter, what the state holds for it), where the optimizer is made of torch's."""
-    found, saved = list(torch_optimizers(optimizer)), list(_torch_states(state))
+    found, saved = list(torch_optimizers(optimizer)), list(torch_states(state))
     for part, own in zip(found, saved, strict=True) if len(found) == len(saved) else ():
         params = [param for group in part.param_groups for param in group["params"]]
-        for key, param in zip(_ids(own), params, strict=True):
+        for key, param in zip(ids_of(own), params, strict=True):
             if isinstance(own["state"].get(key), dict):
                 yield part, param, own["state"][key]

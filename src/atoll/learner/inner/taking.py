@@ -14,6 +14,7 @@ from atoll.errors import ConfigError
 from atoll.learner.inner import limits
 from atoll.learner.inner.captured import NUMPY_DTYPES, STORED_NAMES, Captured, InnerAbout, OptimizerLike, raw_bytes
 from atoll.learner.inner.giving import DICTS
+from atoll.learner.inner.places import Places
 from atoll.learner.inner.random_state import random_state
 from atoll.learner.inner_state import Stateful
 from atoll.learner.local_part import is_dtensor, local_part
@@ -28,6 +29,7 @@ def capture(
     *,
     rng: bool = True,
     reuse: Captured | None = None,
+    places: Places | None = None,
 ) -> Captured:
     """Training thread, at a step boundary: copy the whole inner state to host memory.
 
@@ -44,7 +46,14 @@ def capture(
     if rng:
         structure["rng"] = taker.node(random_state(), "rng")
     taker.finish()
-    return Captured(taker.tensors, structure, about)
+    return Captured(taker.tensors, structure, about, places)
+
+
+def keep_extras(extras: Mapping[str, Any], about: InnerAbout) -> Captured:
+    """A state of nothing but these values of extras, copied."""
+    taker = StateTaker({})
+    nodes = {name: taker.node(value, f"extras.{name}") for name, value in extras.items()}
+    return Captured(taker.tensors, {"optimizer": None, "extras": nodes, "rng": None}, about)
 
 
 class StateTaker:

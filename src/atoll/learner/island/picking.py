@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from atoll.learner.island.link import I64, RankLink
-from atoll.learner.island.torch_ranks import indices_at
-from atoll.learner.local_part import is_dtensor, local_part
+from atoll.learner.local_part import indices_at, is_dtensor, local_part
 from atoll.learner.watch import Pick
 
 

@@ -50,6 +50,8 @@ class WordCarrier:
         self.fragments = 0
         self.boundary = 0
         self.heard = BoundaryWord()
+        self.copy_inner: Callable[[], None] = lambda: None
+        """A joiner is to have this learner's inner state, as it is at this boundary."""
 
     @property
     def waiting(self) -> bool:
@@ -73,6 +75,8 @@ class WordCarrier:
                 "often on every rank"
             )
         self.heard = word
+        if Flag.GIVE in word.flag:
+            self.copy_inner()
         return word
 
     @property
@@ -95,6 +99,7 @@ class SpeakerSeat(SingleSeat):
     def __init__(self, shell: SpeakerShell, preemption: Preemption | None, link: RankLink) -> None:
         super().__init__(shell, preemption)
         self._words = WordCarrier(link, preemption)
+        self._words.copy_inner = shell.work.copy_inner
         self.capture_due: Callable[[], bool] = lambda: False
         """Whether it is time for a checkpoint."""
         self._estimate = 0
@@ -109,6 +114,7 @@ class SpeakerSeat(SingleSeat):
         machine = self._machine
         over = bool(machine.stopped) or run_closed(self._shell.failure)
         flags |= (Flag.DONE if over else NO_FLAG) | (Flag.DISMISSED if machine.dismissed else NO_FLAG)
+        flags |= Flag.GIVE if self._shell.is_asked_for_inner() else NO_FLAG
         flags |= (Flag.JOINED if machine.joined else NO_FLAG) | (Flag.LAID_OUT if self._shell.laid_out else NO_FLAG)
         word = BoundaryWord(tokens=tokens, flags=int(flags), step=machine.step, rank=machine.rank)
         word.generation, word.healed = machine.generation, self._heals
@@ -136,6 +142,8 @@ class SpeakerSeat(SingleSeat):
         """One boundary. Under the lock. What is posted from here on is for ranks that have it behind them."""
         self._words.boundary += 1
         self._shell.worker.passed(self._words.boundary)
+        if Flag.GIVE in self._words.heard.flag:
+            self._shell.pack_inner()
         if event is not None:
             self._shell.apply(event)
         self._shell.stage_wanted()
@@ -286,6 +294,7 @@ class FollowerSeat:
         self._shell = shell
         self._view = view
         self._words = WordCarrier(link, preemption)
+        self._words.copy_inner = shell.work.copy_inner
         self._heals = 0
 
     def _give(self, place: Place, tokens: int) -> None:

@@ -12,15 +12,17 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from atoll.codec import block_bytes
 from atoll.core import (
     BLOCK,
+    INNER_PIECE_BYTES,
     FetchAnswer,
     FetchedPayload,
     FetchKind,
@@ -41,6 +43,7 @@ from atoll.core import (
 )
 from atoll.core import effects as fx
 from atoll.errors import ConfigError, PayloadError, RefusedError, UnreachableError
+from atoll.learner.inner_state import bundle_head
 from atoll.learner.island.arrays import RankArrays
 from atoll.learner.island.carrier import Route
 from atoll.learner.island.freight import HELD, SEED, Apart
@@ -71,6 +74,15 @@ TROUBLES_MAX = 3
 COUNT_EVERY_S = 60.0
 LOOK_EVERY_S = 2.0
 """A push that takes longer may wait for the parts of a rank that has given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerPart:
+    """Stands for a piece of the inner state that the ranks have in parts."""
+
+    start: int
+    stop: int
+    last: bool
 
 
 class SpeakerArrays:
@@ -165,6 +177,9 @@ class SpeakerShell(LearnerShell):
         self._apart_after_s = math.inf
         """From then on (of the monotonic clock) every rank pushes and fetches its own parts; before, this one does."""
         self._counted_s = time.monotonic()
+        self._inner_asked = False
+        self._inner_done: Callable[[Sequence[OutgoingPayload]], None] = lambda pieces: None
+        self._inner_head = b""
         self._troubles = 0
         """Pushes in a row of which one rank's part did not come through."""
 
@@ -341,7 +356,9 @@ class SpeakerShell(LearnerShell):
         return await answer
 
     async def _push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
-        if not isinstance(payload, Apart):
+        if isinstance(payload, InnerPart):
+            await self._push_inner(header, payload, done)
+        elif not isinstance(payload, Apart):
             await super()._push(header, payload, done)
         elif self._apart:
             self._call(self._pushed_apart, payload, done, await self._push_apart(header, payload))
@@ -421,8 +438,50 @@ class SpeakerShell(LearnerShell):
         if time.monotonic() - self._counted_s > COUNT_EVERY_S:
             self._count_bytes()
 
+    # ------------------------------------------------------------ inner state, for a joiner
+
     def copy_inner(self, done: Callable[[Sequence[OutgoingPayload]], None]) -> None:
-        """Ranks of an island have their parts of the state: nobody has one that he could give."""
+        """All ranks copy their parts at the next boundary."""
+        if self.work.inner.give is not None:
+            self._inner_asked, self._inner_done = True, done
+
+    def is_asked_for_inner(self) -> bool:
+        """Once: whether the next word shall have all ranks copy their inner state. Under the lock."""
+        asked, self._inner_asked = self._inner_asked, False
+        return asked
+
+    def pack_inner(self) -> None:
+        """All ranks have copied it. Under the lock."""
+        self._order(RankCommand(Op.PACK_INNER), self._packed_inner)
+
+    def _packed_inner(self, sizes: list[int] | str) -> None:
+        if isinstance(sizes, str):
+            self.warn(f"inner state cannot be given to others: {sizes}")
+            self.worker.post(RankCommand(Op.FORGET_INNER))
+            return
+        self._inner_head = bundle_head(sizes)
+        whole = len(self._inner_head) + sum(sizes)
+        cuts = [(at, min(at + INNER_PIECE_BYTES, whole)) for at in range(0, whole, INNER_PIECE_BYTES)]
+        pieces = [OutgoingPayload(InnerPart(low, high, high == whole), high - low, 0) for low, high in cuts]
+        self._inner_done(pieces)
+
+    async def _push_inner(self, header: PushHeader, part: InnerPart, done: Callable[[PushReply | None], None]) -> None:
+        """Bring one piece here, and push it."""
+        ahead = len(self._inner_head)
+        low, high = max(0, part.start - ahead), part.stop - ahead
+        data = await self._asked(RankCommand(Op.INNER_PIECE, (low, high)))
+        if data is None:
+            self._call(done, None)
+            return
+        data = np.concatenate((np.frombuffer(self._inner_head[part.start : part.stop], np.uint8), data))
+        header = replace(header, checksum=xxhash.xxh3_64_intdigest(data.data))
+        await super()._push(header, data, partial(self._pushed_inner, part, done))
+
+    def _pushed_inner(self, part: InnerPart, done: Callable[[PushReply | None], None], reply: PushReply | None) -> None:
+        busy = reply is not None and reply.code == Refusal.BUSY
+        if not busy and (part.last or reply is None or not reply.accepted):
+            self.worker.post(RankCommand(Op.FORGET_INNER))
+        done(reply)
 
 
 def _has_blocks(codec: str) -> bool:

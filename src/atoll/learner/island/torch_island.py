@@ -17,7 +17,14 @@ from atoll.errors import AtollError, ConfigError
 from atoll.learner.island.gloo import GlooLink
 from atoll.learner.island.link import SPEAKER, RankLink
 from atoll.learner.island.parameters import RankParameters
-from atoll.learner.island.torch_ranks import LocalParameters, check_local, fingerprint, holdings_of, holdings_of_stages
+from atoll.learner.island.torch_ranks import (
+    LocalParameters,
+    check_local,
+    fingerprint,
+    holdings_of,
+    holdings_of_stages,
+    own_ranges,
+)
 from atoll.learner.local_part import is_dtensor
 
 PIECE_CHARS = 1000
@@ -88,23 +95,24 @@ def rank_parameters(
     what one of them finds wrong."""
     link = GlooLink(ranks, timeout_s)
     found: list[RankParameters] = []
-    described: list[LocalParameters] = []
+    described: list[tuple[LocalParameters, list[Any]]] = []
 
     def describe() -> Mapping[str, str]:
         check()
-        described.append(LocalParameters(model, merge_modes))
+        local = LocalParameters(model, merge_modes)
+        described.append((local, own_ranges(model, local.specs)))
         return {"version of atoll": _build()}
 
     meet(link, describe)
-    held = described[0]
-    own_specs, stages = held.specs, _stages(link, held.specs)
+    held, ranges = described[0]
+    own_specs, stages = held.specs, _stages(link, held.specs, ranges)
 
     def look() -> Mapping[str, str]:
         if stages is None:
             holdings = holdings_of(model, own_specs, ranks)
         else:
             held.join_stages(stages.specs)
-            holdings = holdings_of_stages(model, stages.specs, stages.names)
+            holdings = holdings_of_stages(stages.specs, stages.held)
         holdings.check()
         check_local(model, holdings, link.rank)
         staged = stages is not None
@@ -120,24 +128,26 @@ class Stages:
     """A pipeline over ranks: the tensors of all stages, in the order of ranks, and who has which."""
 
     specs: tuple[TensorSpec, ...]
-    names: tuple[set[str], ...]
+    held: tuple[dict[str, Any], ...]
+    """For each rank: what it holds of its tensors (`own_ranges`)."""
     like: tuple[int, ...]
     """For each rank: the first one with the same stage."""
 
 
-def _stages(link: RankLink, specs: tuple[TensorSpec, ...]) -> Stages | None:
+def _stages(link: RankLink, specs: tuple[TensorSpec, ...], ranges: list[Any]) -> Stages | None:
     """None unless ranks have tensors of different names. Two ranks have all of them in common or none: where only some
     are, a script is wrong, and comparing says what differs."""
-    text = json.dumps([[s.name, s.shape, s.dtype, s.merge] for s in specs])
     if len(set(link.compare(hashlib.sha256(json.dumps([s.name for s in specs]).encode()).hexdigest()))) == 1:
         return None
-    told = [json.loads(one) for one in _long_texts(link, text)]
-    every = [tuple(TensorSpec(n, tuple(shape), dtype, merge) for n, shape, dtype, merge in one) for one in told]
-    names = tuple({spec.name for spec in one} for one in every)
-    like = tuple(next(first for first, other in enumerate(names) if other & own) for own in names)
-    if any(names[first] != own for first, own in zip(like, names, strict=True)):
+    about = zip(specs, ranges, strict=True)
+    told = _long_texts(link, json.dumps([[s.name, s.shape, s.dtype, s.merge, here] for s, here in about]))
+    every = [[(TensorSpec(n, tuple(shape), dtype, merge), held) for n, shape, dtype, merge, held in json.loads(one)]
+             for one in told]  # fmt: skip
+    held = tuple({spec.name: there for spec, there in one} for one in every)
+    like = tuple(next(first for first, other in enumerate(held) if other.keys() & own.keys()) for own in held)
+    if any(held[first].keys() != own.keys() for first, own in zip(like, held, strict=True)):
         return None
-    return Stages(tuple(spec for first in sorted(set(like)) for spec in every[first]), names, like)
+    return Stages(tuple(spec for first in sorted(set(like)) for spec, _ in every[first]), held, like)
 
 
 def _long_texts(link: RankLink, text: str) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,8 @@ from torch import nn
 from atoll.core import TensorSpec
 from atoll.errors import ConfigError
 from atoll.learner.island.intervals import EMPTY, Intervals, intervals
-from atoll.learner.island.shares import Holdings, Indices, held_runs
-from atoll.learner.local_part import is_dtensor, local_part, part_like
+from atoll.learner.island.shares import Holdings, held_runs
+from atoll.learner.local_part import indices_at, is_dtensor, local_part, part_like, ranges_of
 from atoll.learner.names import named_parameters
 from atoll.learner.parameters import F32
 from atoll.learner.torch_parameters import TorchParameters
@@ -79,17 +79,31 @@ def _sharded_modules(model: nn.Module) -> Iterator[Any]:
             yield module
 
 
-def holdings_of_stages(model: nn.Module, specs: tuple[TensorSpec, ...], names: Sequence[set[str]]) -> Holdings:
-    """What each rank holds where they are stages of a pipeline, which have the tensors of these names."""
-    for name, parameter in named_parameters(model):
-        if is_dtensor(parameter):
-            raise ConfigError(
-                f"parameter {name!r} is sharded inside of a pipeline stage, which is not supported yet; keep the "
-                "tensors of a stage whole (replicas of stages are fine), or shard the model without stages"
-            )
-    whole = [intervals([0], [int(np.prod(spec.shape))]) for spec in specs]
-    runs = [tuple(one if spec.name in own else EMPTY for own in names) for spec, one in zip(specs, whole, strict=True)]
-    return Holdings(specs, tuple(runs))
+def own_ranges(model: nn.Module, specs: tuple[TensorSpec, ...]) -> list[Any]:
+    """What this rank holds of each tensor, as ranges along its dimensions; None: all of it."""
+    known = dict(named_parameters(model))
+    return [_ranges(spec.name, known[spec.name]) for spec in specs]
+
+
+def _ranges(name: str, parameter: torch.Tensor) -> Any:
+    if not is_dtensor(parameter):
+        return None
+    sharded: Any = parameter
+    return [ranges_of(index) for index in indices_at(name, sharded, tuple(sharded.device_mesh.get_coordinate() or ()))]
+
+
+def holdings_of_stages(specs: tuple[TensorSpec, ...], held: Sequence[Mapping[str, Any]]) -> Holdings:
+    """What each rank holds where they are stages of a pipeline: of each, its ranges by the names of its tensors."""
+    return Holdings(specs, tuple(tuple(_told_runs(spec, of_rank) for of_rank in held) for spec in specs))
+
+
+def _told_runs(spec: TensorSpec, of_rank: Mapping[str, Any]) -> Intervals:
+    if spec.name not in of_rank:
+        return EMPTY
+    if of_rank[spec.name] is None:
+        return intervals([0], [int(np.prod(spec.shape))])
+    indices = [np.concatenate([np.arange(0), *(np.arange(*one) for one in ranges)]) for ranges in of_rank[spec.name]]
+    return held_runs(spec.shape, tuple(indices))
 
 
 def holdings_of(model: nn.Module, specs: tuple[TensorSpec, ...], ranks: Sequence[int]) -> Holdings:
@@ -116,28 +130,6 @@ def _runs(spec: TensorSpec, parameter: torch.Tensor, ranks: Sequence[int]) -> tu
             runs[where] = held_runs(spec.shape, indices)
         found.append(runs[where])
     return tuple(found)
-
-
-def indices_at(name: str, parameter: Any, where: tuple[int, ...]) -> Indices:
-    """The indices along each dimension that the rank at this place of the mesh holds."""
-    from torch.distributed.tensor.placement_types import Replicate, Shard
-
-    shape = tuple(parameter.shape) or (1,)
-    index = [torch.arange(size) for size in shape]
-    for axis, placement in enumerate(parameter.placements):
-        strided = type(placement).__name__ == "_StridedShard"  # no subclass of Shard in every version of torch
-        if isinstance(placement, Replicate):
-            continue
-        if not (isinstance(placement, Shard) or strided):
-            raise ConfigError(
-                f"parameter {name!r} has the placement {placement}, of which no rank has the values; shard or "
-                "replicate it (Shard, Replicate)"
-            )
-        dim = placement.dim
-        along: Any = Shard(0) if not strided else type(placement)(0, split_factor=placement.split_factor)
-        chunks, _ = along._split_tensor(index[dim], parameter.device_mesh.size(axis), with_padding=False)
-        index[dim] = chunks[where[axis]] if where[axis] < len(chunks) else index[dim][:0]
-    return tuple(one.numpy() for one in index)
 
 
 def check_local(model: nn.Module, holdings: Holdings, me: int) -> None:

@@ -44,6 +44,8 @@ class Flag(enum.IntFlag):
     OVER = 16
     CAPTURE = 64
     """Keep a checkpoint of the inner state at this boundary."""
+    GIVE = 128
+    """Copy the inner state at this boundary, for a joiner."""
     LAID_OUT = 32
     """From the next word on there is room for orders."""
 

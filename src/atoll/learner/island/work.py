@@ -24,6 +24,7 @@ from atoll.errors import IslandError, PayloadError
 from atoll.learner.island.arrays import RankArrays
 from atoll.learner.island.carrier import Carrier, Route
 from atoll.learner.island.freight import HELD, SEED, Freight, NotFetchedError
+from atoll.learner.island.given_state import GivenState
 from atoll.learner.island.link import COMMAND_WORDS, SPEAKER, RankLink
 from atoll.learner.island.parameters import RankParameters
 from atoll.learner.island.parts import WHOLE
@@ -62,6 +63,9 @@ class Op(enum.IntEnum):
     CHECK_SEED = 19
     COUNT = 20
     LOOK = 21
+    PACK_INNER = 22
+    INNER_PIECE = 23
+    FORGET_INNER = 24
 
 
 class Outcome(enum.IntEnum):
@@ -143,6 +147,7 @@ class RankWork:
         self._lock = lock
         self._speaks = link.rank == SPEAKER
         self.arrays: RankArrays | None = None
+        self.inner = GivenState(link)
         self.broken: Exception | None = None
         """Why this rank could not do its part."""
 
@@ -186,6 +191,24 @@ class RankWork:
         counts[self._link.size + self._link.rank] = self.carrier.bytes_down
         self._link.add_up(counts)
         return [int(count) for count in counts]
+
+    # ------------------------------------------------------------ inner state, for a joiner
+
+    def copy_inner(self) -> None:
+        """Training thread, at a boundary."""
+        self.inner.copy()
+
+    def _pack_inner(self, payload: None) -> list[int] | str:
+        """How many bytes each rank's part of the state has."""
+        code, _ = self._try(self.inner.pack)
+        failed = self._report(code)
+        return failed if failed is not None else self.inner.sizes()
+
+    def _inner_piece(self, payload: None, start: int, stop: int) -> U8 | None:
+        return self.inner.piece(start, stop)
+
+    def _forget_inner(self, payload: None) -> None:
+        self.inner.forget()
 
     # ------------------------------------------------------------ layout and routes
 
