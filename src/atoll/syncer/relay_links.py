@@ -46,6 +46,10 @@ class RelayLinks:
         self._driver = driver
         self._model = model
         self._at: dict[ContributionId, ShardPeer] = {}
+        self._linked: list[ShardPeer] = []
+        """Relays that merge, while their links are up."""
+        self._by_way_of: dict[str, ShardPeer] = {}
+        """The relay that last offered something of a learner."""
         self.refusal: Callable[[], str] = lambda: ""
         """Why contributions may not be merged at a site; empty: they may."""
         self.came: Callable[[str, int], None] = lambda learner, size: None
@@ -63,7 +67,9 @@ class RelayLinks:
         async def answer(method: str, values: dict[str, Any], _data: Bytes) -> tuple[dict[str, Any], bytes]:
             match method:
                 case calls.RELAY:
-                    return self._take_in(values), b""
+                    taken_in = self._take_in(values), b""
+                    self._linked = [*(one for one in self._linked if not one.closed), peer]
+                    return taken_in
                 case calls.MODEL:
                     state = self._model()
                     if state is None:
@@ -87,6 +93,7 @@ class RelayLinks:
         if header.kind is not PushKind.CONTRIBUTION:
             raise RefusedError(Refusal.BAD_REQUEST, f"a {header.kind} cannot wait at a relay; push it")
         self.came(header.learner, header.size)
+        self._by_way_of[header.learner] = peer
         identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
         norm = float(values["norm"])
         finite = bool(values["finite"]) and math.isfinite(norm)
@@ -94,6 +101,18 @@ class RelayLinks:
         if reply.accepted:
             self._at[identity] = peer
         return asdict(reply)
+
+    def status(self) -> list[dict[str, object]]:
+        """Relays that merge for their learners. One that only passes things on cannot be told from the learners."""
+        return [
+            {
+                "from": peer.origin,
+                "learners": sorted(learner for learner, way in self._by_way_of.items() if way is peer),
+                "held": sum(way is peer for way in self._at.values()),
+            }
+            for peer in self._linked
+            if not peer.closed
+        ]
 
     def forget(self, identity: ContributionId) -> None:
         peer = self._at.pop(identity, None)

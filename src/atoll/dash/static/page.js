@@ -99,6 +99,7 @@
     showVersions(run);
     showDecisions(run);
     showData(run);
+    showParts(run);
     showLog();
     showRows();
     showSyncer(run);
@@ -130,6 +131,12 @@
     if (!run.data.length) return $("data").replaceChildren();
     const rows = run.data.map((one) => [one.stream, one.chunks ? `${one.done} of ${one.chunks}` : String(one.done), String(one.in_hand), String(one.pool), String(one.reissued), String(one.repeated)]);
     $("data").replaceChildren(el("h3", {}, "Data leases"), Atoll.table(["stream", "chunks done", "in hand", "handed back", "issued again", "done twice"], rows, [1, 2, 3, 4, 5]));
+  }
+
+  function showParts(run) {
+    $("parts-card").hidden = !run.parts.length;
+    $("parts").replaceChildren(Atoll.table(["part", "where", "what it has", "state"], run.parts, []));
+    for (const cell of document.querySelectorAll("#parts td:last-child")) cell.className = cell.textContent.startsWith("away") ? "bad" : "good";
   }
 
   function showLog() {
