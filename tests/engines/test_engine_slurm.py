@@ -252,7 +252,7 @@ def test_a_syncer_that_waits_in_the_queue_is_taken_from_it_and_slurm_may_forget_
     job.write_text(JOB.format(name="forgotten", folder=tmp_path))
     assert set(states(launch, job).values()) == {"missing"}
     (run / "events").mkdir(exist_ok=True)
-    with EventWriter(run / "events" / "syncer.jsonl") as writer:
+    with EventWriter(run / "events" / "syncer-1.jsonl") as writer:
         writer.emit(SyncerStopped("every learner's script has ended", 174))
     assert set(states(launch, job).values()) == {"ended"}
     assert "run: every learner's script has ended" in launch("status", job).stdout

@@ -208,9 +208,8 @@ def parts_in(answer: Mapping[str, Any]) -> list[list[str]]:
         for number, one in enumerate(answer.get("shards", ()))
     ]
     relays = [
-        ["relay", str(one.get("from")), f"{len(names)} learners: {', '.join(names[:NAMES_MAX])}", "merges"]
+        ["relay", str(one.get("from")), _listed("learners", [str(name) for name in one.get("learners", ())]), "merges"]
         for one in answer.get("relays", ())
-        for names in [[str(name) for name in one.get("learners", ())]]
     ]
     standby: Mapping[str, Any] = answer.get("standby") or {}
     has = f"{int(standby.get('commits', 0)):,} commits, {bytes_text(int(standby.get('bytes', 0)))} sent"
@@ -219,7 +218,12 @@ def parts_in(answer: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _fragments(owned: Sequence[Any]) -> str:
-    return f"{len(owned)} fragments: {', '.join(map(str, owned[:NAMES_MAX]))}{' ...' if len(owned) > NAMES_MAX else ''}"
+    return _listed("fragments", [str(fragment) for fragment in owned])
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f"{what} {', '.join(names[:NAMES_MAX])}{more}" if names else f"no {what} yet"
 
 
 def _state(away: Any) -> str:
