@@ -68,7 +68,8 @@ class SlurmCluster:
         for name in ("state", *(f"spool/{node}" for node in (*small, WIDE))):
             (folder / name).mkdir(parents=True)
         lines = [
-            f"NodeName={node} NodeHostName=localhost NodeAddr=127.0.0.1 Port={quiet_port()} CPUs={cpus} State=UNKNOWN"
+            f"NodeName={node} NodeHostName=localhost NodeAddr=127.0.0.1 Port={quiet_port()} CPUs={cpus} "
+            "Features=here State=UNKNOWN"
             for node, cpus in (*((node, 2) for node in small), (WIDE, 16))
         ]
         conf = folder / "slurm.conf"

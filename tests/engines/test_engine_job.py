@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import said
 
 from atoll.engines import Places, engine_of, ignored_by, job_from, parse_counts, parts_of, read_job
+from atoll.engines.keyring import make_keys
+from atoll.engines.protocol import PartState, syncer_must_run
 from atoll.engines.ssh import _put
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, LaunchError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "jobs" / "two-islands.toml"
 MINIMAL: dict[str, Any] = {"run": {"name": "r", "command": "python t.py"}, "islands": [{"name": "east"}]}
@@ -31,6 +34,7 @@ def test_the_example_is_one_job_for_every_engine(monkeypatch: pytest.MonkeyPatch
     for engine in ("slurm", "ssh", "k8s", "ray"):
         text = engine_of(engine, job).plan()
         assert "east" in text and "train_plain.py" in text and "--end-when-finished" in text, engine
+        assert "--title 'python train_plain.py --steps 300'" in text, engine  # a line that a shell would take
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,10 @@ def test_the_example_is_one_job_for_every_engine(monkeypatch: pytest.MonkeyPatch
         ({"syncer": {"snapshot_options": '{"secret": "s"}'}}, "credential"),
         ({"slrum": {}}, "did you mean slurm"),
         ({"ssh": {"hosts": "n1"}}, "a list of texts"),
+        ({"islands": [{"name": "relay"}]}, "other than syncer, shard and relay"),
+        ({"relays": {"sites": ["paris"]}}, "which no island has"),
+        ({"relays": {"sites": ["a", "a"]}}, "names a site twice"),
+        ({"relays": {"sites": ["a"], "addresses": ["a:1", "b:1"]}}, "give as many"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_starts(tables: dict[str, Any], words: str) -> None:
@@ -161,6 +169,8 @@ def test_what_an_engine_cannot_start_is_refused() -> None:
     for engine in ("slurm", "ray"):
         with pytest.raises(ConfigError, match="shards"):
             engine_of(engine, job_from(changed(shards={"count": 1})))
+        with pytest.raises(ConfigError, match="relays"):
+            engine_of(engine, job_from(RELAYED | {"relays": {"sites": ["paris"]}}))
     with pytest.raises(ConfigError, match="names 0 hosts"):
         engine_of("ssh", job_from(MINIMAL))
 
@@ -169,6 +179,40 @@ def test_shards_get_their_places_from_the_engine() -> None:
     job = job_from(changed(shards={"count": 2, "hosts": ["s1", "s2"]}, ssh={"hosts": ["a"]}))
     text = engine_of("ssh", job).plan()
     assert "--shards s1:7177,s2:7177" in text and "# shard-1 on s2" in text
+
+
+RELAYED = changed(
+    islands=[{"name": "east", "site": "paris"}, {"name": "west"}],
+    relays={"sites": ["paris"], "hosts": ["p1"]},
+    ssh={"hosts": ["a"]},
+)
+
+
+def test_islands_of_a_site_go_through_its_relay_and_all_share_one_token(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = job_from(RELAYED)
+    syncer, relay, east, west = parts_of(job, replace(PLACES, relays=("p1:7079",)))
+    assert [part.named(0) for part in (syncer, relay, east)] == ["syncer", "relay-0", "east-0"]
+    assert east.environment["ATOLL_SYNCER"] == "p1:7079,s:1" and west.environment["ATOLL_SYNCER"] == "s:1"
+    assert shlex.join(relay.argv).startswith("python -m atoll relay --upstream s:1 --listen 0.0.0.0:7079 ")
+    for part in (syncer, relay, east, west):
+        assert part.environment["ATOLL_TOKEN_FILE"] == "/keys/tokens/run.token" and "--keys" not in part.argv
+        assert "tokens/run.token" in part.keys and "keys.json" not in part.keys
+    make_keys(job, ["east-0"])
+    assert [path.name for path in (tmp_path / "keys" / "tokens").iterdir()] == ["run.token"]
+    shown = {engine: engine_of(engine, job).plan() for engine in ("slurm", "ssh", "k8s")}
+    assert "ATOLL_SYNCER=p1:7079,@" in shown["slurm"] and "#SBATCH --nodelist=p1\n" in shown["slurm"]
+    assert "# relay-0 on p1" in shown["ssh"] and "value: r-relay-0:7079,r-syncer:7077" in shown["k8s"]
+
+
+def test_no_island_is_started_that_nobody_waits_for() -> None:
+    job = job_from(MINIMAL)
+    syncer_must_run([PartState("syncer", "waiting"), PartState("east-0", "running")], job)
+    for states in ([], [PartState("syncer", "ended")], [PartState("syncer", "failed"), PartState("east-0", "running")]):
+        with pytest.raises(LaunchError, match="stop the job and submit it again"):
+            syncer_must_run(states, job)
 
 
 def test_what_an_engine_cannot_give_is_named() -> None:

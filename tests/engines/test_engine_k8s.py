@@ -126,6 +126,24 @@ def test_nobody_runs_as_root_unless_the_job_says_so() -> None:
     assert own["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
 
 
+def test_a_relay_stands_in_the_zone_of_its_islands_and_keeps_nothing(tmp_path: Path) -> None:
+    values = {**JOB, "relays": {"sites": ["eu-west1-b"]}, "shards": {"count": 1}}
+    check(engine_of("k8s", job_from(values)).plan(), tmp_path)
+    found = objects(values)
+    relay = found["StatefulSet", "big-relay-0"]["spec"]
+    pod = relay["template"]["spec"]
+    assert "volumeClaimTemplates" not in relay and pod["nodeSelector"]["topology.kubernetes.io/zone"] == "eu-west1-b"
+    assert found["Service", "big-relay-0"]["spec"]["ports"][0]["port"] == 7079
+    assert ("ServiceMonitor", "big-relay-0") in found
+    environment = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    assert environment["ATOLL_TOKEN_FILE"] == "/etc/atoll/keys/run.token" and "ATOLL_INDEX" not in environment
+    east = found["Job", "big-east"]["spec"]["template"]["spec"]["containers"][0]
+    assert {one["name"]: one.get("value") for one in east["env"]}["ATOLL_SYNCER"] == "big-relay-0:7079,big-syncer:7077"
+    mounts = {one["mountPath"]: one for one in east["volumeMounts"]}
+    assert mounts["/etc/atoll/token"]["subPathExpr"] == "run.token"
+    assert set(found["Secret", "big-east-keys"]["stringData"]) == {"ca.pem", "run.token"}
+
+
 def test_a_misspelt_field_would_be_found(tmp_path: Path) -> None:
     import kubernetes_validate
 
@@ -220,12 +238,20 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.parent.mkdir()
     program.write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/words\ncase "$*" in *apply*) cat >> {tmp_path}/applied ;; '
-        "*get*) echo '{\"items\": []}' ;; esac\n"
+        f"*get*) cat {tmp_path}/pods ;; esac\n"
     )
     program.chmod(0o755)
+    (tmp_path / "pods").write_text('{"items": []}')
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+SYNCER_POD = {
+    "metadata": {"name": "big-syncer-0", "labels": {"app.kubernetes.io/component": "syncer"}},
+    "spec": {"nodeName": "n1"},
+    "status": {"phase": "Running"},
+}
 
 
 def test_what_kubectl_is_asked_to_do(
@@ -241,6 +267,9 @@ def test_what_kubectl_is_asked_to_do(
     secrets = {one["metadata"]["name"]: one["stringData"] for one in applied if one["kind"] == "Secret"}
     token = (kubectl / "keys" / "tokens" / "east-1.token").read_text()
     assert secrets["big-east-keys"]["east-1.token"] == token and "PRIVATE KEY" in secrets["big-syncer-keys"]["key.pem"]
+    early = launch("scale", "job.toml", "3")
+    assert early.code == 2 and "the syncer of job big does not run (missing)" in early.stderr
+    (kubectl / "pods").write_text(json.dumps({"items": [SYNCER_POD]}))
     assert launch("scale", "job.toml", "3").code == 0 and launch("stop", "job.toml").code == 0
     words = (kubectl / "words").read_text().splitlines()
     assert all(line.startswith("--namespace=ml ") for line in words)

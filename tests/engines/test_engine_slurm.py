@@ -16,7 +16,7 @@ from engine_runs import SCRIPT, changes, commits, contributors, happenings, proc
 from ports import quiet_port
 from slurm_cluster import WIDE, SlurmCluster, missing, wait_until
 
-from atoll.observe import LearnerStarted
+from atoll.observe import EventWriter, LearnerStarted, SyncerStopped
 from atoll.page import PageOptions, serve_page
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -165,6 +165,7 @@ def test_the_example_job_runs_as_it_is(
         )
 
     wait_until(lambda: set(states(launch, job).values()) == {"ended"}, "the end of all", logs)
+    assert "None" not in launch("status", job).stdout  # squeue's word for nothing to say
     assert contributors(run) == {"east-0", "east-1"} and (run / "model.safetensors").exists()
     assert "held-out loss" in launch("logs", job, "--island", "east-1").stdout
 
@@ -231,13 +232,41 @@ def test_stop_leaves_nothing_and_writes_the_model(slurm: SlurmCluster, launch: s
     assert "did not end in order" not in done.stdout
 
 
-def test_shards_keep_their_nodes_and_end_after_the_syncer(
+def test_a_syncer_that_waits_in_the_queue_is_taken_from_it_and_slurm_may_forget_a_run_that_has_ended(
+    slurm: SlurmCluster, launch: said.Command, tmp_path: Path
+) -> None:
+    job, run = tmp_path / "job.toml", tmp_path / "run"
+    job.write_text(JOB.format(name="wait", folder=tmp_path))
+    assert "nothing of job wait was running" in launch("stop", job).stdout
+    assert "slurm knows nothing of this job" in launch("status", job).stdout
+    slurm.ask("scontrol", "update", "partition=main", "state=down")  # jobs are taken, and wait
+    try:
+        assert launch(job).code == 0 and states(launch, job)["syncer"] == "waiting"
+        done = launch("stop", job)
+    finally:
+        slurm.ask("scontrol", "update", "partition=main", "state=up")
+    assert done.code == 0 and "did not end in order" not in done.stdout and "atoll export" in done.stdout
+    late = launch("scale", job, "3")
+    assert late.code == 2 and "the syncer of job wait does not run (ended)" in late.stderr
+    # Five minutes later Slurm has forgotten them. What is in the run folder has not.
+    job.write_text(JOB.format(name="forgotten", folder=tmp_path))
+    assert set(states(launch, job).values()) == {"missing"}
+    (run / "events").mkdir(exist_ok=True)
+    with EventWriter(run / "events" / "syncer-1.jsonl") as writer:
+        writer.emit(SyncerStopped("every learner's script has ended", 174))
+    assert set(states(launch, job).values()) == {"ended"}
+    assert "run: every learner's script has ended" in launch("status", job).stdout
+
+
+def test_shards_and_relays_keep_their_nodes_and_end_after_the_syncer(
     slurm: SlurmCluster, launch: said.Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SBATCH_PARTITION", "wide")
     job, run = tmp_path / "job.toml", tmp_path / "run"
     shards = f'\n[shards]\ncount = 1\ncpus = 1\nport = {quiet_port()}\nhosts = ["{WIDE}"]\n'
-    job.write_text(JOB.format(name="parts", folder=tmp_path) + shards)
+    relays = f'\n[relays]\nsites = ["here"]\nport = {quiet_port()}\nhosts = ["{WIDE}"]\n'
+    text = JOB.format(name="parts", folder=tmp_path).replace("cpus = 2\n", 'cpus = 2\nsite = "here"\n')
+    job.write_text(text + shards + relays)
     done = launch(job)
     assert done.code == 0, done.stderr
 
@@ -248,6 +277,7 @@ def test_shards_keep_their_nodes_and_end_after_the_syncer(
 
     wait_until(lambda: contributors(run) == {"east-0", "east-1"}, "both islands in commits", logs)
     assert states(launch, job)["shard-0"] == "running" and (run / "shard-0" / "state").is_dir()
+    assert states(launch, job)["relay-0"] == "running" and "listens on" in launch("logs", job, "--island", "relay-0")[1]
     seen = commits(run)
     number = slurm.ask("squeue", "-h", "--name=atoll-parts-shard", "-o", "%i")
     slurm.ask("scontrol", "requeue", number)  # as if its node had been taken

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from slurm_cluster import wait_until
 from ssh_hosts import SshHosts, missing
 
 import atoll
+from atoll.wire import ClientOptions, fetch_status
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = pytest.mark.skipif(bool(missing()), reason=f"no sshd here: {missing()}")
@@ -122,6 +125,44 @@ def test_a_run_on_two_hosts_outlives_the_connection_and_stop_leaves_nothing(
     assert {state for state, _ in states(launch, job).values()} == {"ended"}
     assert (run / "model.safetensors").exists()
     assert launch("status", job).code == 1
+
+
+def test_a_relay_carries_its_site_and_stop_leaves_another_job_of_the_same_name_alone(
+    hosts: SshHosts, launch: said.Command, tmp_path: Path
+) -> None:
+    job, run, port = tmp_path / "job.toml", tmp_path / "there" / "run", quiet_port()
+    text = job_text(tmp_path, hosts).replace("count = 2\n", 'count = 2\nsite = "here"\n')
+    relays = f'[relays]\nsites = ["here"]\nhosts = ["tokyo"]\naddresses = ["127.0.0.1:{port}"]\nport = {port}\n'
+    job.write_text(text + relays)
+    # The same words in another folder: another job, whatever it is called.
+    stranger = subprocess.Popen(["sleep", "600"], env={"ATOLL_PART": "far/east-0", "ATOLL_PART_FOLDER": "/elsewhere"})
+
+    def logs() -> str:
+        return "".join(f"\n== {path.name}\n{path.read_text()[-1500:]}" for path in run.glob("logs/*.log"))
+
+    try:
+        done = launch(job)
+        assert done.code == 0 and "has a run already" not in done.stdout, done.stderr
+        wait_until(lambda: contributors(run) == {"east-0", "east-1"}, "both islands in commits", logs)
+        assert states(launch, job)["relay-0"] == ("running", "tokyo")
+        token = (tmp_path / "keys" / "tokens" / "run.token").read_text().strip()
+        reached = {"token": token, "tls_ca": str(tmp_path / "keys" / "ca.pem"), "tls_name": "syncer.atoll"}
+
+        def carried() -> list[str]:
+            learners: list[str] = asyncio.run(fetch_status(ClientOptions(f"127.0.0.1:{port}", **reached)))["learners"]
+            return learners
+
+        wait_until(lambda: carried() == ["east-0", "east-1"], "both islands at the relay", logs)
+        assert launch("stop", job).code == 0 and (run / "model.safetensors").exists()
+        assert stranger.poll() is None
+        late = launch("scale", job, "3")
+        assert late.code == 2 and "the syncer of job far does not run (ended)" in late.stderr
+        assert "nothing of job far was running" in launch("stop", job).stdout
+        again = launch(job)
+        assert again.code == 0 and f"{tmp_path}/there/run on paris has a run already" in again.stdout
+    finally:
+        stranger.kill()
+        stranger.wait()
 
 
 def test_islands_of_one_host_have_devices_of_their_own_and_torchrun_ranks(

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from cluster import WAIT_S, Proxy, SyncerProcess, TrainingThread, _remembered, check_books, small_model
 from ports import quiet_port
@@ -64,6 +65,52 @@ def same_model() -> nn.Module:
     """Whoever comes with the run's first parameters need not fetch them."""
     torch.manual_seed(0)
     return small_model(WIDE)
+
+
+def test_a_learner_that_went_past_its_relay_goes_back_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job starts everything at once, and a relay is upgraded while its site trains."""
+    monkeypatch.setattr("atoll.wire.limits.RELAY_LOOK_S", 0.5)
+    syncer = SyncerProcess(tmp_path, "--fragments", "1", "--sync-every", "4", "--learners", "1")
+    address = f"127.0.0.1:{quiet_port()}"
+    learner = TrainingThread(f"{address},{syncer.address}", "a", step_s=0.02)
+    try:
+        learner.wait_steps(10)  # straight to the syncer: nobody listens at the relay's address yet
+        for number in range(2):
+            relay = RelayProcess(syncer.address, tmp_path / f"relay-{number}.log", address=address)
+            deadline = time.monotonic() + WAIT_S
+            while relay.status()["learners"] != ["a"]:
+                assert time.monotonic() < deadline and learner.error is None
+                time.sleep(0.1)
+            before = min(syncer.status()["versions"])
+            told = syncer.wait_for(lambda s, before=before: min(s["versions"]) > before + 2, "merges by the relay")
+            check_books(told)
+            assert told["relays"][0]["learners"] == ["a"] and told["relays"][0]["from"].startswith("127.0.0.1:")
+            relay.kill()
+        syncer.wait_for(lambda s: s["relays"] == [], "the relay to be gone")
+    finally:
+        learner.stop()
+        syncer.stop()
+    assert learner.error is None
+
+
+def test_a_syncer_that_comes_first_is_not_gone_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.wire.limits.RELAY_LOOK_S", 0.2)
+    folders = [tmp_path / "run", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+    syncer, other = (SyncerProcess(folder, "--fragments", "1", "--sync-every", "4") for folder in folders)
+    other.kill()
+    learner = TrainingThread(f"{other.address},{syncer.address}", "a", step_s=0.02)
+    try:
+        learner.wait_steps(10)
+        other.again()
+        other.wait_for(lambda s: True, "the other one to answer")
+        learner.wait_steps(50)
+        assert other.status()["members"] == [] and syncer.status()["members"][0]["state"] == "active"
+    finally:
+        learner.stop()
+        syncer.stop()
+        other.stop()
 
 
 def test_a_site_fetches_each_update_once_and_outlives_its_relay(tmp_path: Path) -> None:

@@ -104,6 +104,19 @@ def test_runs_of_one_folder_are_compared(finished: Path, serve: Callable[..., An
     page.wait_for_selector("#compare-table tbody tr:nth-child(2)")
     assert "first" in page.inner_text("#compare-table") and "1.353" in page.inner_text("#compare-table")
     assert page.locator("#compare-tokens canvas").count() == 1
+    # A run that measured no published loss and committed nothing has other figures: each stays under its own name.
+    steps = [
+        (ORIGIN_NS + s * SECOND, "l", ev.LearnerSteps("l", 1, s, 1, 9, 9 * s, 3.0, SECOND, 0, 0, 0, 0, 0))
+        for s in (1, 2)
+    ]
+    begin = (ORIGIN_NS, "launcher", ev.RunStarted("decoupled", 1, 10, 8, 1, "int4", "int4", 0))
+    write_events([begin, *steps], finished.parent / "third")
+    page.reload()
+    page.wait_for_selector("#compare-table tbody tr:nth-child(3)")
+    heads = page.locator("#compare-table th").all_inner_texts()
+    third = dict(zip(heads, page.locator("#compare-table tr:has-text('third') td").all_inner_texts(), strict=True))
+    assert third["versions committed"] == "-" and third["steps, over all learners"] == "2"
+    assert third["training loss, mean of learners"] == "3.000" and third["loss of the published model"] == "-"
     page.click("#compare-table a:text-is('second')")
     page.wait_for_selector(".row[data-learner='learner-3']")
 

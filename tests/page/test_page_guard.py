@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,3 +228,37 @@ def test_a_run_that_is_known_by_its_address_is_told_by_its_statuses(monkeypatch:
     [steps] = _of_member(member(500) | {"step_ms": 2.0}, member(0), 4 * 10**9)
     assert isinstance(steps, LearnerSteps) and steps.compute_ns == 10**9  # a part of the time, by its own word
     assert any("counts as away" in what for _, what, _ in whole["decisions"])
+
+
+# ---------------------------------------------------------------- the end of a page
+
+
+def test_a_page_that_ends_while_somebody_waits_for_an_answer_says_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C with an open browser; the end of a run with --dash."""
+    asked, enough = threading.Event(), threading.Event()
+
+    def slow(run: WatchedRun) -> str:
+        asked.set()
+        enough.wait(60)
+        return "{}"
+
+    monkeypatch.setattr(WatchedRun, "whole", slow)
+    page = serve_page(str(folder), PageOptions())
+    page.start()
+    viewer = threading.Thread(target=lambda: _nothing(lambda: api(page, "whole", timeout=60)))
+    viewer.start()
+    assert asked.wait(60)
+    page.stop()
+    assert page._thread is not None
+    page._thread.join(2)  # by then the request was cut off
+    enough.set()
+    page._thread.join(60)
+    viewer.join(60)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def _nothing(ask: Callable[[], object]) -> None:
+    with contextlib.suppress(httpx.HTTPError):
+        ask()

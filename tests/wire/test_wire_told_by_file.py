@@ -33,6 +33,16 @@ def test_the_file_is_read_again_when_the_syncer_does_not_answer(tmp_path: Path) 
     assert found is not None and not found.final and "does not say where the syncer is" in found.text
 
 
+def test_a_relay_may_come_before_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "syncer.json"
+    told(file, "127.0.0.1:7077")
+    options = ClientOptions(f"relay:7079,@{file}")
+    places = deque(options.places())
+    assert [place.address for place in places] == ["relay:7079", "127.0.0.1:7077"]
+    told(file, "127.0.0.1:7078")
+    assert [place.address for place in _told_anew(options, places)] == ["relay:7079", "127.0.0.1:7078"]
+
+
 def test_a_token_in_clear_is_refused_wherever_the_file_leads(tmp_path: Path) -> None:
     file = tmp_path / "syncer.json"
     told(file, "127.0.0.1:7077")

@@ -69,6 +69,7 @@ def relay(
     token: o.Token = "",
     token_file: o.TokenFile = "",
     tls_ca: o.TlsCa = "",
+    tls_name: o.TlsName = "",
     tls_certificate: Annotated[str | None, typer.Option(help="Certificate file (PEM) for TLS.")] = None,
     tls_key: Annotated[str | None, typer.Option(help="Key file (PEM) of the certificate.")] = None,
     metrics: o.OwnMetrics = "",
@@ -88,7 +89,7 @@ def relay(
     from atoll.wire import ClientOptions
 
     shown = o.run_token(context, token, token_file)
-    place = ClientOptions(address=upstream, token=shown, tls_ca=tls_ca)
+    place = ClientOptions(address=upstream, token=shown, tls_ca=tls_ca, tls_name=tls_name)
     served = RelayOptions(place, listen, shown, tls_certificate, tls_key, metrics, metrics_folder, merge)
     with logged_as(log_format):
         code = run_relay(served)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 VERBS = ("submit", "status", "scale", "stop", "logs")
 EXIT_NOT_RUNNING = 1
+ALIVE = ("waiting", "running")
 
 JobFile = Annotated[Path, typer.Argument(help="The job file (TOML), such as examples/jobs/two-islands.toml.")]
 
@@ -70,7 +71,10 @@ def _add(engine: str, help: str) -> None:
         if json:
             rows = [{"name": s.name, "state": s.state, "where": s.where, "detail": s.detail} for s in states]
             print_json({"processes": rows})
-        if not any(one.state in ("waiting", "running") for one in states):
+        if states and all(one.state == "missing" for one in states):
+            told = f"{engine} knows nothing of this job; `atoll launch {engine} {job}` starts it"
+            human(json_wanted=json).print(told, markup=False, soft_wrap=True)
+        if not any(one.state in ALIVE for one in states):
             raise typer.Exit(EXIT_NOT_RUNNING)
 
     @group.command("scale")
@@ -90,8 +94,9 @@ def _add(engine: str, help: str) -> None:
     def stop(job: JobFile) -> None:
         """End a job: islands hand over and leave, the syncer writes the model, and nothing stays behind."""
         found, read = _engine(engine, job)
+        alive = any(one.state in ALIVE for one in found.status())
         found.stop()
-        _say(f"job {read.name} is stopped")
+        _say(f"job {read.name} is stopped" if alive else f"nothing of job {read.name} was running; all is swept")
 
     @group.command("logs")
     def logs(

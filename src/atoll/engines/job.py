@@ -152,11 +152,42 @@ class ShardsSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class RelaysSpec:
+    """[relays]: one for each of these sites. Islands of the site reach the syncer through it, or directly when it is
+    gone. All processes of such a job share one token, because a relay shows the syncer its own."""
+
+    sites: tuple[str, ...] = ()
+    """As islands name theirs."""
+    hosts: tuple[str, ...] = ()
+    """ssh and Slurm: a host or node for each, in the same order, under a name that its islands reach."""
+    addresses: tuple[str, ...] = ()
+    """host:port by which islands reach each, where that is not its host and `port`."""
+    port: int = 7079
+    cpus: int = 1
+    memory_gb: float = 0.0
+
+    def __post_init__(self) -> None:
+        _whole("relays: cpus", self.cpus, 1, 4096)
+        _whole("relays: port", self.port, 1, 65535)
+        if len(set(self.sites)) < len(self.sites):
+            raise ConfigError("[relays] names a site twice; give each site one relay")
+        if len(self.addresses) not in (0, len(self.sites)):
+            raise ConfigError(f"[relays] has {len(self.sites)} sites and {len(self.addresses)} addresses; give as many")
+
+    def reached(self) -> tuple[str, ...]:
+        """By their hosts, if nothing else is said."""
+        if len(self.sites) > len(set(self.hosts)):
+            raise ConfigError(f"{len(self.sites)} [relays] need as many hosts on this engine; name them in hosts")
+        return self.addresses or tuple(f"{host}:{self.port}" for host in self.hosts[: len(self.sites)])
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchJob:
     run: RunSpec
     islands: tuple[IslandSpec, ...]
     syncer: SyncerSpec = field(default_factory=SyncerSpec)
     shards: ShardsSpec = field(default_factory=ShardsSpec)
+    relays: RelaysSpec = field(default_factory=RelaysSpec)
     slurm: SlurmSettings = field(default_factory=SlurmSettings)
     k8s: K8sSettings = field(default_factory=K8sSettings)
     ray: RaySettings = field(default_factory=RaySettings)
@@ -211,6 +242,7 @@ def job_from(values: Mapping[str, Any], *, where: str = "the job") -> LaunchJob:
         name: _table(cls, _section(values, name, where), f"[{name}] of {where}")
         for name, cls in {
             "shards": ShardsSpec,
+            "relays": RelaysSpec,
             "slurm": SlurmSettings,
             "k8s": K8sSettings,
             "ray": RaySettings,
@@ -258,13 +290,20 @@ def _check_names(job: LaunchJob) -> None:
         if not _NAME.fullmatch(name):
             raise ConfigError(f"{name!r} cannot be a name; use up to 40 small letters, digits and dashes, such as east")
     twice = {name for name in names[1:] if names[1:].count(name) > 1}
-    if twice & set(names) or {"syncer", "shard"} & set(names[1:]):
+    if twice & set(names) or {"syncer", "shard", "relay"} & set(names[1:]):
         raise ConfigError(
-            f"islands need names of their own, other than syncer and shard; rename {', '.join(twice) or 'it'}"
+            f"islands need names of their own, other than syncer, shard and relay; rename {', '.join(twice) or 'it'}"
         )
-    for host in (*job.syncer.hosts, *job.shards.hosts, *(host for island in job.islands for host in island.hosts)):
+    for host in (
+        *job.syncer.hosts,
+        *job.shards.hosts,
+        *job.relays.hosts,
+        *(host for island in job.islands for host in island.hosts),
+    ):
         if not is_host(host):
             raise ConfigError(f"{host!r} in hosts cannot be a host; give names as `ssh NAME` takes them")
+    if strange := [site for site in job.relays.sites if site not in {island.site for island in job.islands}]:
+        raise ConfigError(f"[relays] names site {strange[0]!r}, which no island has; give islands there that site")
     for where in (job.run.environment, *(island.environment for island in job.islands)):
         for name in where:
             if not _VARIABLE.fullmatch(name) or name in OWN_VARIABLES:

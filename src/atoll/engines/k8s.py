@@ -12,7 +12,7 @@ from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.manifests import STOPPING, labels, manifests, places_of, uses_jobset
 from atoll.engines.parts import filled, parts_of
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of
+from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of, syncer_must_run
 from atoll.engines.tools import TOOL_S_MAX, run_tool
 from atoll.errors import ConfigError, LaunchError
 
@@ -55,8 +55,9 @@ class KubernetesEngine:
     def submit(self) -> None:
         if any(one.state in ("waiting", "running") for one in self.status()):
             raise LaunchError(f"job {self._job.name} is in the cluster already; stop it before it is submitted again")
-        shards = [address.rpartition(":")[0] for address in places_of(self._job, "").shards]
-        hosts = [f"{self._job.name}-syncer", *shards]
+        places = places_of(self._job, "")
+        hosts = [address.rpartition(":")[0] for address in (*places.shards, *places.relays)]
+        hosts = [f"{self._job.name}-syncer", *hosts]
         make_keys(self._job, learners_of(self._job), hosts)
         self._apply(self.objects(secrets=True))
 
@@ -73,6 +74,7 @@ class KubernetesEngine:
 
     def scale(self, counts: Mapping[str, int]) -> None:
         """An Indexed Job is elastic: its number of completions and of pods change together, the highest go first."""
+        syncer_must_run(self.status(), self._job)
         job = self._job.scaled(counts)
         wanted = KubernetesEngine(job, self._say)
         make_keys(job, [f"{name}-{index}" for name, count in counts.items() for index in range(count)])

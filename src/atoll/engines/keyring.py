@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
 from atoll.core import Role
 from atoll.engines.job import LaunchJob
-from atoll.engines.parts import OPERATOR, TLS_NAME, token_file
+from atoll.engines.parts import EVERYBODY, OPERATOR, TLS_NAME, token_file
 from atoll.keys import CERTIFICATE_FILE, KEY_FILE, KEYS_FILE, issue, make_authority, read_keys, write_private
 from atoll.private import make_private_folder
 from atoll.wire import read_certificate
@@ -21,7 +22,7 @@ def keys_folder(job: LaunchJob) -> Path | None:
 
 
 def make_keys(job: LaunchJob, learners: Iterable[str], hosts: Iterable[str] = ()) -> None:
-    """An authority and a certificate if there are none, and a token for whoever has none yet."""
+    """An authority and a certificate if there are none, and a token for whoever has none; with relays one for all."""
     folder = keys_folder(job)
     if folder is None:
         return
@@ -29,6 +30,10 @@ def make_keys(job: LaunchJob, learners: Iterable[str], hosts: Iterable[str] = ()
         names = dict.fromkeys([TLS_NAME, "localhost", "127.0.0.1", *hosts, *job.syncer.hosts])
         make_authority(folder, list(names), days=CERTIFICATE_DAYS)
     make_private_folder(folder / "tokens")
+    if job.relays.sites:
+        if not (folder / token_file(EVERYBODY)).exists():
+            write_private(folder / token_file(EVERYBODY), f"{secrets.token_urlsafe()}\n".encode())
+        return
     known = read_keys(folder / KEYS_FILE)
     for name in [OPERATOR, *learners]:
         path = folder / token_file(name)

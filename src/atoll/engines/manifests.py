@@ -1,10 +1,10 @@
 """A job as Kubernetes objects, as plain data: `k8s` hands them to kubectl, `--dry-run` prints them.
 
-The syncer is a StatefulSet with a volume, each kind of islands an Indexed Job (elastic: it scales), an island of
-several nodes a JobSet. Containers run a small shell that makes the two ends of a run right. An island that is told to
-go leaves in order and then *fails*, or Kubernetes would count it as done. A syncer that is told to go is killed,
-because SIGTERM would end the run; only after `stop` it hears it. When the run is over it stays, so that the model can
-be fetched.
+The syncer is a StatefulSet with a volume, as shards are; a relay is one without. Each kind of islands is an Indexed Job
+(elastic: it scales), an island of several nodes a JobSet. Containers run a small shell that makes the two ends of a run
+right. An island that is told to go leaves in order and then *fails*, or Kubernetes would count it as done. A syncer
+that is told to go is killed, because SIGTERM would end the run; only after `stop` it hears it. When the run is over it
+stays, so that the model can be fetched.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from atoll.engines.job import LaunchJob
-from atoll.engines.parts import HEAD, INDEX, OPERATOR, JobPart, Places, filled, parts_of, settings_text
+from atoll.engines.parts import HEAD, INDEX, JobPart, Places, filled, parts_of, settings_text
 from atoll.engines.shell import RUN_CHILD, command_line
 
 RUN = "/run/atoll"
@@ -44,6 +44,8 @@ def places_of(job: LaunchJob, tls_name: str) -> Places:
         syncer=job.syncer.address or f"{job.name}-syncer:{job.syncer.port}",
         tls_name=tls_name,
         shards=tuple(f"{job.name}-shard-{i}.{job.name}-shard:{job.shards.port}" for i in range(job.shards.count)),
+        relays=job.relays.addresses
+        or tuple(f"{job.name}-relay-{i}:{job.relays.port}" for i in range(len(job.relays.sites))),
     )
 
 
@@ -109,7 +111,7 @@ def _service(job: LaunchJob, part: JobPart) -> Object:
 
 
 def _port(job: LaunchJob, part: JobPart) -> int:
-    return {"syncer": job.syncer.port, "shard": job.shards.port}[part.role]
+    return {"syncer": job.syncer.port, "shard": job.shards.port, "relay": job.relays.port}[part.role]
 
 
 def _budget(job: LaunchJob, part: JobPart) -> Object:
@@ -160,13 +162,14 @@ def _stateful_set(job: LaunchJob, part: JobPart) -> Object:
     container["startupProbe"] = {**look, "periodSeconds": 5, "timeoutSeconds": 30, "failureThreshold": 120}
     if job.k8s.secrets and part.role == "syncer":
         container["envFrom"] = [{"secretRef": {"name": name}} for name in job.k8s.secrets]
-    spec = {
+    spec: Object = {
         "serviceName": f"{job.name}-{part.name}",
         "replicas": part.count,
         "selector": {"matchLabels": labels(job, part.name)},
         "template": _pod(job, part, container, restart="Always"),
-        "volumeClaimTemplates": [{"metadata": {"name": "run"}, "spec": claim}],
     }
+    if part.role != "relay":  # which keeps nothing
+        spec["volumeClaimTemplates"] = [{"metadata": {"name": "run"}, "spec": claim}]
     return {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _meta(job, part.name), "spec": spec}
 
 
@@ -254,17 +257,18 @@ def _environment(job: LaunchJob, part: JobPart, index: str) -> list[Object]:
     number: Object = {"value": index} if index else {"valueFrom": {"fieldRef": {"fieldPath": field}}}
     values = dict(part.environment)
     if "ATOLL_TOKEN_FILE" in values:  # a Secret has no folders
-        values["ATOLL_TOKEN_FILE"] = TOKEN if part.role == "island" else f"{KEYS}/{OPERATOR}.token"
+        name = values["ATOLL_TOKEN_FILE"].rpartition("/")[2]
+        values["ATOLL_TOKEN_FILE"] = TOKEN if part.role == "island" else f"{KEYS}/{name}"
     if job.k8s.monitor and part.role != "island":
         values["ATOLL_METRICS"] = f"0.0.0.0:{job.k8s.metrics_port}"
     rest = [{"name": name, "value": filled(value, index or "$(ATOLL_INDEX)")} for name, value in values.items()]
-    return [*([{"name": "ATOLL_INDEX", **number}] if part.role != "syncer" else []), *rest]
+    return [*([{"name": "ATOLL_INDEX", **number}] if not part.is_alone else []), *rest]
 
 
 def _volumes(job: LaunchJob, part: JobPart) -> list[Object]:
     volumes: list[Object] = [{"name": "files", "configMap": {"name": f"{job.name}-files"}}]
     volumes.append({"name": "tmp", "emptyDir": {}})
-    if part.role == "island":
+    if part.role in ("island", "relay"):
         volumes.append({"name": "run", "emptyDir": {}})
     if part.keys:
         volumes.append({"name": "keys", "secret": {"secretName": secret_name(job, part), "defaultMode": 0o440}})
@@ -277,9 +281,9 @@ def _mounts(part: JobPart, index: str) -> list[Object]:
     if part.keys and part.role != "island":
         mounts.append({"name": "keys", "mountPath": KEYS, "readOnly": True})
     elif part.keys:
-        own = filled(part.named(INDEX), index or "$(ATOLL_INDEX)")
+        own = filled(part.keys[-1].rpartition("/")[2], index or "$(ATOLL_INDEX)")
         mounts.append({"name": "keys", "mountPath": f"{KEYS}/ca.pem", "subPath": "ca.pem", "readOnly": True})
-        mounts.append({"name": "keys", "mountPath": TOKEN, "subPathExpr": f"{own}.token", "readOnly": True})
+        mounts.append({"name": "keys", "mountPath": TOKEN, "subPathExpr": own, "readOnly": True})
     return mounts
 
 

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from atoll.engines.job import IslandSpec, LaunchJob
 
@@ -23,11 +23,13 @@ TLS_NAME = "syncer.atoll"
 """A name in every certificate that the launcher makes: an engine may start the syncer anywhere."""
 RENDEZVOUS_PORT = 29400
 """torchrun's own default."""
+EVERYBODY = "run"
+"""Whose token it is that all processes of a job with relays share."""
 OPERATOR = "operator"
 """Whose token `atoll status` and `atoll leave` of the person who launched it use."""
 SERVER_KEYS = ("keys.json", "cert.pem", "key.pem", "ca.pem")
 """What a process needs that learners come to."""
-Role = Literal["syncer", "shard", "island"]
+Role = Literal["syncer", "shard", "relay", "island"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Places:
     """Empty: the syncer's certificate holds the host's real name."""
     shards: tuple[str, ...] = ()
     """Where they are reached, in their order."""
+    relays: tuple[str, ...] = ()
+    """In the order of their sites."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,12 @@ class JobPart:
     hosts: tuple[str, ...] = ()
 
     def named(self, index: int | str) -> str:
-        """The id of one of them: the syncer is alone, islands and shards are numbered."""
-        return self.name if self.role == "syncer" else f"{self.name}-{index}"
+        """The id of one of them: the syncer is alone, as the relay of a site is; islands and shards are numbered."""
+        return self.name if self.is_alone else f"{self.name}-{index}"
+
+    @property
+    def is_alone(self) -> bool:
+        return self.role in ("syncer", "relay")
 
 
 def filled(text: str, index: int | str) -> str:
@@ -79,9 +87,10 @@ def filled(text: str, index: int | str) -> str:
 
 
 def parts_of(job: LaunchJob, places: Places) -> list[JobPart]:
-    """Syncer first, then shards, then islands: the order in which they are started."""
+    """Syncer first, then shards, relays, islands: the order in which they are started."""
     parts = [_syncer(job, places)]
     parts += [_shards(job, places)] if job.shards.count else []
+    parts += [_relay(job, places, number) for number in range(len(job.relays.sites))]
     return [*parts, *(_island(job, island, places) for island in job.islands)]
 
 
@@ -96,18 +105,18 @@ def token_file(name: str) -> str:
 
 
 def _syncer(job: LaunchJob, places: Places) -> JobPart:
-    argv = [job.run.python, "-m", "atoll", "syncer", "--listen", job.syncer.listen]
-    argv += ["--keys", f"{places.keys}/keys.json"] if places.keys else []
+    argv = [job.run.python, "-m", "atoll", "syncer", "--listen", job.syncer.listen, *_identity(job, places)]
     argv += ["--run-folder", places.run, "--config", places.settings, "--end-when-finished", "--plain"]
     argv += ["--title", job.run.command]
     spec = job.syncer
-    keys = SERVER_KEYS if places.keys else ()
-    environment = _common(job, "syncer")
+    keys = _server_keys(job, places)
+    environment = {**_common(job, "syncer"), **_token(job, places)}
     if job.shards.count:
         argv += ["--shards", ",".join(places.shards)]
-        if places.keys:  # to its shards a coordinator is an operator
-            keys = (*keys, token_file(OPERATOR))
+        if places.keys:
             environment["ATOLL_TLS_CA"] = f"{places.keys}/ca.pem"
+        if places.keys and not job.relays.sites:  # to its shards a coordinator is an operator
+            keys = (*keys, token_file(OPERATOR))
             environment["ATOLL_TOKEN_FILE"] = f"{places.keys}/{token_file(OPERATOR)}"
     size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
     return JobPart("syncer", "syncer", 1, tuple(argv), environment, keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
@@ -117,17 +126,55 @@ def _shards(job: LaunchJob, places: Places) -> JobPart:
     spec = job.shards
     name = f"shard-{INDEX}"
     argv = [job.run.python, "-m", "atoll", "shard", "--listen", f"0.0.0.0:{spec.port}"]
-    argv += ["--run-folder", f"{places.run}/{name}", *(["--keys", f"{places.keys}/keys.json"] if places.keys else [])]
-    keys = SERVER_KEYS if places.keys else ()
-    size = {"cpus": spec.cpus, "memory_gb": spec.memory_gb}
-    return JobPart("shard", "shard", spec.count, tuple(argv), _common(job, name), keys, hosts=spec.hosts, **size)  # type: ignore[arg-type]
+    argv += ["--run-folder", f"{places.run}/{name}", *_identity(job, places)]
+    size: dict[str, Any] = {"cpus": spec.cpus, "memory_gb": spec.memory_gb, "hosts": spec.hosts}
+    environment = {**_common(job, name), **_token(job, places)}
+    return JobPart("shard", "shard", spec.count, tuple(argv), environment, _server_keys(job, places), **size)
+
+
+def _relay(job: LaunchJob, places: Places, number: int) -> JobPart:
+    """It shows the syncer the run's token, and the syncer's certificate to its islands."""
+    spec, name = job.relays, f"relay-{number}"
+    argv = [job.run.python, "-m", "atoll", "relay", "--upstream", places.syncer, "--listen", f"0.0.0.0:{spec.port}"]
+    argv += _identity(job, places)
+    if places.keys:
+        argv += ["--tls-ca", f"{places.keys}/ca.pem", *(["--tls-name", places.tls_name] if places.tls_name else [])]
+    size: dict[str, Any] = {"cpus": spec.cpus, "memory_gb": spec.memory_gb, "hosts": spec.hosts[number : number + 1]}
+    environment = {**_common(job, name), **_token(job, places)}
+    site = spec.sites[number]
+    return JobPart("relay", name, 1, tuple(argv), environment, _server_keys(job, places), site=site, **size)
+
+
+def _identity(job: LaunchJob, places: Places) -> list[str]:
+    """By what a process that others come to knows them: keys of their own, or one token for all and a certificate."""
+    if not places.keys:
+        return []
+    if not job.relays.sites:
+        return ["--keys", f"{places.keys}/keys.json"]
+    return ["--tls-certificate", f"{places.keys}/cert.pem", "--tls-key", f"{places.keys}/key.pem"]
+
+
+def _token(job: LaunchJob, places: Places) -> dict[str, str]:
+    one = places.keys and job.relays.sites
+    return {"ATOLL_TOKEN_FILE": f"{places.keys}/{token_file(EVERYBODY)}"} if one else {}
+
+
+def _server_keys(job: LaunchJob, places: Places) -> tuple[str, ...]:
+    if not places.keys:
+        return ()
+    return (*SERVER_KEYS[1:], token_file(EVERYBODY)) if job.relays.sites else SERVER_KEYS
+
+
+def token_of(job: LaunchJob, learner: str) -> str:
+    """The file in the keys' folder that this learner shows."""
+    return token_file(EVERYBODY if job.relays.sites else learner)
 
 
 def _island(job: LaunchJob, island: IslandSpec, places: Places) -> JobPart:
     name = f"{island.name}-{INDEX}"
     environment = {
         **_common(job, name),
-        **_reach(places, name),
+        **_reach(job, island, places),
         "ATOLL_LEARNER": name,
         "ATOLL_RUN_FOLDER": places.run,
         "OMP_NUM_THREADS": str(max(1, island.cpus * island.nodes // island.ranks)),
@@ -140,7 +187,7 @@ def _island(job: LaunchJob, island: IslandSpec, places: Places) -> JobPart:
         count=island.count,
         argv=tuple(island_argv(job, island)),
         environment=environment,
-        keys=("ca.pem", token_file(name)) if places.keys else (),
+        keys=("ca.pem", token_of(job, name)) if places.keys else (),
         gpus=island.gpus,
         hardware=island.hardware,
         cpus=island.cpus,
@@ -174,9 +221,13 @@ def _common(job: LaunchJob, name: str) -> dict[str, str]:
     return {"ATOLL_PART": f"{job.name}/{name}", "PYTHONUNBUFFERED": "1", **job.run.environment}
 
 
-def _reach(places: Places, name: str) -> dict[str, str]:
+def _reach(job: LaunchJob, island: IslandSpec, places: Places) -> dict[str, str]:
+    """Through the relay of its site, where there is one, and directly when that is gone."""
+    relays = dict(zip(job.relays.sites, places.relays, strict=True))
+    near = [relays[island.site]] if island.site in relays else []
+    own = {"ATOLL_SYNCER": ",".join([*near, places.syncer])}
     if not places.keys:
-        return {"ATOLL_SYNCER": places.syncer}
-    own = {"ATOLL_SYNCER": places.syncer, "ATOLL_TLS_CA": f"{places.keys}/ca.pem"}
-    own["ATOLL_TOKEN_FILE"] = f"{places.keys}/{token_file(name)}"
+        return own
+    own["ATOLL_TLS_CA"] = f"{places.keys}/ca.pem"
+    own["ATOLL_TOKEN_FILE"] = f"{places.keys}/{token_of(job, f'{island.name}-{INDEX}')}"
     return {**own, **({"ATOLL_TLS_NAME": places.tls_name} if places.tls_name else {})}

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from atoll.core import one_of
 from atoll.engines.job import LaunchJob
-from atoll.errors import ConfigError
+from atoll.errors import ConfigError, LaunchError
 
 ENGINES = {"slurm": "SlurmEngine", "k8s": "KubernetesEngine", "ray": "RayEngine", "ssh": "SshEngine"}
 """The class of each, in the module of its name. A new engine is a file and a line here."""
@@ -96,24 +96,37 @@ def parse_counts(job: LaunchJob, words: Sequence[str]) -> dict[str, int]:
     return counts
 
 
-STOP_ORDER = ("island", "syncer", "shard")
-"""Islands hand over to syncer and shards; the syncer fetches the model from its shards."""
+STOP_ORDER = ("island", "relay", "syncer", "shard")
+"""Islands hand over to syncer and shards, through relays; the syncer fetches the model from its shards."""
 
 
 def role_of(name: str) -> str:
     """What a process is, by its name."""
     kind = name.rpartition("-")[0] or name
-    return kind if kind in ("syncer", "shard") else "island"
+    return kind if kind in ("syncer", "shard", "relay") else "island"
 
 
 def names_of(job: LaunchJob) -> list[str]:
     """Every process that the job should have."""
-    return ["syncer", *(f"shard-{index}" for index in range(job.shards.count)), *learners_of(job)]
+    shards = [f"shard-{index}" for index in range(job.shards.count)]
+    return ["syncer", *shards, *(f"relay-{index}" for index in range(len(job.relays.sites))), *learners_of(job)]
 
 
 def learners_of(job: LaunchJob) -> list[str]:
     """Those that get a key."""
     return [f"{island.name}-{index}" for island in job.islands for index in range(island.count)]
+
+
+def goes_on(folder: str) -> str:
+    return f"{folder} has a run already, and this job goes on with it; another folder in [run] begins a new one"
+
+
+def syncer_must_run(states: Sequence[PartState], job: LaunchJob) -> None:
+    """Raises LaunchError where nobody waits for new islands: each would try for minutes, again and again."""
+    syncer = next((one for one in states if one.name == "syncer"), None)
+    if syncer is None or syncer.state not in ("waiting", "running"):
+        word = syncer.state if syncer is not None else "missing"
+        raise LaunchError(f"the syncer of job {job.name} does not run ({word}); stop the job and submit it again")
 
 
 def checked_part(job: LaunchJob, name: str) -> str:

@@ -8,6 +8,7 @@ file that its learner reads (ATOLL_SYNCER=@FILE). Nothing but a string crosses b
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from atoll.engines.files import job_files
 from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of
+from atoll.engines.protocol import LOG_LINES, PartState, Say, checked_part, learners_of, names_of, syncer_must_run
 from atoll.engines.tools import wait_until
 from atoll.errors import ConfigError, LaunchError
 
@@ -30,8 +31,10 @@ class RayEngine:
     def __init__(self, job: LaunchJob, say: Say) -> None:
         self._job = job
         self._say = say
-        if job.shards.count:
-            raise ConfigError("[shards] are started over ssh, on Slurm and on Kubernetes; leave them away on Ray")
+        if job.shards.count or job.relays.sites:
+            raise ConfigError(
+                "[shards] and [relays] are started over ssh, on Slurm and on Kubernetes; leave them away on Ray"
+            )
         for island in job.islands:
             if island.nodes > 1:
                 raise ConfigError(f"island {island.name} has several nodes, which Ray cannot start; use Slurm or k8s")
@@ -42,9 +45,9 @@ class RayEngine:
     def plan(self) -> str:
         lines = [f"# settings.json\n{settings_text(self._job)}"]
         for name, spec in self._specs(secrets=False).items():
-            environment = " ".join(f"{key}={value}" for key, value in spec.environment.items())
+            environment = " ".join(f"{key}={shlex.quote(value)}" for key, value in spec.environment.items())
             lines.append(
-                f"# actor {self._actor_name(name)}, resources {spec.resources}\n{environment} {' '.join(spec.argv)}"
+                f"# actor {self._actor_name(name)}, resources {spec.resources}\n{environment} {shlex.join(spec.argv)}"
             )
         return "\n".join(lines)
 
@@ -108,6 +111,7 @@ class RayEngine:
     def scale(self, counts: Mapping[str, int]) -> None:
         with self._connected() as ray:
             there = self._actors(ray)
+            syncer_must_run([_state("syncer", self._ask(ray, "syncer", "look"), known="syncer" in there)], self._job)
             specs = self._specs(secrets=False, job=self._job.scaled(counts))
             kinds = [name for name in there if name.rpartition("-")[0] in counts]
             self._end(ray, [name for name in kinds if name not in specs])
@@ -179,7 +183,8 @@ class RayEngine:
             scheduling_strategy=strategy,
         )
         actor.remote(spec)
-        self._say(f"{spec.name}: {dict(spec.resources)}")
+        size = ", ".join(f"{amount:g} {name}" for name, amount in spec.resources.items())
+        self._say(f"{spec.name}: an actor with {size}")
 
     def _ask(self, ray: Any, name: str, method: str, *given: Any) -> Any:
         """None if it does not answer: it waits for a node, or is being moved to one."""
@@ -209,6 +214,6 @@ def _runs(look: Any) -> bool:
 def _state(name: str, look: Any, *, known: bool) -> PartState:
     if look is None:
         return PartState(name, "waiting" if known else "missing", detail="no node yet, or being moved" if known else "")
-    return PartState(
-        name, look["state"], look["host"], f"pid {look['pid']}, {look['starts']} starts {look['why']}".strip()
-    )
+    starts = f", started {look['starts']} times" if look["starts"] > 1 else ""
+    process = f"pid {look['pid']}{starts}" if look["pid"] else ""
+    return PartState(name, look["state"], look["host"], "; ".join(filter(None, [process, look["why"]])))

@@ -18,11 +18,21 @@ from atoll.engines.files import put_files
 from atoll.engines.job import LaunchJob
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import INDEX, JobPart, Places, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, STOP_ORDER, PartState, Say, checked_part, learners_of, names_of
+from atoll.engines.protocol import (
+    LOG_LINES,
+    STOP_ORDER,
+    PartState,
+    Say,
+    checked_part,
+    goes_on,
+    learners_of,
+    names_of,
+    syncer_must_run,
+)
 from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, this_python, word
 from atoll.engines.tools import run_tool, wait_until
 from atoll.errors import ConfigError, LaunchError
-from atoll.launch import write_text
+from atoll.launch import RunFolder, how_it_ended, write_text
 from atoll.private import make_private_folder
 
 REMEDY = "run this on a login node of the cluster, and see `sinfo`"
@@ -37,6 +47,8 @@ SYNCER_WAIT_S_MAX = 3600
 """An island is not started before its syncer is. One that has not said by then where it is will not."""
 SYNCER_NOTICE_S = 60
 """Before its time limit a syncer is killed and put back into the queue; a commit takes less."""
+NO_REASON = "None"
+"""What squeue says where it has nothing to say."""
 _ALIVE = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "REQUEUED", "REQUEUE_HOLD", "STOPPED")
 _WORDS = {"PENDING": "waiting", "CONFIGURING": "waiting", "REQUEUED": "waiting", "RUNNING": "running"}
 _WORDS |= {"COMPLETING": "running", "COMPLETED": "ended", "CANCELLED": "ended"}
@@ -90,7 +102,8 @@ class SlurmEngine:
             settings=str(self._run / "settings.json"),
             syncer=job.syncer.address or f"@{self._run}/syncer.json",
             tls_name=tls_name(job),
-            shards=job.shards.addresses() if job.shards.count else (),
+            shards=job.shards.addresses(),
+            relays=job.relays.reached(),
         )
 
     # ------------------------------------------------------------ what is submitted
@@ -108,14 +121,15 @@ class SlurmEngine:
         lines.append(exports(part.environment, variables) + RUN_CHILD)
         lines.append(f"gone={word(str(self._run / 'leaving' / part.named(INDEX)), variables)}")
         lines.append(f"stopping={word(str(self._run / 'stopping'), variables)}")
-        bodies = {"syncer": self._syncer_body, "shard": self._shard_body, "island": self._body}
+        bodies = {"syncer": self._syncer_body, "island": self._body}
+        bodies |= {"shard": self._served_body, "relay": self._served_body}
         lines.append(bodies[part.role](part))
         return "\n".join(lines)
 
     def _options(self, part: JobPart, indices: Iterable[int] | None, hosts: Sequence[str]) -> list[str]:
         own = self._job.slurm
         chosen = list(range(part.count)) if indices is None else list(indices)
-        array = part.role != "syncer"
+        array = not part.is_alone
         log = self._run / "logs" / (part.named("%a") + ".log")
         partition = own.partition
         if part.role == "syncer":
@@ -150,8 +164,6 @@ class SlurmEngine:
 
     def _body(self, part: JobPart) -> str:
         variables = numbered("${SLURM_ARRAY_TASK_ID:-0}", "$head")
-        wait = f"@{self._run}/syncer.json" == self._places.syncer
-        told = word(str(self._run / "syncer.json"), variables)
         head = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n' if part.nodes > 1 else ""
         srun = f"srun --nodes={part.nodes} --ntasks={part.nodes} --cpus-per-task={part.cpus} --kill-on-bad-exit=1"
         return (
@@ -159,8 +171,7 @@ class SlurmEngine:
             'self="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"\n'
             # srun takes SIGTERM for an order to kill its tasks, so the step is told past it.
             'pass_on() { told=1; scancel --quiet --signal=TERM "$self"; }\n'
-            + (AWAIT_SYNCER.format(told=told, failed=self._failed_file(), most=SYNCER_WAIT_S_MAX) if wait else "")
-            + f"{head}run_child {srun} -- {command_line(part.argv, variables)}\n"
+            + f"{self._await_syncer()}{head}run_child {srun} -- {command_line(part.argv, variables)}\n"
             'if [ -e "$stopping" ] || [ -e "$gone" ]; then exit "$code"; fi\n'
             # Taken away or failed: the same job again. One that ended by itself is done. At a preemption Slurm tells
             # the step itself, and not its shell.
@@ -176,10 +187,10 @@ class SlurmEngine:
     def _syncer_body(self, part: JobPart) -> str:
         command = command_line(part.argv, numbered("0"))
         told = word(str(self._run / "syncer.json"), {})
-        shards = f"atoll-{self._job.name}-shard"
-        end_shards = f'touch "$stopping"; scancel --quiet --batch --signal=TERM --name={shards}; '
-        end_shards = end_shards if self._job.shards.count else ""
-        give_up = f'echo "its syncer ended with status $code" > {self._failed_file()}; {end_shards}exit "$code"'
+        others = [self._name(part) for part in self._parts() if part.role in ("shard", "relay")]
+        ends = "".join(f"scancel --quiet --batch --signal=TERM --name={name}; " for name in others)
+        end_others = f'touch "$stopping"; {ends}' if others else ""
+        give_up = f'echo "its syncer ended with status $code" > {self._failed_file()}; {end_others}exit "$code"'
         return (
             'taken() { told=1; how=KILL; [ ! -e "$stopping" ] || how=TERM; kill -$how $child; }\n'
             "trap taken TERM USR1\n"
@@ -188,14 +199,22 @@ class SlurmEngine:
             f'[ "$code" -eq 0 ] || [ -n "$told" ] || [ -s {told} ] || {{ {give_up}; }}\n'
             f'[ "$code" -eq 0 ] || [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || told=1\n'
             'if [ -n "$told" ] && [ ! -e "$stopping" ]; then scontrol requeue "$SLURM_JOB_ID"; exit "$code"; fi\n'
-            f'{end_shards}exit "$code"\n'
+            f'{end_others}exit "$code"\n'
         )
 
-    def _shard_body(self, part: JobPart) -> str:
-        """A shard ends by SIGTERM with everything on disk, and goes on from there: it needs the same node, whose name
-        syncer and learners know it by. It outlives the run until the syncer has the model."""
+    def _await_syncer(self) -> str:
+        """Shell lines that wait until the syncer has said where it is, if that is not known before."""
+        if self._places.syncer != f"@{self._run}/syncer.json":
+            return ""
+        told = word(str(self._run / "syncer.json"), {})
+        return AWAIT_SYNCER.format(told=told, failed=self._failed_file(), most=SYNCER_WAIT_S_MAX)
+
+    def _served_body(self, part: JobPart) -> str:
+        """A shard ends by SIGTERM with everything on disk, and goes on from there. It and a relay need the same node,
+        whose name the others know them by. They outlive the run until the syncer has the model."""
+        number = "$SLURM_JOB_ID" if part.is_alone else "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
         return (
-            'self="${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"\n'
+            f'self="{number}"\n{self._await_syncer() if part.role == "relay" else ""}'
             f"run_child {command_line(part.argv, numbered('${SLURM_ARRAY_TASK_ID:-0}'))}\n"
             'if [ -e "$stopping" ]; then exit "$code"; fi\n'
             f'[ -z "$told" ] && [ "${{SLURM_RESTART_COUNT:-0}}" -ge {RESTARTS_MAX} ] || scontrol requeue "$self"\n'
@@ -210,7 +229,9 @@ class SlurmEngine:
                 f"job {self._job.name} is in the queue already ({alive[0].part}, Slurm job {alive[0].job}); see "
                 f"`atoll launch slurm status`, and stop it before it is submitted again"
             )
-        make_keys(self._job, learners_of(self._job), self._job.shards.hosts)
+        if (self._run / "state").exists():
+            self._say(goes_on(str(self._run)))
+        make_keys(self._job, learners_of(self._job), [*self._job.shards.hosts, *self._job.relays.hosts])
         for folder in (self._run, self._run / "logs", self._run / "leaving"):
             make_private_folder(folder)
         put_files(self._job, self._run / "files")
@@ -228,10 +249,16 @@ class SlurmEngine:
         for entry in sorted(self._queue(), key=lambda entry: (entry.alive, entry.number)):  # what counts comes last
             one = self._state(entry)
             latest[one.name] = one
-        missing = [PartState(name, "missing") for name in names_of(self._job) if name not in latest]
+        missing = [self._forgotten(name) for name in names_of(self._job) if name not in latest]
         return sorted([*latest.values(), *missing], key=lambda one: _order(one.name))
 
+    def _forgotten(self, name: str) -> PartState:
+        """Slurm forgets a job some minutes after its end. The run folder says whether that was the end of the run."""
+        ended = how_it_ended(RunFolder(self._run))
+        return PartState(name, "missing") if ended is None else PartState(name, "ended", detail=f"run: {ended.reason}")
+
     def scale(self, counts: Mapping[str, int]) -> None:
+        syncer_must_run(self.status(), self._job)
         for name, count in counts.items():
             part = next(part for part in self._parts() if part.name == name and part.role == "island")
             here = {entry.index: entry for entry in self._queue() if entry.alive and entry.part == name}
@@ -248,7 +275,9 @@ class SlurmEngine:
         (self._run / "stopping").touch()
         for role in STOP_ORDER:
             going = [entry for entry in self._queue() if entry.alive and self._part(entry.part).role == role]
-            (self._tell if role == "syncer" else self._leave)(going)
+            self._leave(going)
+            if role == "syncer" and any(entry.state == "PENDING" for entry in going):
+                self._say(f"the syncer waited in the queue; `atoll export {self._run} --to FILE` writes the model")
             self._wait_gone({entry.job for entry in going}, LEAVE_S_MAX)
         if rest := [entry.job for entry in self._queue() if entry.alive]:
             self._say(f"{', '.join(rest)} did not end in order and will be killed")
@@ -280,7 +309,7 @@ class SlurmEngine:
         number = ""
         for group, hosts in self._groups(part, indices):
             number = run_tool(words, stdin=self.script(part, group, hosts), remedy=REMEDY).strip()
-            which = "" if part.role == "syncer" else f" ({len(group)})"
+            which = "" if part.is_alone else f" ({len(group)})"
             self._say(f"{part.name}{which}: Slurm job {number}")
         return number
 
@@ -289,7 +318,7 @@ class SlurmEngine:
         islands that are to share more nodes than one has take them in turn."""
         chosen = list(range(part.count)) if indices is None else list(indices)
         places = [part.hosts[at : at + part.nodes] for at in range(0, len(part.hosts), part.nodes)]
-        if part.role == "syncer" or len(places) <= 1:
+        if part.is_alone or len(places) <= 1:
             return [(chosen, places[0] if places else ())]
         whole = [place for place in places if len(place) == part.nodes]
         turns = [([i for i in chosen if i % len(whole) == turn], place) for turn, place in enumerate(whole)]
@@ -297,7 +326,7 @@ class SlurmEngine:
 
     def _state(self, entry: QueueEntry) -> PartState:
         part, state = self._part(entry.part), _WORDS.get(entry.state, "failed")
-        detail = f"Slurm job {entry.job}, {entry.reason}"
+        detail = f"Slurm job {entry.job}" + (f", {entry.reason}" if entry.reason != NO_REASON else "")
         if state == "running" and part.role == "island" and not (self._run / "syncer.json").exists():
             detail += ", waits for the syncer"
         if state == "failed" and part.role == "syncer":

@@ -15,7 +15,17 @@ from atoll.engines.files import job_files
 from atoll.engines.job import LaunchJob, is_host
 from atoll.engines.keyring import keys_folder, make_keys, tls_name
 from atoll.engines.parts import JobPart, Places, filled, parts_of, settings_text
-from atoll.engines.protocol import LOG_LINES, STOP_ORDER, PartState, Say, checked_part, learners_of, role_of
+from atoll.engines.protocol import (
+    LOG_LINES,
+    STOP_ORDER,
+    PartState,
+    Say,
+    checked_part,
+    goes_on,
+    learners_of,
+    role_of,
+    syncer_must_run,
+)
 from atoll.engines.shell import RUN_CHILD, command_line, exports, numbered, this_python
 from atoll.engines.tools import run_tool
 from atoll.errors import ConfigError, LaunchError
@@ -47,8 +57,11 @@ echo "$code" > "$folder/parts/$part.ended"
 """There is no engine on a host that would start a process again, so its shell does."""
 
 MARKED = """
+here=$(cd "$folder" 2>/dev/null && pwd -P)
 marked() {  # processes of this part that are alive: they carry its mark, whatever session they are in
+  # Another job of the same name, of another folder or engine, is not ours.
   for file in $(grep -lzxF "ATOLL_PART=$1" /proc/[0-9]*/environ 2>/dev/null); do
+    grep -qzxF "ATOLL_PART_FOLDER=$here" "$file" 2>/dev/null || continue
     pid=${file#/proc/}; pid=${pid%/environ}
     case $(sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null) in Z*|X*|"") ;; *) echo "$pid" ;; esac
   done
@@ -106,6 +119,7 @@ class SshEngine:
             syncer=self._job.syncer.address or f"{self._host_of_syncer()}:{self._job.syncer.port}",
             tls_name=tls_name(self._job),
             shards=self._job.shards.addresses(),
+            relays=self._job.relays.reached(),
         )
         return parts_of(self._job, places)
 
@@ -154,7 +168,10 @@ class SshEngine:
         if alive := [one.name for one in self.status() if one.state == "running"]:
             raise LaunchError(f"{', '.join(alive)} of job {self._job.name} run already; stop the job first")
         seats = self._seats()
-        make_keys(self._job, learners_of(self._job), [self._host_of_syncer(), *self._job.shards.hosts])
+        if self._on(self._host_of_syncer(), '[ ! -e "$folder/run/state" ] || echo yes\n').strip():
+            self._say(goes_on(f"{self._folder}/run on {self._host_of_syncer()}"))
+        others = [*self._job.shards.hosts, *self._job.relays.hosts]
+        make_keys(self._job, learners_of(self._job), [self._host_of_syncer(), *others])
         self._start(seats)
 
     def status(self) -> list[PartState]:
@@ -178,7 +195,9 @@ class SshEngine:
         return sorted([*found.values(), *missing], key=lambda one: (order.get(one.name, len(order)), one.name))
 
     def scale(self, counts: Mapping[str, int]) -> None:
-        before = {one.name: one for one in self.status() if one.state == "running"}
+        seen = self.status()
+        syncer_must_run(seen, self._job)
+        before = {one.name: one for one in seen if one.state == "running"}
         wanted = SshEngine(self._job.scaled(counts), self._say)
         names = [name for name in wanted._seats() if name.rpartition("-")[0] in counts]
         going = [one for one in before.values() if one.name.rpartition("-")[0] in counts and one.name not in names]
@@ -270,7 +289,9 @@ LOGS = "run/logs"
 FOLDERS = ("parts", LOGS, "files", "keys/tokens")
 START = """
 cd "$folder" || exit 1
-ATOLL_PART="$job/%NAME%" setsid nohup sh "parts/%NAME%.sh" >> "run/logs/%NAME%.log" 2>&1 < /dev/null &
+here=$(pwd -P)
+ATOLL_PART="$job/%NAME%" ATOLL_PART_FOLDER="$here" \\
+  setsid nohup sh "parts/%NAME%.sh" >> "run/logs/%NAME%.log" 2>&1 < /dev/null &
 # Until its shell is there: whoever starts next must see what it has.
 times=0
 while [ -z "$(cd; keeper %NAME%)" ] && [ "$times" -lt 50 ]; do times=$((times + 1)); sleep 0.1; done

@@ -23,6 +23,7 @@ from typing import Any
 
 from atoll.errors import AtollError
 from atoll.launch.builds import compare_builds
+from atoll.observe import bits_text
 from atoll.wire import ClientOptions, LinkSpeed, certificate_until, fetch_status, find_cause, probe_link
 
 FILES_MIN = 4096
@@ -164,8 +165,8 @@ def check_syncer(
         text, _, remedy = str(error).rpartition("; ")
         yield Finding("status", BAD, text or str(error), remedy if text else "give the run's token (--token-file)")
         return
-    down = f"{_bits(link.down_bytes_s)} down" if link.down_bytes_s else "down not told: the syncer is older"
-    text = f"round trip {1000 * link.round_trip_s:.1f} ms, at least {_bits(link.up_bytes_s)} up, {down}"
+    down = f"{bits_text(link.down_bytes_s)} down" if link.down_bytes_s else "down not told: the syncer is older"
+    text = f"round trip {1000 * link.round_trip_s:.1f} ms, at least {bits_text(link.up_bytes_s)} up, {down}"
     slow = 0 < min(link.up_bytes_s, link.down_bytes_s or link.up_bytes_s) < LINK_THIN_BYTES_S
     yield Finding("link", WARN if slow else GOOD, text, "`atoll plan` says what a run needs of it" if slow else "")
     if offset_s is not None:
@@ -204,10 +205,6 @@ def _shards(
         except AtollError as error:
             text, _, remedy = str(error).rpartition("; ")
             yield Finding(name, BAD, text or str(error), remedy if text else "open its port for this machine")
-
-
-def _bits(bytes_s: float) -> str:
-    return f"{8 * bytes_s / 1e6:.3g} Mbit/s"
 
 
 def _run(answer: dict[str, Any]) -> Iterator[Finding]:

@@ -36,7 +36,7 @@ class Runs:
         self._only = folder.path.resolve().name if folder is not None else target
         if folder is not None:
             self._folder = folder
-            self._watched[self._only] = WatchedRun(self._only, FolderFeed(folder.path, self._places(folder)))
+            self._watched[self._only] = WatchedRun(self._only, self._feed(folder))
         else:
             where = options.syncer or find_syncer(target).options
             self._watched[self._only] = WatchedRun(self._only, StatusFeed(where))
@@ -51,7 +51,7 @@ class Runs:
         with self._lock:
             if name not in self._watched and name in self.names() and self._parent is not None:
                 folder = RunFolder(self._parent / name)
-                self._watched[name] = WatchedRun(name, FolderFeed(folder.path, self._places(folder)))
+                self._watched[name] = WatchedRun(name, self._feed(folder))
             return self._watched.get(name)
 
     def folder(self, name: str) -> RunFolder | None:
@@ -64,8 +64,9 @@ class Runs:
         for run in self._watched.values():
             run.close()
 
-    def _places(self, folder: RunFolder) -> SyncerPlaces:
-        return SyncerPlaces(lambda: self._options.syncer or find_syncer(str(folder.path)).options)
+    def _feed(self, folder: RunFolder) -> FolderFeed:
+        places = SyncerPlaces(lambda: self._options.syncer or find_syncer(str(folder.path)).options)
+        return FolderFeed(folder.path, places, lambda: places.parts)
 
 
 def log_tail(folder: RunFolder, learner: str) -> bytes | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable
@@ -60,8 +61,15 @@ class RunningPage:
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM."""
+        quiet = logging.getLogger("uvicorn.error")
+        quiet.addFilter(self._is_news)
         self._server.run(sockets=[self._socket])
+        quiet.removeFilter(self._is_news)
         self._runs.close()
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Requests that are cut off by the end of the page are no errors that anybody must read of."""
+        return not self._server.should_exit
 
     def start(self) -> None:
         """Serve on a thread, until `stop`."""

@@ -12,9 +12,10 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from atoll.dash import bytes_text
 from atoll.errors import AtollError
 from atoll.observe import Event, events
 from atoll.wire import ClientOptions, fetch_status
@@ -24,6 +25,9 @@ ASK_S = 2.0
 PLACES_S = 10.0
 """Learners do not move often."""
 SOURCE = "status"
+PARTS_MAX = 200
+"""Shards, relays and a standby that are listed."""
+NAMES_MAX = 12
 
 Stamped = tuple[int, str, Event]
 
@@ -37,6 +41,7 @@ class StatusFeed:
         self._asked_s = -math.inf
         self._before: tuple[int, dict[str, Any]] | None = None
         self._places: dict[str, str] = {}
+        self._parts: list[list[str]] = []
         self._warned_s = 0.0
         self.trouble = ""
 
@@ -51,7 +56,7 @@ class StatusFeed:
             return
         self.trouble = ""
         now_ns = time.time_ns()
-        self._places = places_in(answer)
+        self._places, self._parts = places_in(answer), parts_in(answer)
         then_ns, before = self._before or (now_ns, {})
         for age_s, event in _rounds(answer, before):
             yield max(then_ns, now_ns - int(age_s * 1e9)), SOURCE, event
@@ -64,6 +69,9 @@ class StatusFeed:
 
     def places(self) -> dict[str, str]:
         return self._places
+
+    def parts(self) -> list[list[str]]:
+        return self._parts
 
     def _news(self, now_ns: int, answer: Mapping[str, Any]) -> Iterator[Event]:
         then_ns, before = self._before or (now_ns, {})
@@ -194,18 +202,49 @@ def places_in(answer: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def parts_in(answer: Mapping[str, Any]) -> list[list[str]]:
+    """What else belongs to the run: [what it is, where, what it has, its state], in people's words."""
+    shards = [
+        [f"shard {number}", str(one.get("address")), _fragments(one.get("fragments") or ()), _state(one.get("away"))]
+        for number, one in enumerate(answer.get("shards", ()))
+    ]
+    relays = [
+        ["relay", str(one.get("from")), _listed("learners", [str(name) for name in one.get("learners", ())]), "merges"]
+        for one in answer.get("relays", ())
+    ]
+    standby: Mapping[str, Any] = answer.get("standby") or {}
+    has = f"{int(standby.get('commits', 0)):,} commits, {bytes_text(int(standby.get('bytes', 0)))} sent"
+    place = [["standby", str(standby["address"]), has, _state(standby.get("away"))]] if standby else []
+    return (shards + relays + place)[:PARTS_MAX]
+
+
+def _fragments(owned: Sequence[Any]) -> str:
+    return _listed("fragments", [str(fragment) for fragment in owned])
+
+
+def _listed(what: str, names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f"{what} {', '.join(names[:NAMES_MAX])}{more}" if names else f"no {what} yet"
+
+
+def _state(away: Any) -> str:
+    return f"away: {away}" if away else "serves"
+
+
 def ask_status(options: ClientOptions) -> dict[str, Any]:
     return asyncio.run(fetch_status(options))
 
 
 class SyncerPlaces:
-    """From where the learners of a run folder come: its syncer is asked now and then, if it is there. Nobody waits for
-    the answer."""
+    """From where the learners of a run folder come, and what else belongs to the run: its syncer is asked now and then,
+    if it is there. Nobody waits for the answer."""
 
     def __init__(self, where: Callable[[], ClientOptions]) -> None:
         self._where = where
         self._asked_s = -math.inf
         self._known: dict[str, str] = {}
+        self.parts: list[list[str]] = []
+        """As of the last answer; nothing while the syncer is away."""
         self._thread: threading.Thread | None = None
 
     def __call__(self) -> dict[str, str]:
@@ -217,5 +256,8 @@ class SyncerPlaces:
         return self._known
 
     def _ask(self) -> None:
-        with contextlib.suppress(AtollError, OSError):  # it is away, or the run is over: what was known stays
-            self._known = places_in(ask_status(self._where()))
+        found: list[list[str]] = []
+        with contextlib.suppress(AtollError, OSError):  # it is away, or the run is over: where learners were stays
+            answer = ask_status(self._where())
+            self._known, found = places_in(answer), parts_in(answer)
+        self.parts = found

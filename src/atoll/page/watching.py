@@ -50,14 +50,20 @@ class RunFeed(Protocol):
     def places(self) -> dict[str, str]:
         """From where each learner comes, as far as that is known."""
 
+    def parts(self) -> list[list[str]]:
+        """Shards, relays and a standby, as far as the syncer tells of them."""
+
 
 class FolderFeed:
     """The event files of a run folder."""
 
-    def __init__(self, folder: Path, places: Callable[[], dict[str, str]] = dict) -> None:
+    def __init__(
+        self, folder: Path, places: Callable[[], dict[str, str]] = dict, parts: Callable[[], list[list[str]]] = list
+    ) -> None:
         self._folder = folder
         self._tail = Tail(folder)
         self._places = places
+        self._parts = parts
         self.trouble = ""
 
     def poll(self) -> Iterable[Stamped]:
@@ -71,6 +77,9 @@ class FolderFeed:
 
     def places(self) -> dict[str, str]:
         return self._places()
+
+    def parts(self) -> list[list[str]]:
+        return self._parts()
 
 
 class WatchedRun:
@@ -172,6 +181,7 @@ class WatchedRun:
                 "log": log_lines(self._state),
                 "log_count": self._state.log_count,
                 "places": self._feed.places(),
+                "parts": self._feed.parts(),
                 "sites": {one.learner: one.site for one in self._state.learners.values() if one.site},
                 "number": self.tick_number,
             }

@@ -37,6 +37,7 @@ def look_in(shell: SyncerShell) -> dict[str, Any]:
         "durability": shell.keeper.level,
         "degraded": shell.keeper.degraded,
         "standby": shell.keeper.replica.status() if shell.keeper.replica is not None else {},
+        "relays": shell.platform.relays.status(),
         "recording": shell.keeper.recorder.status(),
         "recovered_from": machine.recovered_from,
         "waits": machine.waits or machine.stalled,

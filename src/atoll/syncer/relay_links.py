@@ -62,6 +62,8 @@ class RelayLinks:
         self._driver = driver
         self._model = model
         self._at: dict[ContributionId, ShardPeer] = {}
+        self._by_way_of: dict[str, ShardPeer] = {}
+        """The relay that last offered something of a learner."""
         self.refusal: Callable[[], str] = lambda: ""
         """Why contributions may not be merged at a site; empty: they may."""
         self.came: Callable[[str, int], None] = lambda learner, size: None
@@ -72,7 +74,8 @@ class RelayLinks:
         """What others are told who attach here: coordinators and primaries with a wrong address."""
         self.bytes_up = 0
         """Payload bytes that came from relays."""
-        self._peers: set[ShardPeer] = set()
+        self._peers: list[ShardPeer] = []
+        """Relays that merge, while their links are up."""
         self._failures = 0
         """How often a relay that was there did not send what it had offered."""
 
@@ -103,10 +106,10 @@ class RelayLinks:
             raise RefusedError(Refusal.NOT_ALLOWED, refusal)
         if self._failures >= FAILURES_MAX:
             raise RefusedError(Refusal.NOT_ALLOWED, FAILED_TOO_OFTEN)
-        self._peers = {one for one in self._peers if not one.closed}
+        self._peers = [one for one in self._peers if not one.closed]
         if len(self._peers) >= RELAYS_MAX:
             raise RefusedError(Refusal.BUSY, f"{RELAYS_MAX} relays are linked already; let this one pass on")
-        self._peers.add(peer)
+        self._peers.append(peer)
         return {}
 
     def _failed(self, peer: ShardPeer, why: str) -> None:
@@ -126,12 +129,25 @@ class RelayLinks:
         if header.kind is not PushKind.CONTRIBUTION:
             raise RefusedError(Refusal.BAD_REQUEST, f"a {header.kind} cannot wait at a relay; push it")
         self.came(header.learner, header.size)
+        self._by_way_of[header.learner] = peer
         identity = ContributionId(header.learner, header.generation, header.fragment, header.seq)
         finite = bool(values.get("finite")) and 0.0 <= norm < math.inf
         reply = self._driver.complete_push(header, AtRelay(peer, norm), finite=finite, norm=norm if finite else 0.0)
         if reply.accepted:
             self._at[identity] = peer
         return asdict(reply)
+
+    def status(self) -> list[dict[str, object]]:
+        """Relays that merge for their learners. One that only passes things on cannot be told from the learners."""
+        return [
+            {
+                "from": peer.origin,
+                "learners": sorted(learner for learner, way in self._by_way_of.items() if way is peer),
+                "held": sum(way is peer for way in self._at.values()),
+            }
+            for peer in self._peers
+            if not peer.closed
+        ]
 
     def forget(self, identity: ContributionId) -> None:
         peer = self._at.pop(identity, None)

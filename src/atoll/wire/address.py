@@ -31,10 +31,11 @@ def split_address(address: str) -> tuple[str, int]:
 
 def split_addresses(addresses: str) -> tuple[str, ...]:
     """ "a:7077,b:7077" -> ("a:7077", "b:7077"): where a syncer may be, in the order in which they are tried. "@FILE" is
-    whatever the file says now: RUN/syncer.json, which a syncer writes, or a line of addresses."""
-    if is_told_by_file(addresses):
-        addresses = _told(Path(addresses[1:]).expanduser())
-    places = tuple(place.strip() for place in addresses.split(","))
+    whatever the file says now: RUN/syncer.json, which a syncer writes, or a line of addresses. It may come last:
+    "relay:7079,@FILE"."""
+    fixed, _, file = f",{addresses}".partition(",@")
+    named = [fixed.strip(","), _told(Path(file).expanduser())] if file else [addresses]
+    places = tuple(place.strip() for text in named if text for place in text.split(","))
     if len(places) > ADDRESSES_MAX:
         raise ConfigError(f"{len(places)} addresses of one syncer; give at most {ADDRESSES_MAX}")
     for place in places:
@@ -45,7 +46,7 @@ def split_addresses(addresses: str) -> tuple[str, ...]:
 
 def is_told_by_file(addresses: str) -> bool:
     """True for "@FILE": a syncer that an engine may start anywhere is not known in advance."""
-    return addresses.startswith("@")
+    return ",@" in f",{addresses}"
 
 
 def _told(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -246,6 +247,7 @@ PIECES_SINCE = 3
 """The protocol from which on a syncer takes a large Hello in pieces, and only so."""
 SYNCER_ENDED = "the syncer ended the session"
 """Why a session is down that the syncer closed in order."""
+RELAY_BACK = "the relay is back"
 TOKEN_TRIES = 5
 """A token that was right before and is refused in as many sessions in a row is wrong; less may be damage on the way."""
 REFUSED_FOR_NOW = frozenset({m.Refusal.BUSY, m.Refusal.STALE_EPOCH})
@@ -259,19 +261,28 @@ async def run_sessions(
     `stop` (a Leave) still goes out, within FLUSH_S.
 
     Of several addresses each is tried in turn; `found` hears where the syncer answered, before the handler does. A
-    session that breaks is first sought again where it was: a syncer is restarted more often than it is moved.
+    session that breaks is first sought again where it was: a syncer is restarted more often than it is moved. Whoever
+    had to go past a relay that comes first in the list goes back to it when it answers.
 
     Each session speaks the newest protocol that both sides know. Raises RefusedError or FencedError when the syncer
     says no (to all protocols, if that is why): trying again would not help.
     """
     backoff = Backoff()
     token_right, refusals, failures = False, 0, 0
+    look_s = limits.RELAY_LOOK_S
     places = deque(options.places())
+    first = places[0]
     stopped = asyncio.create_task(stop.wait())
     try:
         while not stop.is_set():
             began = time.monotonic()
-            opened, refused = await _one_session(places[0], handler, stopped, found)
+            past = first in places and places[0] != first
+            returns = asyncio.create_task(_relay_is_back(first, look_s) if past else asyncio.Event().wait())
+            opened, refused = await _one_session(places[0], handler, stopped, found, returns)
+            if returns.done():
+                places.rotate(-places.index(first))
+                look_s = min(2 * look_s, limits.RELAY_LOOK_S_MAX)
+            returns.cancel()
             token_right = token_right or opened
             failures = 0 if opened else failures + 1
             if not opened:
@@ -283,6 +294,7 @@ async def run_sessions(
             # A session that lived for a while was a good one; one that ended at once must not be retried in a hurry.
             if time.monotonic() - began > limits.BACKOFF_S_MAX:
                 backoff.reset()
+                look_s = look_s if past else limits.RELAY_LOOK_S
             # Waits grow from one round over all places to the next: a moved syncer is found as soon as a restarted one.
             wait_s = limits.BACKOFF_S_MIN if failures % len(places) else backoff.next_s()
             await asyncio.wait({stopped}, timeout=wait_s)
@@ -301,16 +313,34 @@ def _told_anew(options: ClientOptions, places: deque[ClientOptions]) -> deque[Cl
     return places if set(now) == set(places) else deque(now)
 
 
+async def _relay_is_back(first: ClientOptions, look_s: float) -> bool:
+    """Returns when the relay that comes first in the list answers. If it is a syncer, nobody goes back to it: whoever
+    serves the run by then is the newer one."""
+    answer: dict[str, Any] = {}
+    while not answer:
+        await asyncio.sleep(look_s)
+        with contextlib.suppress(AtollError):
+            answer = await fetch_status(first)
+    if not answer.get("relay"):
+        await asyncio.Event().wait()
+    return True
+
+
 async def _one_session(
-    options: ClientOptions, handler: SessionHandler, stopped: asyncio.Task[bool], found: Found | None
+    options: ClientOptions,
+    handler: SessionHandler,
+    stopped: asyncio.Task[bool],
+    found: Found | None,
+    returns: asyncio.Task[bool],
 ) -> tuple[bool, RefusedError | None]:
-    """One attempt to connect and, if it succeeds, the session until it ends or we are asked to stop. Gives whether it
-    succeeded, and a refusal that trying again would not help."""
+    """One attempt to connect and, if it succeeds, the session until it ends, we are asked to stop, or there is a better
+    place. Gives whether it succeeded, and a refusal that trying again would not help."""
     reason, refused = "asked to stop", None
     async with ControlClient(options) as client:
         listening = asyncio.create_task(_listen(client, handler, found))
         try:
-            await asyncio.wait({listening, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({listening, stopped, returns}, return_when=asyncio.FIRST_COMPLETED)
+            reason = RELAY_BACK if returns.done() else reason
             if not listening.done() and client.is_open:
                 await client.finish()
                 await asyncio.wait({listening}, timeout=limits.FLUSH_S)

@@ -214,3 +214,9 @@ one: the joiner needs 134 s for a piece (8 MiB) at that rate."""
 FETCH_WAIT_S = 60.0
 """Longest that a service may take to begin with a piece of inner state that has not come in yet. A donor on a link
 thinner than 1.2 Mbit/s takes longer for a piece: the service then refuses as busy, and the joiner asks again."""
+
+RELAY_LOOK_S = 20.0
+"""How often a learner that had to go past its relay looks whether that is back: a restart takes some seconds, and until
+then the site's link carries its bytes on their own."""
+RELAY_LOOK_S_MAX = 640.0
+"""The same, where returns did not last."""

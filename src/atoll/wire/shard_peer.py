@@ -90,6 +90,8 @@ class ShardPeer:
         self._incoming: dict[tuple[int, int], _Incoming] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last = NOTICE
+        self.origin = ""
+        """From where the other side came, if it was the one that opened the link."""
         self.closed = ""
         """Why nothing more goes through; empty while the link is up."""
         self._refusal: RefusedError | None = None
@@ -299,6 +301,7 @@ def attach_handler(answering: Callable[[ShardPeer], Answering]) -> Callable[[Any
             return await answers(method, values, data)
 
         peer = ShardPeer(context.read, context.write, answer)
+        peer.origin = context.peer().partition(":")[2]
         answers = answering(peer)
         await peer.run()
 

@@ -83,6 +83,8 @@
     $("progress").style.width = head.budget ? `${Math.min(100, (100 * head.tokens) / head.budget)}%` : "0";
     const tones = { up: "good", down: "bad", silent: "warn", stopped: "" };
     const words = { up: `syncer up, epoch ${head.epoch}`, down: "syncer down, learners train on", silent: "syncer silent", stopped: "syncer stopped" };
+    $("report").hidden = !head.over;
+    $("report").href = api("report");
     if (head.over) pill("syncer", `run over: ${head.over}`, "");
     else pill("syncer", words[head.syncer] || "no syncer", tones[head.syncer] || "");
     const alerts = [head.trouble, head.lapse && `durability ${head.durability}: ${head.lapse}`, head.waits_for && `waits for learners: ${head.joined} of ${head.waits_for} joined`];
@@ -99,6 +101,7 @@
     showVersions(run);
     showDecisions(run);
     showData(run);
+    showParts(run);
     showLog();
     showRows();
     showSyncer(run);
@@ -130,6 +133,12 @@
     if (!run.data.length) return $("data").replaceChildren();
     const rows = run.data.map((one) => [one.stream, one.chunks ? `${one.done} of ${one.chunks}` : String(one.done), String(one.in_hand), String(one.pool), String(one.reissued), String(one.repeated)]);
     $("data").replaceChildren(el("h3", {}, "Data leases"), Atoll.table(["stream", "chunks done", "in hand", "handed back", "issued again", "done twice"], rows, [1, 2, 3, 4, 5]));
+  }
+
+  function showParts(run) {
+    $("parts-card").hidden = !run.parts.length;
+    $("parts").replaceChildren(Atoll.table(["part", "where", "what it has", "state"], run.parts, []));
+    for (const cell of document.querySelectorAll("#parts td:last-child")) cell.className = cell.textContent.startsWith("away") ? "bad" : "good";
   }
 
   function showLog() {
@@ -229,6 +238,7 @@
     set(parts.restarts, String(row.restarts));
     set(parts.bytes, row.up || row.down ? `${bytes(row.up)} / ${bytes(row.down)}` : "-");
     set(parts.host, host(row.learner));
+    parts.name.style.borderLeftColor = hueOf(row.learner);
     draw(node, row.learner);
   }
 
@@ -243,6 +253,12 @@
     for (const one of row.members) states.set(one.state, (states.get(one.state) || 0) + 1);
     node.children[0].textContent = `${S.closed.has(row.fold) ? "▸" : "▾"} ${row.fold}`;
     node.children[1].textContent = `${[...states].map(([state, times]) => `${times} ${state}`).join(", ")} · ${count(rate)} tok/s`;
+  }
+
+  // The colour of its curves, where they can be told apart.
+  function hueOf(learner) {
+    const drawn = (S.whole?.loss.trains || []).map((one) => one.learner), i = drawn.indexOf(learner);
+    return i >= 0 && drawn.length <= Atoll.HUES ? Atoll.hue(i) : "transparent";
   }
 
   const seconds = () => Math.max(S.whole?.seconds || 0, S.elapsed, 1);
@@ -287,9 +303,11 @@
     for (const x of ["tokens", "time"]) {
       Atoll.chart($(`compare-${x}`), runs.map((run, i) => ({ label: run.name, color: Atoll.hue(i), width: 2, data: run.loss[x] })), { x, legend: true, range: spanOf(runs) });
     }
-    const heads = ["run", ...runs[0]?.tiles.map(([, name]) => name) || []];
+    // Runs have different figures (one without a published loss, say): each goes under its own name.
+    const names_ = [...new Set(runs.flatMap((run) => run.tiles.map(([, name]) => name)))], heads = ["run", ...names_];
+    const figures = (run) => { const by = new Map(run.tiles.map(([value, name]) => [name, value])); return names_.map((name) => by.get(name) ?? "-"); };
     $("compare-table").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((h) => el("th", {}, h)))), el("tbody", {}, ...runs.map((run, i) =>
-      el("tr", {}, el("td", {}, el("i", { style: { background: Atoll.hue(i) } }), el("a", { href: `?run=${encodeURIComponent(run.name)}` }, run.name)), ...run.tiles.map(([value]) => el("td", {}, value)))))));
+      el("tr", {}, el("td", {}, el("i", { style: { background: Atoll.hue(i) } }), el("a", { href: `?run=${encodeURIComponent(run.name)}` }, run.name)), ...figures(run).map((value) => el("td", {}, value)))))));
   }
   function spanOf(runs) {
     const found = runs.filter((run) => run.loss.tokens[0].length).map((run) => run.loss.range);

@@ -281,5 +281,5 @@ const Atoll = (() => {
     for (const node of root.querySelectorAll("[data-piece]")) PIECES[node.dataset.piece]?.(node, run);
   }
 
-  return { render, el, css, hue, chart, table, drawLane, laneCanvas, tipOf, syncerAsLane, axisRow, stack, count, bytes, clock, span, PIECES };
+  return { HUES, render, el, css, hue, chart, table, drawLane, laneCanvas, tipOf, syncerAsLane, axisRow, stack, count, bytes, clock, span, PIECES };
 })();
