@@ -3,6 +3,7 @@ from .adaptive import AdaptiveController, RunMeasured
 from .arrayless import ArraylessHost, checksum_of
 from .assignment import assign, reassign
 from .beginning import EPOCHS_SKIPPED, Begin
+from .codec_ladder import DENSE, ladder_down
 from .config import (
     ADAPTIVES,
     CODECS,
@@ -157,6 +158,7 @@ __all__ = [
     "CLOSE_TIMEOUT_NS",
     "CODECS",
     "CORRECTIONS",
+    "DENSE",
     "EARLIER_DEFAULTS",
     "EPOCHS_SKIPPED",
     "EPOCH_KEY",
@@ -300,6 +302,7 @@ __all__ = [
     "elements_of",
     "fragments_for",
     "grace_ns",
+    "ladder_down",
     "meant",
     "messages",
     "moving_average",

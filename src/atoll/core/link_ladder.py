@@ -13,8 +13,8 @@ from atoll.core.codec_ladder import Rung
 from atoll.core.config import SECOND_NS
 from atoll.core.link_use import LinkMeasured
 
-BUSY_HIGH = 0.8
-"""A link that is in use for a larger share of the time has no room for a bad minute."""
+BUSY_HIGH = 0.93
+"""A link that is in use for a larger share of the time does not carry what is wanted of it."""
 BUSY_LOW = 0.4
 """And it may send more if it would then be in use for less than this share."""
 ANSWER_NS_MIN = 20_000_000
@@ -44,6 +44,8 @@ class LinkPlace:
     """Since then."""
     in_vain_ns: int = -(2**63)
     """Until when fewer bits are not tried: they did not help."""
+    floor: int = -1
+    """The rung with the fewest bits that it may take now; -1: the last one."""
     busy: bool = False
     each_ns: float = 0.0
     """What an answer took in the last window in which there was one."""
@@ -56,9 +58,23 @@ class LinkPlace:
         """Of that rung, as a share of the present one's."""
         return self.ladder[rung][1] / self.ladder[self.rung][1]
 
+    @property
+    def lowest(self) -> int:
+        last = len(self.ladder) - 1
+        return last if self.floor < 0 else max(self.rung, min(self.floor, last))
+
+    @property
+    def foreseen_ns(self) -> float:
+        """What an answer should take after the last step down, while it is not known what it does."""
+        return self.before_ns / self.bits(self.came_from)
+
+    def share(self, rung: int, every_ns: float) -> float:
+        """Of the time that there is for an answer, what one would take on that rung; 0: nothing is known."""
+        return self.each_ns * self.bits(rung) / every_ns
+
     def thin(self, now_ns: int) -> bool:
         """It is busy, and may still send less, or does not know yet what that brought."""
-        return self.busy and (self.before_ns > 0.0 or (now_ns >= self.in_vain_ns and self.rung + 1 < len(self.ladder)))
+        return self.busy and (self.before_ns > 0.0 or (now_ns >= self.in_vain_ns and self.rung < self.lowest))
 
     def moved(self, rung: int) -> None:
         """The next answers are encoded as this rung says."""
@@ -90,9 +106,9 @@ def _fewer(link: LinkPlace, measured: LinkMeasured, share: float, every_ns: floa
     if helped is False:
         link.in_vain_ns = now_ns + IN_VAIN_NS
         return link.came_from, f"fewer bits did not help: still {_takes(measured, every_ns)}"
-    if helped is None or now_ns < link.in_vain_ns or link.rung + 1 == len(link.ladder):
+    last = link.lowest
+    if helped is None or now_ns < link.in_vain_ns or link.rung == last:
         return link.rung, ""
-    last = len(link.ladder) - 1
     fits = (rung for rung in range(link.rung + 1, last) if share * link.bits(rung) <= BUSY_HIGH)
     return next(fits, last), _takes(measured, every_ns)
 

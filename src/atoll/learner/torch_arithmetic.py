@@ -93,7 +93,12 @@ class TorchArithmetic:
             return self._to_device(payload).view(torch.float32)
 
     def updated(self, theta: Tensor, codec: str | Codec, payload: U8) -> Tensor:
-        codec = get_codec(codec).name
+        named = get_codec(codec)
+        if named.name not in DEVICE_CODECS:
+            values = self.on_host(theta).copy()
+            named.decode_add(payload, values)
+            return self.loaded(values.view(np.uint8))
+        codec = named.name
         n, here = theta.numel(), DEVICE_CODECS[codec]
         if payload.nbytes != here.size(n):
             raise PayloadError(f"{codec} payload of {payload.nbytes} bytes, expected {here.size(n)} for {n} elements")
