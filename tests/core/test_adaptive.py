@@ -63,7 +63,7 @@ def test_a_thin_link_sends_fewer_bits_and_the_reason_names_the_numbers() -> None
     made = controller()
     (first,) = windows(made, 1, 0.95)
     assert (first.subject, first.what, first.before, first.after) == ("paris", "codec_up", "int4", "topk:3%")
-    assert first.reason == "it takes 712 ms for each answer, and one is wanted every 200"
+    assert first.reason == "it takes 712 ms for each answer, and there are 200 for it"
     assert made.codec("paris") == "topk:3%" and made.codec("rome") == "int4" and made.codec("lyon") == ""
 
 
@@ -360,7 +360,7 @@ def test_updates_that_most_fetch_too_slowly_have_fewer_bits_and_then_come_less_o
     slow = RunMeasured(1e8, 1e7, 1, adopt_ns=1.2e9)
     (first,) = made.look(WINDOW_NS_MIN, 30, slow, ALL)
     assert (first.subject, first.what, first.before, first.after) == ("run", "codec_down", "int4", "int2")
-    assert first.reason == "fetching a version takes 1,200 ms, and one is wanted every 800"
+    assert first.reason == "fetching a version takes 1,200 ms, and there are 800 for it"
     assert made.codec_down == "int2" and made.decided and made.row()["codec_down"] == "int2"
     slower = controller(fragments=1)
     slower.look(0, 0, CALM, ALL)

@@ -1,5 +1,5 @@
 from . import effects, messages, values
-from .adaptive import AdaptiveController, RunMeasured
+from .adaptive import AdaptiveController
 from .arrayless import ArraylessHost, checksum_of
 from .assignment import assign, reassign
 from .beginning import EPOCHS_SKIPPED, Begin
@@ -148,6 +148,7 @@ from .presets import SYNC_PRESETS, sync_preset
 from .ranks import numbers
 from .registry import Registry
 from .rounds import ContributionId, ContributionRecord, HandedOver
+from .run_rhythm import RunMeasured
 from .syncer_driver import LEFT, StoreOutcome, SyncerDriver, VersionToStore
 from .syncer_machine import SyncerMachine
 

@@ -17,6 +17,7 @@ Numbers that cannot be (a step of no length, NaN, a clock that jumps) lead to no
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from atoll.core.change_budget import ChangeBudget
@@ -42,6 +43,8 @@ WINDOW_NS_MIN = 3 * SECOND_NS
 WINDOW_NS_MAX = 600 * SECOND_NS
 """One that was longer was no measurement: the process was stopped, or its clock has jumped."""
 WINDOW_PERIODS = 2
+TIME_SHARE_MIN = 0.25
+"""Of the time between two answers that are wanted, what one has at least, however long the other way takes."""
 
 Place = tuple[str, LinkPlace, LinkMeasured]
 """A learner, where it is on the ladder, and what was measured of its link."""
@@ -192,7 +195,7 @@ class AdaptiveController:
         if not changes:
             placed = [self._place(*one) for one in measured]
             places = [place for place in placed if place is not None]
-            changes = self._judge_links(places, run, now_ns, clock)
+            changes = self._judge_links(places, run, any_update, now_ns, clock)
         return kept + changes
 
     def _uplink(self, learner: str, run: RunMeasured, now_ns: int) -> LinkMeasured | None:
@@ -214,22 +217,38 @@ class AdaptiveController:
 
     def _judge_down(self, run: RunMeasured, any_update: bool, now_ns: int, clock: int) -> list[Adapted]:
         """Updates that most fetch too slowly get fewer bits; and if they still would not fit, a longer period."""
-        down, every_ns = self._down, self.period * run.step_ns / run.fragments
+        down = self._down
         if not run.adopt_ns:
             return []
         down.floor = -1 if any_update else down.rung
+        uplinks = sorted(link.each_ns for link in self._of.values() if link.each_ns)
+        time_ns = self._time_ns(run, median(uplinks))
         measured = LinkMeasured(int(ANSWERS_MIN * run.adopt_ns), ANSWERS_MIN)
-        (rung, why), before, changes = next_rung(down, measured, every_ns, now_ns), down.rung, list[Adapted]()
+        (rung, why), before, changes = next_rung(down, measured, time_ns, now_ns), down.rung, list[Adapted]()
         if rung != before and self._budget.may("run", "codec_down", now_ns, more=rung < before):
-            why = _of_updates(why, rung > before, run.adopt_ns, every_ns)
-            changes.append(Adapted("run", "codec_down", down.codec, down.ladder[rung][0], why, clock))
-            run = RunMeasured(run.step_ns, run.round_ns, run.fragments, run.adopt_ns * down.bits(rung))
-            down.moved(rung)
-            self.adoptions.begin_anew()
+            changes.append(self._down_to(rung, _of_updates(why, rung > before, run.adopt_ns, time_ns), now_ns, clock))
+            if rung > before:  # what fewer bits should bring
+                run = replace(run, adopt_ns=run.adopt_ns / down.bits(before))
         if run.adopt_ns * run.fragments > FULL * self._has_ns(run):
             longer = self._longer(run, run.adopt_ns * run.fragments, now_ns, clock)
             changes += [longer] if longer is not None else []
         return changes
+
+    def _down_to(self, rung: int, why: str, now_ns: int, clock: int) -> Adapted:
+        """From now on uplinks show what they are worth: before, requests and answers waited behind updates."""
+        before = self._down.codec
+        self._down.moved(rung)
+        self.adoptions.begin_anew()
+        for learner, link in self._of.items():
+            self.links.begin_anew(learner, now_ns)
+            link.try_again()
+        return Adapted("run", "codec_down", before, self._down.codec, why, clock)
+
+    def _time_ns(self, run: RunMeasured, other_ns: float) -> float:
+        """For one way of a fragment: as often as one is wanted, and both ways within one period. A learner whose
+        contribution is not answered when the next one is due has half as many."""
+        every_ns = self._has_ns(run) / run.fragments
+        return max(TIME_SHARE_MIN * every_ns, min(every_ns, self._has_ns(run) - other_ns))
 
     # ------------------------------------------------------------ uplinks
 
@@ -248,28 +267,49 @@ class AdaptiveController:
         link.each_ns = measured.each_ns or link.each_ns
         return learner, link, measured
 
-    def _judge_links(self, places: Sequence[Place], run: RunMeasured, now_ns: int, clock: int) -> list[Adapted]:
-        every_ns = self.period * run.step_ns / run.fragments
-        self._set_floors(places, every_ns)
-        judged = [(place[1], self._judge(*place, every_ns, now_ns, clock)) for place in places]
+    def _judge_links(
+        self, places: Sequence[Place], run: RunMeasured, any_update: bool, now_ns: int, clock: int
+    ) -> list[Adapted]:
+        self._set_floors(places, self._has_ns(run) / run.fragments)
+        times = [self._time_ns(run, self.adoptions.of_ns(learner) - run.step_ns) for learner, _, _ in places]
+        judged = [
+            (place[1], self._judge(*place, time_ns, now_ns, clock))
+            for place, time_ns in zip(places, times, strict=True)
+        ]
         changes = [change for _, change in judged if change is not None]
         if changes and self._most_are_thin:
-            # Fewer bits alone will not do, and that is known already.
-            foreseen = [link.foreseen_ns for link, change in judged if change is not None and link.before_ns]
-            needs_ns = run.fragments * median(sorted(foreseen)) if foreseen else 0.0
-            change = self._longer(run, needs_ns, now_ns, clock) if needs_ns > FULL * self._has_ns(run) else None
-        else:
-            change = self._judge_run(run, now_ns, clock)
+            fewer = [link for link, change in judged if change is not None and link.before_ns]
+            return changes + self._all_are_thin(fewer, run, any_update, now_ns, clock)
+        change = self._judge_run(run, now_ns, clock)
         return [*changes, change] if change is not None else changes
 
+    def _all_are_thin(
+        self, fewer: Sequence[LinkPlace], run: RunMeasured, any_update: bool, now_ns: int, clock: int
+    ) -> list[Adapted]:
+        """What fewer bits for most uplinks will not do is known already, and downlinks mostly are no better."""
+        changes, down = list[Adapted](), self._down
+        needs_ns = run.fragments * median(sorted(link.foreseen_ns for link in fewer))
+        if fewer and any_update and not run.adopt_ns and down.rung + 1 < len(down.ladder):
+            if self._budget.may("run", "codec_down", now_ns, more=False):
+                changes.append(self._down_to(len(down.ladder) - 1, "most uplinks are thin", now_ns, clock))
+        if needs_ns > FULL * self._has_ns(run):
+            longer = self._longer(run, needs_ns, now_ns, clock)
+            changes += [longer] if longer is not None else []
+        return changes
+
     def _set_floors(self, places: Sequence[Place], every_ns: float) -> None:
-        """How few bits a link may have: where most are too thin for every value, the period grows first."""
-        dense = {learner: last_dense(link.ladder) for learner, link, _ in places}
-        thin = sum(link.share(dense[learner], every_ns) > BUSY_HIGH for learner, link, _ in places)
-        self._most_are_thin = 2 * thin > len(places)
+        """How few bits a link may have. Values are left out only where all of them do not fit; and where that is so for
+        most links, the period grows first."""
+        dense = [last_dense(link.ladder) for _, link, _ in places]
+        busy = sum(
+            link.share(min(link.rung, rung), every_ns) > BUSY_HIGH
+            for rung, (_, link, _) in zip(dense, places, strict=True)
+        )
+        self._most_are_thin = 2 * busy > len(places)
         spared = self._most_are_thin and self.period < self._period_most()
-        for learner, link, _ in places:
-            link.floor = dense[learner] if spared and link.ladder[0][1] >= DENSE_BITS_MIN else -1
+        for rung, (_, link, _) in zip(dense, places, strict=True):
+            fits = spared or link.share(rung, every_ns) <= BUSY_HIGH
+            link.floor = rung if fits and link.ladder[0][1] >= DENSE_BITS_MIN else -1
 
     def _period_most(self) -> int:
         """Up to where the period grows while links could still send fewer bits."""
@@ -278,10 +318,10 @@ class AdaptiveController:
         return max(self.period, min(most, self.config.period_max))
 
     def _judge(
-        self, learner: str, link: LinkPlace, measured: LinkMeasured, every_ns: float, now_ns: int, clock: int
+        self, learner: str, link: LinkPlace, measured: LinkMeasured, time_ns: float, now_ns: int, clock: int
     ) -> Adapted | None:
         before = link.codec
-        rung, why = next_rung(link, measured, every_ns, now_ns)
+        rung, why = next_rung(link, measured, time_ns, now_ns)
         if rung == link.rung or not self._budget.may(learner, "codec_up", now_ns, more=rung < link.rung):
             return None
         link.moved(rung)
@@ -356,9 +396,11 @@ class AdaptiveController:
         return Adapted("run", what, str(before), str(after), why, clock)
 
 
-def _of_updates(why: str, fewer: bool, adopt_ns: float, every_ns: float) -> str:
+def _of_updates(why: str, fewer: bool, adopt_ns: float, time_ns: float) -> str:
     """The reason for another codec of updates: that of a link, in the words of fetches."""
-    takes = f"takes {adopt_ns / 1e6:,.0f} ms, and one is wanted every {every_ns / 1e6:,.0f}"
+    takes = f"takes {adopt_ns / 1e6:,.0f} ms, and there are {time_ns / 1e6:,.0f} for it"
     if fewer:
         return f"fetching a version {takes}"
-    return f"fewer bits did not help: fetching a version still {takes}" if "not help" in why else f"downlinks: {why}"
+    if "did not help" in why:
+        return f"fewer bits did not help: fetching a version still {takes}"
+    return why.replace("its link has", "most downlinks have")

@@ -76,6 +76,10 @@ class LinkPlace:
         """It is busy, and may still send less, or does not know yet what that brought."""
         return self.busy and (self.before_ns > 0.0 or (now_ns >= self.in_vain_ns and self.rung < self.lowest))
 
+    def try_again(self) -> None:
+        """What was measured since the last step down does not count."""
+        self.busy_ns = self.answers = 0
+
     def moved(self, rung: int) -> None:
         """The next answers are encoded as this rung says."""
         fewer = rung > self.rung
@@ -83,34 +87,34 @@ class LinkPlace:
         self.rung, self.calm, self.busy_ns, self.answers = rung, 0, 0, 0
 
 
-def next_rung(link: LinkPlace, measured: LinkMeasured, every_ns: float, now_ns: int) -> tuple[int, str]:
-    """Where on the ladder a link belongs after this window, and why, if an answer is wanted every so often. Changes
+def next_rung(link: LinkPlace, measured: LinkMeasured, time_ns: float, now_ns: int) -> tuple[int, str]:
+    """Where on the ladder a link belongs after this window, and why, if there is so much time for an answer. Changes
     what the link remembers, not its rung."""
     if link.before_ns:
         link.before_ns = max(link.before_ns, float(measured.before_ns))
     if measured.each_ns <= 0.0:
         return link.rung, ""
     link.each_ns = measured.each_ns
-    share = measured.each_ns / every_ns
+    share = measured.each_ns / time_ns
     link.busy = share > BUSY_HIGH and measured.each_ns >= ANSWER_NS_MIN
     if link.busy:
         link.calm = 0
-        return _fewer(link, measured, share, every_ns, now_ns)
+        return _fewer(link, measured, share, time_ns, now_ns)
     if measured.answers:
         link.before_ns = 0.0
     return _more(link, share) if measured.answers else (link.rung, "")
 
 
-def _fewer(link: LinkPlace, measured: LinkMeasured, share: float, every_ns: float, now_ns: int) -> tuple[int, str]:
+def _fewer(link: LinkPlace, measured: LinkMeasured, share: float, time_ns: float, now_ns: int) -> tuple[int, str]:
     helped = _has_helped(link, measured)
     if helped is False:
         link.in_vain_ns = now_ns + IN_VAIN_NS
-        return link.came_from, f"fewer bits did not help: still {_takes(measured, every_ns)}"
+        return link.came_from, f"fewer bits did not help: still {_takes(measured, time_ns)}"
     last = link.lowest
     if helped is None or now_ns < link.in_vain_ns or link.rung == last:
         return link.rung, ""
     fits = (rung for rung in range(link.rung + 1, last) if share * link.bits(rung) <= BUSY_HIGH)
-    return next(fits, last), _takes(measured, every_ns)
+    return next(fits, last), _takes(measured, time_ns)
 
 
 def _has_helped(link: LinkPlace, measured: LinkMeasured) -> bool | None:
@@ -135,8 +139,8 @@ def _more(link: LinkPlace, share: float) -> tuple[int, str]:
     return richer, f"its link has room: {share:.0%} in use, {share * link.bits(richer):.0%} with more bits"
 
 
-def _takes(measured: LinkMeasured, every_ns: float) -> str:
-    wanted = f"and one is wanted every {every_ns / 1e6:,.0f}"
+def _takes(measured: LinkMeasured, time_ns: float) -> str:
+    wanted = f"and there are {time_ns / 1e6:,.0f}"
     if not measured.answers:
-        return f"no answer for {measured.waiting_ns / 1e9:.1f} s, {wanted} ms"
-    return f"it takes {measured.each_ns / 1e6:,.0f} ms for each answer, {wanted}"
+        return f"no answer for {measured.waiting_ns / 1e9:.1f} s, {wanted} ms for one"
+    return f"it takes {measured.each_ns / 1e6:,.0f} ms for each answer, {wanted} for it"

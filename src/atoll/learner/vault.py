@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.codec import Codec, fragment_codec, get_codec
-from atoll.core import DENSE, INLINE_BYTES_MAX, Layout, PushHeader, SyncConfig
+from atoll.codec import Codec, fragment_codec, update_codec
+from atoll.core import INLINE_BYTES_MAX, Layout, PushHeader, SyncConfig
 from atoll.errors import PayloadError
 from atoll.learner.arithmetic import U8, Arithmetic, HostArithmetic
 from atoll.learner.parameters import Snapshot, into
@@ -74,13 +74,6 @@ class Vault:
     def codec(self, name: str, fragment: int) -> Codec:
         return fragment_codec(name, self.layout, fragment)
 
-    def codec_of_update(self, fragment: int, size: int) -> Codec:
-        """An update is in the run's codec, or (`adaptive`) in another one that sends every value: its size tells."""
-        said, values = self.codec(self.config.codec_down, fragment), self.layout.fragments[fragment].size
-        if self.config.codec_down not in DENSE or size == said.size_max(values):
-            return said
-        return next((codec for name in DENSE if (codec := get_codec(name)).size_max(values) == size), said)
-
     # ------------------------------------------------------------ published versions
 
     def prepare_whole(self, fragment: int, version: int, payload: U8, checksum: int = 0) -> HeldVersion:
@@ -97,7 +90,8 @@ class Vault:
     def prepare_update(self, fragment: int, before: HeldVersion, payload: U8, checksum: int) -> HeldVersion:
         """The version after `before`; PayloadError if the bits are not the syncer's."""
         version = before.version + 1
-        theta = self.arithmetic.updated(before.theta, self.codec_of_update(fragment, payload.nbytes), payload)
+        codec = update_codec(self.config.codec_down, self.layout, fragment, payload.nbytes)
+        theta = self.arithmetic.updated(before.theta, codec, payload)
         digest = self.arithmetic.checksum(theta, version, checksum)
         if checksum and digest != checksum:
             raise PayloadError(f"version {version} of fragment {fragment} differs from the syncer's")

@@ -147,8 +147,8 @@ class StateWriter:
         if self._store is not None and not self.gate.fenced:
             ids = [[item.learner, item.generation, item.seq] for item in merge.contributions]
             record = {"merge": merge.fragment, "version": merge.version, "round": merge.round, "checksum": checksum}
-            record |= {"codec_down": merge.codec_down} if merge.codec_down else {}
-            self._store.note({**record, "contributions": ids, "weights": list(merge.weights)})
+            other = {"codec_down": merge.codec_down} if merge.codec_down else {}
+            self._store.note({**record, "contributions": ids, "weights": list(merge.weights), **other})
 
     async def sync(self) -> str:
         """Make what was appended durable; returns the error if that failed. Raises FencedSyncerError if a newer syncer
