@@ -332,8 +332,10 @@ def test_where_most_links_are_thin_nobody_leaves_values_out_and_the_period_grows
     changes = all_thin(made, 0, 2 * SECOND_NS, RunMeasured(1e8, None, 1))
     assert [(c.subject, c.what, c.after) for c in changes] == [
         *((name, "codec_up", "int2") for name, _ in ALL),
+        ("run", "codec_down", "int2"),
         ("run", "period", "12"),
     ]
+    assert changes[-2].reason == "most uplinks are thin", "of downlinks nothing is known yet"
     assert changes[-1].reason == "all rounds need 1,030 ms of a period of 800"
 
 

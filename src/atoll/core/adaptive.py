@@ -271,11 +271,7 @@ class AdaptiveController:
         self, places: Sequence[Place], run: RunMeasured, any_update: bool, now_ns: int, clock: int
     ) -> list[Adapted]:
         self._set_floors(places, self._has_ns(run) / run.fragments)
-        times = [self._time_ns(run, self.adoptions.of_ns(learner) - run.step_ns) for learner, _, _ in places]
-        judged = [
-            (place[1], self._judge(*place, time_ns, now_ns, clock))
-            for place, time_ns in zip(places, times, strict=True)
-        ]
+        judged = [(place[1], self._judge(*place, run, now_ns, clock)) for place in places]
         changes = [change for _, change in judged if change is not None]
         if changes and self._most_are_thin:
             fewer = [link for link, change in judged if change is not None and link.before_ns]
@@ -289,9 +285,9 @@ class AdaptiveController:
         """What fewer bits for most uplinks will not do is known already, and downlinks mostly are no better."""
         changes, down = list[Adapted](), self._down
         needs_ns = run.fragments * median(sorted(link.foreseen_ns for link in fewer))
-        if fewer and any_update and not run.adopt_ns and down.rung + 1 < len(down.ladder):
-            if self._budget.may("run", "codec_down", now_ns, more=False):
-                changes.append(self._down_to(len(down.ladder) - 1, "most uplinks are thin", now_ns, clock))
+        unknown = fewer and any_update and not run.adopt_ns and down.rung + 1 < len(down.ladder)
+        if unknown and self._budget.may("run", "codec_down", now_ns, more=False):
+            changes.append(self._down_to(len(down.ladder) - 1, "most uplinks are thin", now_ns, clock))
         if needs_ns > FULL * self._has_ns(run):
             longer = self._longer(run, needs_ns, now_ns, clock)
             changes += [longer] if longer is not None else []
@@ -318,9 +314,9 @@ class AdaptiveController:
         return max(self.period, min(most, self.config.period_max))
 
     def _judge(
-        self, learner: str, link: LinkPlace, measured: LinkMeasured, time_ns: float, now_ns: int, clock: int
+        self, learner: str, link: LinkPlace, measured: LinkMeasured, run: RunMeasured, now_ns: int, clock: int
     ) -> Adapted | None:
-        before = link.codec
+        before, time_ns = link.codec, self._time_ns(run, self.adoptions.of_ns(learner) - run.step_ns)
         rung, why = next_rung(link, measured, time_ns, now_ns)
         if rung == link.rung or not self._budget.may(learner, "codec_up", now_ns, more=rung < link.rung):
             return None
