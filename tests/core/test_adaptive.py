@@ -362,7 +362,7 @@ def test_updates_that_most_fetch_too_slowly_have_fewer_bits_and_then_come_less_o
     slow = RunMeasured(1e8, 1e7, 1, adopt_ns=1.2e9)
     (first,) = made.look(WINDOW_NS_MIN, 30, slow, ALL)
     assert (first.subject, first.what, first.before, first.after) == ("run", "codec_down", "int4", "int2")
-    assert first.reason == "fetching a version takes 1,200 ms, and there are 800 for it"
+    assert first.reason == "fetching a version takes 1,200 ms, and there are 690 for it"
     assert made.codec_down == "int2" and made.decided and made.row()["codec_down"] == "int2"
     slower = controller(fragments=1)
     slower.look(0, 0, CALM, ALL)

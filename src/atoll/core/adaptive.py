@@ -43,6 +43,9 @@ WINDOW_NS_MIN = 3 * SECOND_NS
 WINDOW_NS_MAX = 600 * SECOND_NS
 """One that was longer was no measurement: the process was stopped, or its clock has jumped."""
 WINDOW_PERIODS = 2
+SPARSE_SHARE = 1.25
+"""Of the time in which an answer with every value is wanted, what one takes where values are left out. Below, it comes
+a little late, which costs less."""
 TIME_SHARE_MIN = 0.25
 """Of the time between two answers that are wanted, what one has at least, however long the other way takes."""
 
@@ -221,8 +224,7 @@ class AdaptiveController:
         if not run.adopt_ns:
             return []
         down.floor = -1 if any_update else down.rung
-        uplinks = sorted(link.each_ns for link in self._of.values() if link.each_ns)
-        time_ns = self._time_ns(run, median(uplinks))
+        time_ns = self._time_ns(run, (run.round_ns or 0.0) + run.step_ns)
         measured = LinkMeasured(int(ANSWERS_MIN * run.adopt_ns), ANSWERS_MIN)
         (rung, why), before, changes = next_rung(down, measured, time_ns, now_ns), down.rung, list[Adapted]()
         if rung != before and self._budget.may("run", "codec_down", now_ns, more=rung < before):
@@ -304,7 +306,7 @@ class AdaptiveController:
         self._most_are_thin = 2 * busy > len(places)
         spared = self._most_are_thin and self.period < self._period_most()
         for rung, (_, link, _) in zip(dense, places, strict=True):
-            fits = spared or link.share(rung, every_ns) <= BUSY_HIGH
+            fits = spared or link.share(rung, every_ns) <= SPARSE_SHARE
             link.floor = rung if fits and link.ladder[0][1] >= DENSE_BITS_MIN else -1
 
     def _period_most(self) -> int:
@@ -316,7 +318,8 @@ class AdaptiveController:
     def _judge(
         self, learner: str, link: LinkPlace, measured: LinkMeasured, run: RunMeasured, now_ns: int, clock: int
     ) -> Adapted | None:
-        before, time_ns = link.codec, self._time_ns(run, self.adoptions.of_ns(learner) - run.step_ns)
+        adopt_ns = self.adoptions.of_ns(learner) if link.floor >= 0 else 0.0  # a thin one is glad of every answer
+        before, time_ns = link.codec, self._time_ns(run, adopt_ns)
         rung, why = next_rung(link, measured, time_ns, now_ns)
         if rung == link.rung or not self._budget.may(learner, "codec_up", now_ns, more=rung < link.rung):
             return None

@@ -22,10 +22,12 @@ ANSWER_NS_MIN = 20_000_000
 CALM_WINDOWS = 3
 HELPED = 1.1
 """Fewer bits are worth their loss if answers take so much less time."""
+THINNED_OUT = 1.3
+"""Where they take so much more, the link has changed meanwhile, and nothing is known of the bits."""
 ANSWERS_MIN = 3
 """Answers after which it is known what fewer bits were worth."""
 IN_VAIN_NS = 600 * SECOND_NS
-"""For so long fewer bits are not tried again. A link that thinned out while it was being judged looks alike."""
+"""For so long fewer bits are not tried again."""
 
 
 @dataclass(slots=True)
@@ -126,9 +128,9 @@ def _has_helped(link: LinkPlace, measured: LinkMeasured) -> bool | None:
     link.answers += measured.answers
     if link.answers < ANSWERS_MIN:
         return None
-    helped = HELPED * link.busy_ns / link.answers <= link.before_ns
+    each_ns, before_ns = link.busy_ns / link.answers, link.before_ns
     link.before_ns = 0.0
-    return helped
+    return HELPED * each_ns <= before_ns or each_ns > THINNED_OUT * before_ns
 
 
 def _more(link: LinkPlace, share: float) -> tuple[int, str]:
