@@ -415,3 +415,36 @@ def test_a_codec_of_updates_is_restored_from_its_row() -> None:
         other = controller()
         other.restore({"codec_down": nonsense}, 5)
         assert not other.decided
+
+
+def skipping(made: AdaptiveController, now_ns: int, run: RunMeasured) -> list[tuple[str, str, str]]:
+    """A window in which everybody answers one request after 0.3 s, and has nothing for the next."""
+    for name, _ in ALL:
+        for at_ns, size in ((now_ns, 1000), (now_ns + SECOND_NS, 0)):
+            number = next(ROUNDS)
+            made.asked(name, 0, number, at_ns)
+            made.links.answered(name, 0, number, size, at_ns + 3 * SECOND_NS // 10)
+    return [(c.subject, c.what, c.after) for c in made.look(now_ns + WINDOW_NS_MIN, 100, run, ALL)]
+
+
+def test_where_most_skip_every_other_round_there_and_back_get_fewer_bits_one_after_the_other() -> None:
+    """0.3 s up and 0.3 s down, of a period of 0.8 s: each of them fits, and with all that is between them they do not."""
+    made, run = controller(fragments=1), RunMeasured(1e8, 3e8, 1, adopt_ns=3e8)
+    turns = [skipping(made, turn * WINDOW_NS_MIN, run) for turn in range(4)]
+    assert turns == [[], [("run", "codec_down", "int2")], [], [(name, "codec_up", "int2") for name, _ in ALL]]
+
+
+def test_learners_on_fat_links_that_skip_rounds_send_what_they_sent() -> None:
+    made, run = controller(fragments=1), RunMeasured(1e9, 3e8, 1, adopt_ns=3e8)
+    assert not any(skipping(made, turn * 16 * SECOND_NS, run) for turn in range(8)), "0.3 s are little of 8"
+
+
+def test_a_link_that_thinned_out_while_it_was_judged_is_not_taken_for_one_that_bits_do_not_matter_to() -> None:
+    made = controller(fragments=1)
+    made.look(0, 0, CALM, ALL)
+    now_ns, told = 0, list[str]()
+    for adopt_s in (0.79, 3.0, 3.0):
+        now_ns += WINDOW_NS_MIN
+        run = RunMeasured(1e8, 1e7, 1, adopt_ns=adopt_s * 1e9)
+        told += [f"{c.what} {c.after}" for c in made.look(now_ns, 30, run, ALL)]
+    assert told[0] == "codec_down int2" and made.codec_down == "int2" and made.period > 8, told
