@@ -428,7 +428,7 @@ def skipping(made: AdaptiveController, now_ns: int, run: RunMeasured) -> list[tu
 
 
 def test_where_most_skip_every_other_round_there_and_back_get_fewer_bits_one_after_the_other() -> None:
-    """0.3 s up and 0.3 s down, of a period of 0.8 s: each of them fits, and with all that is between them they do not."""
+    """0.3 s up and 0.3 s down, of a period of 0.8 s: each of them fits, and not both with all that is between them."""
     made, run = controller(fragments=1), RunMeasured(1e8, 3e8, 1, adopt_ns=3e8)
     turns = [skipping(made, turn * WINDOW_NS_MIN, run) for turn in range(4)]
     assert turns == [[], [("run", "codec_down", "int2")], [], [(name, "codec_up", "int2") for name, _ in ALL]]

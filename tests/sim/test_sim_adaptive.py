@@ -42,7 +42,7 @@ def test_adaptive_with_sparse_contributions_breaks_nothing_and_repeats_itself() 
 
 
 def test_updates_follow_thin_downlinks_and_every_version_is_everybody_s_to_the_bit() -> None:
-    """With a restart of the syncer, and replayed from the tape. Of a run of so few parameters messages are a part, too."""
+    """With a restart of the syncer, and replayed from the tape."""
     thin = LearnerSpec(step_ns=100_000_000, latency_ns=1_000_000, down_bits_per_s=DOWN_BITS_S)
     config = SyncConfig(sync_every=4, fragments=1, learners_expected=3, adaptive="network")
     planned = Scenario(1, config, (thin,) * 3, seconds=90.0, faults=FAULTS, arrays=True, inline=False)
