@@ -130,7 +130,7 @@ def test_an_answer_without_bytes_says_nothing_about_a_link() -> None:
     watch = LinkWatch()
     watch.asked("paris", 0, 1, 0)
     watch.answered("paris", 0, 1, 0, 10**9)
-    assert watch.take("paris", 10**9) == LinkMeasured(0, 0)
+    assert watch.take("paris", 10**9) == LinkMeasured(0, 0, skipped=1)
 
 
 def test_rounds_that_do_not_fit_take_more_steps_in_hiding_then_a_longer_period() -> None:
@@ -263,7 +263,7 @@ def test_a_link_stays_in_use_while_a_newer_round_waits() -> None:
     watch.asked("paris", 0, 7, 0)
     watch.asked("paris", 0, 9, 40)
     watch.answered("paris", 0, 7, 5, 50)
-    assert watch.take("paris", 100) == LinkMeasured(50, 1, waiting_ns=50)
+    assert watch.take("paris", 100) == LinkMeasured(50, 1, waiting_ns=50, skipped=1)
     watch.answered("paris", 0, 9, 5, 110)
     assert watch.take("paris", 200) == LinkMeasured(60, 1)
 

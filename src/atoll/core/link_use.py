@@ -29,13 +29,13 @@ class LinkMeasured:
     """For how long the link has been in use for an answer that is not there yet."""
     before_ns: int = 0
     """The longest that an answer from before the last decision took."""
-    nothing: int = 0
-    """Answers without bytes."""
+    skipped: int = 0
+    """Requests that another one has overtaken, and answers without bytes."""
 
     @property
     def skips(self) -> bool:
-        """A third of its answers or more are empty: when asked, it still waits for what became of its last one."""
-        return self.nothing > 0 and 2 * self.nothing >= self.answers
+        """It is missing in a third of the rounds or more: when asked, it is not done with the last one."""
+        return self.skipped > 0 and 2 * self.skipped >= self.answers
 
     @property
     def each_ns(self) -> float:
@@ -73,7 +73,7 @@ class _Use:
     busy_ns: int = 0
     answers: int = 0
     before_ns: int = 0
-    nothing: int = 0
+    skipped: int = 0
 
 
 class LinkWatch:
@@ -90,6 +90,7 @@ class LinkWatch:
             use.asked[fragment] = _Asked(round_number, round_number, now_ns)
         else:
             known.round, known.since_ns = round_number, min(known.since_ns, now_ns)
+            use.skipped += 1
 
     def answered(self, learner: str, fragment: int, round_number: int, size: int, now_ns: int) -> None:
         """An answer to this round, or to an older one than the newest: then that is still to come."""
@@ -100,7 +101,7 @@ class LinkWatch:
         known = use.asked.get(fragment)
         if known is not None and size:
             self._count(use, known, round_number, now_ns)
-        use.nothing += not size
+        use.skipped += not size
         if known is not None and round_number >= known.round:
             del use.asked[fragment]
         elif known is not None:
@@ -120,7 +121,7 @@ class LinkWatch:
         use = self._uses.get(learner)
         if use is not None:
             use.fresh_round, use.fresh_ns = use.round_last, now_ns
-            use.busy_ns = use.answers = use.before_ns = use.nothing = 0
+            use.busy_ns = use.answers = use.before_ns = use.skipped = 0
 
     def gone(self, learner: str) -> None:
         self._uses.pop(learner, None)
@@ -130,8 +131,8 @@ class LinkWatch:
         use = self._uses.get(learner)
         if use is None:
             return None
-        measured = LinkMeasured(use.busy_ns, use.answers, self._waiting_ns(use, now_ns), use.before_ns, use.nothing)
-        use.busy_ns = use.answers = use.before_ns = use.nothing = 0
+        measured = LinkMeasured(use.busy_ns, use.answers, self._waiting_ns(use, now_ns), use.before_ns, use.skipped)
+        use.busy_ns = use.answers = use.before_ns = use.skipped = 0
         return measured
 
     def _waiting_ns(self, use: _Use, now_ns: int) -> int:

@@ -6,8 +6,6 @@ All fitting is on x * power, whose largest magnitude is from 2 up to 4. A sum ov
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from atoll.codec import Codec
@@ -196,7 +194,6 @@ def kept_and_bits(codec: Codec) -> tuple[int, int]:
     return kept, (4 if getattr(codec, "kind", 0) & 255 == TOPK4 else 2) if kept else 0
 
 
-@cache
 def device_codec(codec: Codec) -> DeviceCodec | None:
     """None of a codec that no device computes."""
     kept, bits = kept_and_bits(codec)
