@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from atoll.core.adaptive import WINDOW_NS_MIN, AdaptiveController, RunMeasured
 from atoll.core.change_budget import CHANGE_EVERY_NS, CHANGES_BURST
-from atoll.core.codec_ladder import ladder_of
+from atoll.core.codec_ladder import ladder_down, ladder_of
 from atoll.core.config import CODECS, SECOND_NS, SyncConfig
 from atoll.core.events import Adapted
 from atoll.core.link_ladder import LinkPlace, next_rung
@@ -24,6 +24,9 @@ KNOWS = frozenset(CODECS.names())
 CALM = RunMeasured(step_ns=1e8, round_ns=1e7, fragments=4)
 HOUR_NS = 3600 * SECOND_NS
 ROUNDS = count(1)
+OTHERS = ("rome", "oslo")
+"""Behind fat links."""
+ALL = [("paris", KNOWS), *((name, KNOWS) for name in OTHERS)]
 
 
 def controller(**changes: object) -> AdaptiveController:
@@ -40,11 +43,14 @@ def window(
         number = next(ROUNDS)
         made.links.asked("paris", 0, number, start_ns)
         made.links.answered("paris", 0, number, 1000, start_ns + int(busy * long_ns / answers))
-    return made.look(now_ns + long_ns, 100, run, [("paris", KNOWS)])
+        for name in OTHERS:
+            made.links.asked(name, 0, number, start_ns)
+            made.links.answered(name, 0, number, 1000, start_ns + 1_000_000)
+    return made.look(now_ns + long_ns, 100, run, ALL)
 
 
 def windows(made: AdaptiveController, count: int, busy: float, start_ns: int = 0, **more: object) -> list[Adapted]:
-    made.look(start_ns, 0, CALM, [("paris", KNOWS)])
+    made.look(start_ns, 0, CALM, ALL)
     changes: list[Adapted] = []
     for turn in range(count):
         changes += window(made, start_ns + turn * WINDOW_NS_MIN, busy, **more)  # type: ignore[arg-type]
@@ -57,8 +63,8 @@ def test_a_thin_link_sends_fewer_bits_and_the_reason_names_the_numbers() -> None
     made = controller()
     (first,) = windows(made, 1, 0.95)
     assert (first.subject, first.what, first.before, first.after) == ("paris", "codec_up", "int4", "topk:3%")
-    assert first.reason == "it takes 712 ms for each answer, and one is wanted every 200"
-    assert made.codec("paris") == "topk:3%" and made.codec("rome") == ""
+    assert first.reason == "it takes 712 ms for each answer, and there are 200 for it"
+    assert made.codec("paris") == "topk:3%" and made.codec("rome") == "int4" and made.codec("lyon") == ""
 
 
 def test_a_link_that_lacks_little_goes_down_one_rung() -> None:
@@ -89,19 +95,22 @@ def test_fewer_bits_that_do_not_help_are_given_back_and_not_tried_again_soon() -
 def test_what_was_under_way_when_it_was_decided_says_nothing_about_the_decision() -> None:
     """The last answer in int4 takes ten seconds, and each in topk 0.3 s."""
     made = controller(fragments=1)
-    made.look(0, 0, CALM, [("paris", KNOWS)])
+    made.look(0, 0, CALM, ALL)
     made.links.asked("paris", 0, 1, 0)
+    for name in OTHERS:
+        made.links.asked(name, 0, 1, 0)
+        made.links.answered(name, 0, 1, 1000, 1_000_000)
     run = RunMeasured(1e8, 1e7, 1)
-    (change,) = made.look(WINDOW_NS_MIN, 5, run, [("paris", KNOWS)])
+    (change,) = made.look(WINDOW_NS_MIN, 5, run, ALL)
     assert change.after == "topk:3%" and "no answer for 3.0 s" in change.reason
-    assert not made.look(2 * WINDOW_NS_MIN, 5, run, [("paris", KNOWS)])
+    assert not made.look(2 * WINDOW_NS_MIN, 5, run, ALL)
     made.links.answered("paris", 0, 1, 1000, 10 * SECOND_NS)
     now_ns = 10 * SECOND_NS
     for number in range(2, 8):
         made.links.asked("paris", 0, number, now_ns)
         made.links.answered("paris", 0, number, 1000, now_ns + 3 * SECOND_NS // 10)
         now_ns += SECOND_NS
-        assert not made.look(now_ns, 5, run, [("paris", KNOWS)])
+        assert not made.look(now_ns, 5, run, ALL)
     assert made.codec("paris") == "topk:3%"
 
 
@@ -121,7 +130,7 @@ def test_an_answer_without_bytes_says_nothing_about_a_link() -> None:
     watch = LinkWatch()
     watch.asked("paris", 0, 1, 0)
     watch.answered("paris", 0, 1, 0, 10**9)
-    assert watch.take("paris", 10**9) == LinkMeasured(0, 0)
+    assert watch.take("paris", 10**9) == LinkMeasured(0, 0, skipped=1)
 
 
 def test_rounds_that_do_not_fit_take_more_steps_in_hiding_then_a_longer_period() -> None:
@@ -169,7 +178,7 @@ def test_a_clock_that_jumps_moves_nothing(jump_ns: int) -> None:
     made = controller()
     windows(made, 1, 0.05)
     made.links.asked("paris", 0, next(ROUNDS), WINDOW_NS_MIN)
-    (change,) = made.look(WINDOW_NS_MIN + jump_ns, 5, CALM, [("paris", KNOWS)])
+    (change,) = made.look(WINDOW_NS_MIN + jump_ns, 5, CALM, ALL)
     assert change.what == "nothing" and "passed at once" in change.reason
     assert made.codec("paris") in ("", "int4")
     assert windows(made, 1, 0.95, start_ns=WINDOW_NS_MIN + jump_ns), "and the next window counts again"
@@ -225,7 +234,7 @@ def test_a_registered_codec_stands_where_its_bits_are(monkeypatch: pytest.Monkey
 def test_a_fat_link_gets_more_bits_than_the_settings_only_where_a_ladder_says_so() -> None:
     assert not windows(controller(), 9, 0.01)
     made = controller(codec_ladder="int8,int4,int2")
-    assert [(c.before, c.after) for c in windows(made, 9, 0.01)] == [("int4", "int8")]
+    assert next((c.subject, c.before, c.after) for c in windows(made, 9, 0.01)) == ("paris", "int4", "int8")
     assert [(c.before, c.after) for c in windows(made, 1, 0.3, start_ns=HOUR_NS)] == [("int8", "int4")]
 
 
@@ -254,7 +263,7 @@ def test_a_link_stays_in_use_while_a_newer_round_waits() -> None:
     watch.asked("paris", 0, 7, 0)
     watch.asked("paris", 0, 9, 40)
     watch.answered("paris", 0, 7, 5, 50)
-    assert watch.take("paris", 100) == LinkMeasured(50, 1, waiting_ns=50)
+    assert watch.take("paris", 100) == LinkMeasured(50, 1, waiting_ns=50, skipped=1)
     watch.answered("paris", 0, 9, 5, 110)
     assert watch.take("paris", 200) == LinkMeasured(60, 1)
 
@@ -293,7 +302,7 @@ def test_what_was_decided_is_restored_from_its_row_and_said_again() -> None:
     again = controller(overlap=0, quorum="all")
     again.restore(row, 77)
     assert (again.period, again.codec("paris"), again.decided) == (12, made.codec("paris"), True)
-    told = again.look(0, 78, CALM, [("paris", KNOWS)])
+    told = again.look(0, 78, CALM, ALL)
     assert [(c.subject, c.after) for c in told] == [("run", "12"), ("paris", made.codec("paris"))]
     assert not controller().decided
 
@@ -306,3 +315,136 @@ def test_a_row_that_the_settings_no_longer_allow_for_is_passed_over() -> None:
     off = controller(adaptive="off")
     off.restore({"period": 12, "codecs": {"paris": "int2"}}, 5)
     assert off.period == 8
+
+
+def all_thin(made: AdaptiveController, now_ns: int, takes_ns: int, run: RunMeasured) -> list[Adapted]:
+    """A window in which each of three took so long for an answer."""
+    for name, _ in ALL:
+        number = next(ROUNDS)
+        made.asked(name, 0, number, now_ns)
+        made.links.answered(name, 0, number, 1000, now_ns + takes_ns)
+    return made.look(now_ns + max(takes_ns, WINDOW_NS_MIN), 100, run, ALL)
+
+
+def test_where_most_links_are_thin_nobody_leaves_values_out_and_the_period_grows_at_once() -> None:
+    """An answer takes 2 s of a period of 0.8. In int2 it will take 1.03: into 12 steps of 0.1 s that fits."""
+    made = controller(fragments=1)
+    changes = all_thin(made, 0, 2 * SECOND_NS, RunMeasured(1e8, None, 1))
+    assert [(c.subject, c.what, c.after) for c in changes] == [
+        *((name, "codec_up", "int2") for name, _ in ALL),
+        ("run", "codec_down", "int2"),
+        ("run", "period", "12"),
+    ]
+    assert changes[-2].reason == "most uplinks are thin", "of downlinks nothing is known yet"
+    assert changes[-1].reason == "all rounds need 1,030 ms of a period of 800"
+
+
+def test_where_most_links_are_very_thin_values_are_left_out_once_the_period_is_three_times_as_long() -> None:
+    """An answer takes 60 s in int4, and still 31 in int2. topk:3% takes 5.5."""
+    made, now_ns, changes = controller(fragments=1), 0, list[Adapted]()
+    for takes_s in (60, 31, 31, 31):
+        changes += all_thin(made, now_ns, takes_s * SECOND_NS, RunMeasured(1e8, None, 1))
+        now_ns += (takes_s + 3) * SECOND_NS
+    assert ("period", "24") in [(c.what, c.after) for c in changes] and made.codec("paris") == "topk:3%"
+    whats = [c.after for c in changes]
+    assert whats.index("24") < whats.index("topk:3%")
+
+
+def test_a_codec_that_leaves_values_out_stays_where_the_settings_begin_with_one() -> None:
+    made = controller(fragments=1, codec_up="topk:10%")
+    changes = all_thin(made, 0, 2 * SECOND_NS, RunMeasured(1e8, None, 1))
+    assert {c.after for c in changes if c.what == "codec_up"} == {"topk:3%"}
+
+
+def test_updates_that_most_fetch_too_slowly_have_fewer_bits_and_then_come_less_often() -> None:
+    made = controller(fragments=1)
+    made.look(0, 0, CALM, ALL)
+    slow = RunMeasured(1e8, 1e7, 1, adopt_ns=1.2e9)
+    (first,) = made.look(WINDOW_NS_MIN, 30, slow, ALL)
+    assert (first.subject, first.what, first.before, first.after) == ("run", "codec_down", "int4", "int2")
+    assert first.reason == "fetching a version takes 1,200 ms, and there are 690 for it"
+    assert made.codec_down == "int2" and made.decided and made.row()["codec_down"] == "int2"
+    slower = controller(fragments=1)
+    slower.look(0, 0, CALM, ALL)
+    both = slower.look(WINDOW_NS_MIN, 30, RunMeasured(1e8, 1e7, 1, adopt_ns=4e9), ALL)
+    assert [(c.what, c.after) for c in both] == [("codec_down", "int2"), ("period", "23")]
+
+
+def test_updates_get_their_bits_back_and_keep_them_where_fewer_did_not_help() -> None:
+    made, now_ns = controller(fragments=1), 0
+    made.look(0, 0, CALM, ALL)
+
+    def turn(adopt_ns: float) -> list[tuple[str, str]]:
+        nonlocal now_ns
+        now_ns += WINDOW_NS_MIN
+        return [(c.what, c.after) for c in made.look(now_ns, 30, RunMeasured(1e8, 1e7, 1, adopt_ns=adopt_ns), ALL)]
+
+    assert turn(7.9e8) == [("codec_down", "int2")]
+    assert [turn(1e8) for _ in range(3)] == [[], [], [("codec_down", "int4")]]
+    made, now_ns = controller(fragments=1), 0
+    made.look(0, 0, CALM, ALL)
+    assert turn(7.9e8) == [("codec_down", "int2")]
+    assert turn(7.8e8) == [("codec_down", "int4")], "it was not the bytes"
+    assert not any(turn(7.9e8) for _ in range(20)), "so that it is not tried again soon"
+
+
+def test_updates_keep_their_codec_while_somebody_reads_no_other() -> None:
+    made = controller(fragments=1)
+    made.look(0, 0, CALM, ALL)
+    slow = RunMeasured(1e8, 1e7, 1, adopt_ns=1.2e9)
+    (only,) = made.look(WINDOW_NS_MIN, 30, slow, ALL, any_update=False)
+    assert only.what == "period" and made.codec_down == "int4"
+
+
+def test_which_codecs_updates_may_have() -> None:
+    def down(**settings: str) -> list[str]:
+        return [name for name, _ in ladder_down(SyncConfig(**{"adaptive": "network", **settings}))]  # type: ignore[arg-type]
+
+    assert down() == ["int4", "int2"] and down(codec_down="int2") == ["int2"]
+    assert down(codec_down="fp32") == ["fp32", "bf16", "int8", "int4", "int2"]
+    assert down(codec_down="topk:10%") == ["topk:10%"], "its size does not tell"
+    assert down(adaptive="off") == ["int4"] and down(adaptive="learning") == ["int4"]
+
+
+def test_a_codec_of_updates_is_restored_from_its_row() -> None:
+    made = controller()
+    made.restore({"codec_down": "int2"}, 5)
+    assert made.codec_down == "int2" and made.decided
+    assert [(c.what, c.after) for c in made.look(0, 6, CALM, ALL)] == [("codec_down", "int2")]
+    for nonsense in ("int4", "fp32", "none", None, 7):
+        other = controller()
+        other.restore({"codec_down": nonsense}, 5)
+        assert not other.decided
+
+
+def skipping(made: AdaptiveController, now_ns: int, run: RunMeasured) -> list[tuple[str, str, str]]:
+    """A window in which everybody answers one request after 0.3 s, and has nothing for the next."""
+    for name, _ in ALL:
+        for at_ns, size in ((now_ns, 1000), (now_ns + SECOND_NS, 0)):
+            number = next(ROUNDS)
+            made.asked(name, 0, number, at_ns)
+            made.links.answered(name, 0, number, size, at_ns + 3 * SECOND_NS // 10)
+    return [(c.subject, c.what, c.after) for c in made.look(now_ns + WINDOW_NS_MIN, 100, run, ALL)]
+
+
+def test_where_most_skip_every_other_round_there_and_back_get_fewer_bits_one_after_the_other() -> None:
+    """0.3 s up and 0.3 s down, of a period of 0.8 s: each of them fits, and not both with all that is between them."""
+    made, run = controller(fragments=1), RunMeasured(1e8, 3e8, 1, adopt_ns=3e8)
+    turns = [skipping(made, turn * WINDOW_NS_MIN, run) for turn in range(4)]
+    assert turns == [[], [("run", "codec_down", "int2")], [], [(name, "codec_up", "int2") for name, _ in ALL]]
+
+
+def test_learners_on_fat_links_that_skip_rounds_send_what_they_sent() -> None:
+    made, run = controller(fragments=1), RunMeasured(1e9, 3e8, 1, adopt_ns=3e8)
+    assert not any(skipping(made, turn * 16 * SECOND_NS, run) for turn in range(8)), "0.3 s are little of 8"
+
+
+def test_a_link_that_thinned_out_while_it_was_judged_is_not_taken_for_one_that_bits_do_not_matter_to() -> None:
+    made = controller(fragments=1)
+    made.look(0, 0, CALM, ALL)
+    now_ns, told = 0, list[str]()
+    for adopt_s in (0.79, 3.0, 3.0):
+        now_ns += WINDOW_NS_MIN
+        run = RunMeasured(1e8, 1e7, 1, adopt_ns=adopt_s * 1e9)
+        told += [f"{c.what} {c.after}" for c in made.look(now_ns, 30, run, ALL)]
+    assert told[0] == "codec_down int2" and made.codec_down == "int2" and made.period > 8, told

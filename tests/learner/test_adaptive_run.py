@@ -63,15 +63,51 @@ def test_a_link_that_recovers_gets_its_bits_back(parts: list[Any], tmp_path: Pat
     parts += [syncer, proxy]
     learner = TrainingThread(proxy.address, "one", model=small_model(1000), step_s=0.05, seed=7)
     parts.append(learner)
-    syncer.wait_for(lambda shell: shell.machine.book.adaptive.codec("one") == "topk:3%", "the fewest bits")
+
+    def is_sparse(shell: Any) -> bool:
+        return str(shell.machine.book.adaptive.codec("one")).startswith("topk")
+
+    def as_set(shell: Any) -> bool:
+        made = shell.machine.book.adaptive
+        return bool(made.codec("one") == "int4" and made.period == 8)
+
+    syncer.wait_for(is_sparse, "int2, three times the period, and then fewer bits")
     proxy.bytes_per_s = 10_000_000
-    syncer.wait_for(lambda shell: shell.machine.book.adaptive.codec("one") == "int4", "the settings' again")
+    syncer.wait_for(as_set, "the settings' again")
     learner.stop()
     assert learner.error is None
     syncer.stop()
     changes = of_kind(tmp_path, events.Adapted)
-    assert changes[0].what == "codec_up" and "has room" in changes[-1].reason
+    order = [c.after for c in changes]
+    assert order[:2] == ["int2", "24"] and "has room" in [c for c in changes if c.what == "codec_up"][-1].reason
     assert not [c for c in changes if "did not help" in c.reason]
+
+
+def test_updates_follow_a_thin_downlink_and_the_recorded_run_is_made_again(parts: list[Any], tmp_path: Path) -> None:
+    """36 kB of int4 each 0.4 s do not fit into 70 kB/s; 18 kB of int2 do."""
+    settings = {"fragments": 1, "sync_every": 8, "adaptive": "network"}
+    syncer = SyncerThread(SyncConfig(**settings), folder=tmp_path)  # type: ignore[arg-type]
+    proxy = Proxy(syncer.address, bytes_per_s=70_000, ways=("down",))
+    parts += [syncer, proxy]
+    learner = TrainingThread(proxy.address, "one", model=small_model(1000), step_s=0.05, seed=7)
+    parts.append(learner)
+    merged_before = list[int]()
+
+    def read_in_int2(shell: Any) -> bool:
+        if shell.machine.book.adaptive.codec_down != "int2":
+            return False
+        merged_before.append(shell.machine.versions[0])
+        return bool(shell.machine.versions[0] > merged_before[0] + 3)
+
+    syncer.wait_for(read_in_int2, "updates in int2, and merges of what came of them")
+    learner.stop()
+    assert learner.error is None
+    syncer.check_ledger()
+    syncer.stop()
+    changes = of_kind(tmp_path, events.Adapted)
+    (down, *_) = [c for c in changes if c.what == "codec_down"]
+    assert (down.subject, down.before, down.after) == ("run", "int4", "int2") and "fetching a version" in down.reason
+    assert "updates int4 -> int2" in adapted_text(down)
 
 
 def thin_is_in(folder: Path) -> int:

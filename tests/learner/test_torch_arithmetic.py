@@ -22,7 +22,7 @@ BLOCKS = 9
 N = 256 * BLOCKS
 
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-every_codec = pytest.mark.parametrize("codec", sorted(DEVICE_CODECS))
+every_codec = pytest.mark.parametrize("codec", [*sorted(DEVICE_CODECS), "int2", "topk:3%", "topk:10%", "topk:3%:int4"])
 
 
 def values(seed: int, size: float = 1.0) -> F32:
@@ -83,7 +83,7 @@ def test_an_update_leads_to_the_bits_of_the_hosts(codec: str, device: str) -> No
 def test_any_finite_block_is_encoded_as_the_host_encodes_it(bits: bytes) -> None:
     x = np.frombuffer(bits, np.float32).copy()
     x[~np.isfinite(x)] = 0.0
-    for codec in ("int4", "int8", "bf16"):
+    for codec in ("int4", "int8", "bf16", "int2", "topk:3%", "topk:1%:int4"):
         payload, left = TorchArithmetic(torch.device("cpu"), [[]]).encoded(
             codec, there(x, "cpu"), torch.zeros(256), None, feedback=True
         )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from atoll.codec import get_codec
+from atoll.codec import get_codec, update_codec
 from atoll.core import effects as fx
 from atoll.core.config import CODECS, SyncConfig
 from atoll.core.layout import build_layout
@@ -71,6 +71,8 @@ class Puppet:
         self.thetas = [np.zeros(fragment.size, np.float32) for fragment in self.layout.fragments]
         self.seqs = [0] * 3
         self.ready = False
+        self.read_in: set[str] = set()
+        """Codecs of updates that came."""
 
     def join(self, shell: SyncerShell) -> None:
         self.inbox, self.ready = [], False
@@ -86,6 +88,7 @@ class Puppet:
             bases=tuple(self.versions) if known else (),
             checksums=tuple(xxhash.xxh3_64_intdigest(theta.data) for theta in self.thetas) if known else (),
             codecs=CODECS.names(),
+            any_update=True,
         )
         shell.open_session(self.session, hello, self.inbox.append)
 
@@ -126,7 +129,10 @@ class Puppet:
             elif isinstance(message, Request):
                 self.contribute(shell, message)
             elif isinstance(message, Published) and message.version == self.versions[message.fragment] + 1:
-                get_codec(shell.machine.config.codec_down).decode_add(message.update, self.thetas[message.fragment])
+                config, fragment = shell.machine.config, message.fragment
+                codec = update_codec(config.codec_down, self.layout, fragment, len(message.update))
+                codec.decode_add(message.update, self.thetas[fragment])
+                self.read_in.add(codec.name)
                 self.versions[message.fragment] = message.version
 
     async def fetch(self, shell: SyncerShell, message: Start) -> None:
@@ -176,6 +182,8 @@ class RecordedRun:
         self, folder: Path, *, record: bool = True, seed: int = 0, ways: Sequence[float] = (0.0, 0.0), **changes: Any
     ) -> None:
         self.folder, self.record, self.changes = folder, record, {"learners_expected": len(ways), **changes}
+        self.down = ""
+        """What updates are encoded in, as if that had been decided before."""
         self.puppets = [Puppet(number, seed, way) for number, way in enumerate(ways)]
 
     def live(self, merges: int, *, crash: bool = False, record: bool | None = None, **changes: Any) -> list[int]:
@@ -194,6 +202,7 @@ class RecordedRun:
         if found is not None:
             shell.restore(found[0], found[1], {}, 0)
         shell.start()
+        shell.machine.book.adaptive.restore({"codec_down": self.down}, 0)
         for puppet in self.puppets:
             puppet.join(shell)
         await self._until(shell, lambda: shell.machine.committed and all(p.ready for p in self.puppets))

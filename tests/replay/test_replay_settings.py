@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from recorded_run import RecordedRun
 from safetensors.numpy import load_file
@@ -13,6 +14,7 @@ from toys import OWN, register
 from atoll.instruments.replay.recording_reader import SegmentReader
 from atoll.instruments.replay.replay import replay
 from atoll.store import segment_files
+from atoll.syncer.log_replay import read_committed
 
 
 def check_same(folder: Path) -> int:
@@ -42,6 +44,29 @@ def test_a_run_through_a_crash_is_made_again(tmp_path: Path, changes: dict[str, 
     run.live(9, crash=True)
     run.live(9)
     assert check_same(tmp_path) >= 17
+
+
+def test_updates_in_another_codec_are_made_again(tmp_path: Path) -> None:
+    """In int4 at first, in int2 after a crash of the syncer, and at last in int4 again."""
+    run = RecordedRun(tmp_path, adaptive="network", period_min=1)
+    run.live(6, crash=True)
+    run.down = "int2"
+    run.live(9, crash=True)
+    assert {name for puppet in run.puppets for name in puppet.read_in} == {"int4", "int2"}
+    run.live(6, adaptive="off")
+    assert check_same(tmp_path) >= 20
+
+
+def test_updates_in_another_codec_come_back_from_the_log(tmp_path: Path) -> None:
+    run = RecordedRun(tmp_path, record=False, adaptive="network", period_min=1)
+    run.down = "int2"
+    run.live(12, crash=True)
+    found = read_committed(tmp_path / "state")
+    assert not found.problems, found.problems
+    assert {fragment: one.version for fragment, one in found.fragments.items()} == {0: 4, 1: 4, 2: 4}
+    for fragment, one in found.fragments.items():
+        held = [puppet for puppet in run.puppets if puppet.versions[fragment] == one.version]
+        assert all(np.array_equal(puppet.thetas[fragment], one.arrays["theta"]) for puppet in held)
 
 
 def test_settings_may_change_when_the_syncer_comes_back(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from atoll.instruments.sim import LearnerSpec, Scenario, SimFault, World, run_sc
 
 FAR = LearnerSpec(step_ns=100_000_000, latency_ns=800_000_000)
 """An answer takes 1.6 s, where a period has 0.4 s."""
+DOWN_BITS_S = 8_000.0
 FAULTS = (SimFault("kill", "learner-0", 20.0), SimFault("kill", "syncer", 60.0))
 
 
@@ -38,3 +39,19 @@ def test_adaptive_with_sparse_contributions_breaks_nothing_and_repeats_itself() 
         assert not first.violations and first.final == again.final
         fixed = run_scenario(replace(planned, config=replace(planned.config, adaptive="off")))
         assert not fixed.violations and fixed.final != first.final
+
+
+def test_updates_follow_thin_downlinks_and_every_version_is_everybody_s_to_the_bit() -> None:
+    """With a restart of the syncer, and replayed from the tape."""
+    thin = LearnerSpec(step_ns=100_000_000, latency_ns=1_000_000, down_bits_per_s=DOWN_BITS_S)
+    config = SyncConfig(sync_every=4, fragments=1, learners_expected=3, adaptive="network")
+    planned = Scenario(1, config, (thin,) * 3, seconds=90.0, faults=FAULTS, arrays=True, inline=False)
+    world = World(planned, tracing=True)
+    world.begin()
+    world.clock.run(50_000_000_000)
+    assert world.syncer is not None and world.syncer.payloads is not None
+    machine = world.syncer.machine
+    assert machine.book.adaptive.codec_down == "int2"
+    assert world.syncer.payloads.update_bytes(0, machine.versions[0]) == 2 * (4 + 64), "two blocks"
+    outcome = run_scenario(planned)
+    assert not outcome.violations, outcome.violations

@@ -1,4 +1,4 @@
-from .fragments import fragment_codec
+from .fragments import fragment_codec, update_codec
 from .merge import SAMPLE_ALL_MAX, SAMPLE_EVERY, GradientSample, MergeResult, OuterTarget, merge_fragment
 from .merges import MergeMethod, SliceSums, get_merge
 from .outer import OuterOptimizer, OuterRates, get_outer
@@ -37,4 +37,5 @@ __all__ = [
     "not_finite",
     "reduce",
     "run_bytes",
+    "update_codec",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from atoll.codec.protocol import Codec, get_codec
-from atoll.core import Layout, elements_of
+from atoll.core import DENSE, Layout, elements_of
 
 
 class Matrix(NamedTuple):
@@ -25,6 +25,15 @@ def fragment_codec(name: str, layout: Layout, fragment: int) -> Codec:
         return codec
     of_fragment: Codec = shaped(_matrices(layout, fragment))
     return of_fragment
+
+
+def update_codec(name: str, layout: Layout, fragment: int, size: int) -> Codec:
+    """The codec of an update of so many bytes, in a run whose `codec_down` is `name`: that one, or (`adaptive`) another
+    that sends every value. Their sizes differ, so that they tell."""
+    said, values = fragment_codec(name, layout, fragment), layout.fragments[fragment].size
+    if name not in DENSE or size == said.size_max(values):
+        return said
+    return next((codec for other in DENSE if (codec := get_codec(other)).size_max(values) == size), said)
 
 
 def _matrices(layout: Layout, fragment: int) -> tuple[Matrix, ...]:

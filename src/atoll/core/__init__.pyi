@@ -1,8 +1,9 @@
 from . import effects, messages, values
-from .adaptive import AdaptiveController, RunMeasured
+from .adaptive import AdaptiveController
 from .arrayless import ArraylessHost, checksum_of
 from .assignment import assign, reassign
 from .beginning import EPOCHS_SKIPPED, Begin
+from .codec_ladder import DENSE, ladder_down
 from .config import (
     ADAPTIVES,
     CODECS,
@@ -147,6 +148,7 @@ from .presets import SYNC_PRESETS, sync_preset
 from .ranks import numbers
 from .registry import Registry
 from .rounds import ContributionId, ContributionRecord, HandedOver
+from .run_rhythm import RunMeasured
 from .syncer_driver import LEFT, StoreOutcome, SyncerDriver, VersionToStore
 from .syncer_machine import SyncerMachine
 
@@ -157,6 +159,7 @@ __all__ = [
     "CLOSE_TIMEOUT_NS",
     "CODECS",
     "CORRECTIONS",
+    "DENSE",
     "EARLIER_DEFAULTS",
     "EPOCHS_SKIPPED",
     "EPOCH_KEY",
@@ -300,6 +303,7 @@ __all__ = [
     "elements_of",
     "fragments_for",
     "grace_ns",
+    "ladder_down",
     "meant",
     "messages",
     "moving_average",

@@ -10,7 +10,12 @@ from functools import cache
 
 from atoll.core.config import CODECS, SyncConfig
 
-USUAL = ("fp32", "bf16", "int8", "int4", "int2", "topk:10%", "topk:3%")
+DENSE = ("fp32", "bf16", "int8", "int4", "int2")
+"""Codecs that send every value, in payloads whose size tells which it was."""
+USUAL = (*DENSE, "topk:10%", "topk:3%")
+DENSE_BITS_MIN = 2.0
+"""What has fewer bits per parameter leaves values out, and costs loss that a period of up to three times as many steps
+does not (docs/results/sparse.md)."""
 SAMPLE = 1 << 20
 """Values by which bits are told: scales and counts of blocks are in it, and no edge matters."""
 
@@ -23,6 +28,19 @@ def ladder_of(config: SyncConfig) -> tuple[Rung, ...]:
     if config.adaptive not in ("on", "network"):
         return ((config.codec_up, 1.0),)
     return _ladder(config.codec_up, config.codec_ladder)
+
+
+def ladder_down(config: SyncConfig) -> tuple[Rung, ...]:
+    """The codecs that updates of this run may have. They are for everybody, so none of them leaves values out."""
+    first: Rung = (config.codec_down, bits(config.codec_down) or 1.0)
+    if config.adaptive not in ("on", "network") or config.codec_down not in DENSE:
+        return (first,)
+    return first, *((name, share) for name in DENSE if (share := bits(name) or 0.0) < first[1])
+
+
+def last_dense(ladder: tuple[Rung, ...]) -> int:
+    """The rung below which values are left out; the first one, if all do."""
+    return max((place for place, (_, share) in enumerate(ladder) if share >= DENSE_BITS_MIN), default=0)
 
 
 @cache

@@ -253,6 +253,8 @@ class Merge:
     version: int
     contributions: tuple[ContributionId, ...]
     weights: tuple[float, ...]
+    codec_down: str = ""
+    """What the update is encoded in (`adaptive`); empty: in the run's `codec_down`."""
 
 
 @dataclass(frozen=True, slots=True)

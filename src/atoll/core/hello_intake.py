@@ -81,7 +81,7 @@ class HelloIntake:
         member.protocol = min(hello.protocol, PROTOCOL_VERSION)
         member.secret = event.secret if member.protocol >= SECRET_PROTOCOL else ""
         member.codec_up = codec_up_for(hello, self._state.config)
-        member.codecs = frozenset(hello.codecs)
+        member.codecs, member.any_update = frozenset(hello.codecs), hello.any_update
         member.revoked = ""
         member.tokens_per_step_declared = event.identity.tokens_per_step if event.identity is not None else 0
         member.newcomer, member.start_step = not hello.bases, -1

@@ -176,6 +176,7 @@ class LearnerMachine:
             self.frozen,
             self._fingerprint,
             CODECS.names(),
+            any_update=True,
         )
 
     def heartbeat(self) -> Progress | None:

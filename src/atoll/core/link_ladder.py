@@ -13,8 +13,8 @@ from atoll.core.codec_ladder import Rung
 from atoll.core.config import SECOND_NS
 from atoll.core.link_use import LinkMeasured
 
-BUSY_HIGH = 0.8
-"""A link that is in use for a larger share of the time has no room for a bad minute."""
+BUSY_HIGH = 0.93
+"""A link that is in use for a larger share of the time does not carry what is wanted of it."""
 BUSY_LOW = 0.4
 """And it may send more if it would then be in use for less than this share."""
 ANSWER_NS_MIN = 20_000_000
@@ -22,10 +22,12 @@ ANSWER_NS_MIN = 20_000_000
 CALM_WINDOWS = 3
 HELPED = 1.1
 """Fewer bits are worth their loss if answers take so much less time."""
+THINNED_OUT = 1.3
+"""Where they take so much more, the link has changed meanwhile, and nothing is known of the bits."""
 ANSWERS_MIN = 3
 """Answers after which it is known what fewer bits were worth."""
 IN_VAIN_NS = 600 * SECOND_NS
-"""For so long fewer bits are not tried again. A link that thinned out while it was being judged looks alike."""
+"""For so long fewer bits are not tried again."""
 
 
 @dataclass(slots=True)
@@ -44,6 +46,8 @@ class LinkPlace:
     """Since then."""
     in_vain_ns: int = -(2**63)
     """Until when fewer bits are not tried: they did not help."""
+    floor: int = -1
+    """The rung with the fewest bits that it may take now; -1: the last one."""
     busy: bool = False
     each_ns: float = 0.0
     """What an answer took in the last window in which there was one."""
@@ -56,9 +60,27 @@ class LinkPlace:
         """Of that rung, as a share of the present one's."""
         return self.ladder[rung][1] / self.ladder[self.rung][1]
 
+    @property
+    def lowest(self) -> int:
+        last = len(self.ladder) - 1
+        return last if self.floor < 0 else max(self.rung, min(self.floor, last))
+
+    @property
+    def foreseen_ns(self) -> float:
+        """What an answer should take after the last step down, while it is not known what it does."""
+        return self.before_ns / self.bits(self.came_from)
+
+    def share(self, rung: int, every_ns: float) -> float:
+        """Of the time that there is for an answer, what one would take on that rung; 0: nothing is known."""
+        return self.each_ns * self.bits(rung) / every_ns
+
     def thin(self, now_ns: int) -> bool:
         """It is busy, and may still send less, or does not know yet what that brought."""
-        return self.busy and (self.before_ns > 0.0 or (now_ns >= self.in_vain_ns and self.rung + 1 < len(self.ladder)))
+        return self.busy and (self.before_ns > 0.0 or (now_ns >= self.in_vain_ns and self.rung < self.lowest))
+
+    def try_again(self) -> None:
+        """What was measured since the last step down does not count."""
+        self.busy_ns = self.answers = 0
 
     def moved(self, rung: int) -> None:
         """The next answers are encoded as this rung says."""
@@ -67,34 +89,34 @@ class LinkPlace:
         self.rung, self.calm, self.busy_ns, self.answers = rung, 0, 0, 0
 
 
-def next_rung(link: LinkPlace, measured: LinkMeasured, every_ns: float, now_ns: int) -> tuple[int, str]:
-    """Where on the ladder a link belongs after this window, and why, if an answer is wanted every so often. Changes
+def next_rung(link: LinkPlace, measured: LinkMeasured, time_ns: float, now_ns: int) -> tuple[int, str]:
+    """Where on the ladder a link belongs after this window, and why, if there is so much time for an answer. Changes
     what the link remembers, not its rung."""
     if link.before_ns:
         link.before_ns = max(link.before_ns, float(measured.before_ns))
     if measured.each_ns <= 0.0:
         return link.rung, ""
     link.each_ns = measured.each_ns
-    share = measured.each_ns / every_ns
+    share = measured.each_ns / time_ns
     link.busy = share > BUSY_HIGH and measured.each_ns >= ANSWER_NS_MIN
     if link.busy:
         link.calm = 0
-        return _fewer(link, measured, share, every_ns, now_ns)
+        return _fewer(link, measured, share, time_ns, now_ns)
     if measured.answers:
         link.before_ns = 0.0
     return _more(link, share) if measured.answers else (link.rung, "")
 
 
-def _fewer(link: LinkPlace, measured: LinkMeasured, share: float, every_ns: float, now_ns: int) -> tuple[int, str]:
+def _fewer(link: LinkPlace, measured: LinkMeasured, share: float, time_ns: float, now_ns: int) -> tuple[int, str]:
     helped = _has_helped(link, measured)
     if helped is False:
         link.in_vain_ns = now_ns + IN_VAIN_NS
-        return link.came_from, f"fewer bits did not help: still {_takes(measured, every_ns)}"
-    if helped is None or now_ns < link.in_vain_ns or link.rung + 1 == len(link.ladder):
+        return link.came_from, f"fewer bits did not help: still {_takes(measured, time_ns)}"
+    last = link.lowest
+    if helped is None or now_ns < link.in_vain_ns or link.rung == last:
         return link.rung, ""
-    last = len(link.ladder) - 1
     fits = (rung for rung in range(link.rung + 1, last) if share * link.bits(rung) <= BUSY_HIGH)
-    return next(fits, last), _takes(measured, every_ns)
+    return next(fits, last), _takes(measured, time_ns)
 
 
 def _has_helped(link: LinkPlace, measured: LinkMeasured) -> bool | None:
@@ -106,9 +128,9 @@ def _has_helped(link: LinkPlace, measured: LinkMeasured) -> bool | None:
     link.answers += measured.answers
     if link.answers < ANSWERS_MIN:
         return None
-    helped = HELPED * link.busy_ns / link.answers <= link.before_ns
+    each_ns, before_ns = link.busy_ns / link.answers, link.before_ns
     link.before_ns = 0.0
-    return helped
+    return HELPED * each_ns <= before_ns or each_ns > THINNED_OUT * before_ns
 
 
 def _more(link: LinkPlace, share: float) -> tuple[int, str]:
@@ -119,8 +141,8 @@ def _more(link: LinkPlace, share: float) -> tuple[int, str]:
     return richer, f"its link has room: {share:.0%} in use, {share * link.bits(richer):.0%} with more bits"
 
 
-def _takes(measured: LinkMeasured, every_ns: float) -> str:
-    wanted = f"and one is wanted every {every_ns / 1e6:,.0f}"
+def _takes(measured: LinkMeasured, time_ns: float) -> str:
+    wanted = f"and there are {time_ns / 1e6:,.0f}"
     if not measured.answers:
-        return f"no answer for {measured.waiting_ns / 1e9:.1f} s, {wanted} ms"
-    return f"it takes {measured.each_ns / 1e6:,.0f} ms for each answer, {wanted}"
+        return f"no answer for {measured.waiting_ns / 1e9:.1f} s, {wanted} ms for one"
+    return f"it takes {measured.each_ns / 1e6:,.0f} ms for each answer, {wanted} for it"

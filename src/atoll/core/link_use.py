@@ -29,6 +29,13 @@ class LinkMeasured:
     """For how long the link has been in use for an answer that is not there yet."""
     before_ns: int = 0
     """The longest that an answer from before the last decision took."""
+    skipped: int = 0
+    """Requests that another one has overtaken, and answers without bytes."""
+
+    @property
+    def skips(self) -> bool:
+        """It is missing in a third of the rounds or more: when asked, it is not done with the last one."""
+        return self.skipped > 0 and 2 * self.skipped >= self.answers
 
     @property
     def each_ns(self) -> float:
@@ -66,6 +73,7 @@ class _Use:
     busy_ns: int = 0
     answers: int = 0
     before_ns: int = 0
+    skipped: int = 0
 
 
 class LinkWatch:
@@ -82,6 +90,7 @@ class LinkWatch:
             use.asked[fragment] = _Asked(round_number, round_number, now_ns)
         else:
             known.round, known.since_ns = round_number, min(known.since_ns, now_ns)
+            use.skipped += 1
 
     def answered(self, learner: str, fragment: int, round_number: int, size: int, now_ns: int) -> None:
         """An answer to this round, or to an older one than the newest: then that is still to come."""
@@ -92,6 +101,7 @@ class LinkWatch:
         known = use.asked.get(fragment)
         if known is not None and size:
             self._count(use, known, round_number, now_ns)
+        use.skipped += not size
         if known is not None and round_number >= known.round:
             del use.asked[fragment]
         elif known is not None:
@@ -111,7 +121,7 @@ class LinkWatch:
         use = self._uses.get(learner)
         if use is not None:
             use.fresh_round, use.fresh_ns = use.round_last, now_ns
-            use.busy_ns = use.answers = use.before_ns = 0
+            use.busy_ns = use.answers = use.before_ns = use.skipped = 0
 
     def gone(self, learner: str) -> None:
         self._uses.pop(learner, None)
@@ -121,8 +131,8 @@ class LinkWatch:
         use = self._uses.get(learner)
         if use is None:
             return None
-        measured = LinkMeasured(use.busy_ns, use.answers, self._waiting_ns(use, now_ns), use.before_ns)
-        use.busy_ns = use.answers = use.before_ns = 0
+        measured = LinkMeasured(use.busy_ns, use.answers, self._waiting_ns(use, now_ns), use.before_ns, use.skipped)
+        use.busy_ns = use.answers = use.before_ns = use.skipped = 0
         return measured
 
     def _waiting_ns(self, use: _Use, now_ns: int) -> int:

@@ -134,6 +134,8 @@ class Member:
     """What its Welcome said of its contributions: the run's codec, or one that its build knows."""
     codecs: frozenset[str] = frozenset()
     """What its build knows, without parameters; empty: it is older than this list, or is not heard of yet."""
+    any_update: bool = False
+    """It reads updates in other codecs than the run's (`Hello.any_update`)."""
     secret: str = field(default="", repr=False)
     """What its pushes and fetches must carry; empty: nothing, because its session's protocol is older."""
     revoked: str = ""

@@ -185,6 +185,8 @@ class Hello:
     """The codecs that this process knows, without parameters. Empty: it is older than this list."""
     shards: bool = False
     """This learner goes to shards where Welcome names them."""
+    any_update: bool = False
+    """It reads updates in any codec that sends every value, not in `codec_down` alone."""
 
 
 @dataclass(frozen=True, slots=True)

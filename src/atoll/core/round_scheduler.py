@@ -239,10 +239,19 @@ class RoundScheduler:
         if self.adaptive.on and self.commits:
             run = self.adaptive.measured(self.step_ns())
             asked = [(member.learner, member.codecs) for member in self._membership.active()]
-            changes = self.adaptive.look(now_ns, self.clock_last, run, asked)
+            changes = self.adaptive.look(now_ns, self.clock_last, run, asked, any_update=self._reads_any_update())
             out += [Note(change) for change in changes]
             if any(change.what != "nothing" for change in changes):
                 out.append(Remember({ADAPTIVE_KEY: self.adaptive.row(changes)}, first=False))
+
+    def _reads_any_update(self) -> bool:
+        """True if everybody who is here reads updates in another codec than the run's `codec_down`."""
+        return all(member.any_update for member in self._membership.connected())
+
+    def _codec_down(self) -> str:
+        """What the next update is encoded in; empty: as the settings say."""
+        codec = self.adaptive.codec_down
+        return codec if codec != self.config.codec_down and self._reads_any_update() else ""
 
     def _keep_moving(self, clock: int) -> None:
         """Nobody's standing still stops the others: when enough of them have gone far without a round, all fragments
@@ -360,7 +369,7 @@ class RoundScheduler:
                 if codec not in said:
                     said[codec] = Request(opened.number, opened.attempt, track.index, codec)
                 out.append(ToLearner(member.session, said[codec]))
-                self.adaptive.links.asked(member.learner, track.index, opened.number, now_ns)
+                self.adaptive.asked(member.learner, track.index, opened.number, now_ns)
         self.try_close(track, now_ns, out)
 
     def _pace(self, track: FragmentTrack, clock: int) -> Pace:
@@ -559,7 +568,8 @@ class RoundScheduler:
         track.merging, track.weights, track.share = True, made.weights, made.share
         self._closed[track.index] = (opened, items, now_ns)
         identities = tuple(item.id for item in items)
-        out.append(Merge(track.index, opened.number, track.version + 1, identities, tuple(made.weights)))
+        version, weights = track.version + 1, tuple(made.weights)
+        out.append(Merge(track.index, opened.number, version, identities, weights, self._codec_down()))
 
     def set_aside(
         self, member: Member, reason: str, now_ns: int, out: list[SyncerEffect], *, quiet: bool = False

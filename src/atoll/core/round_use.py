@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from atoll.core.policy import median
 
-ROUNDS_KEPT = 8
 ROUNDS_MIN = 3
 """Rounds after a decision before there is another one about the run."""
+ROUNDS_KEPT = 3
+"""Their median: one may be an exception, and more would remember links as they were long ago."""
 VERSIONS_KEPT = 64
 """Of a fragment. A learner that adopts an older one was away, and says nothing about its link."""
 
@@ -57,13 +58,16 @@ class AdoptionTimes:
             for version, at_ns in self._published.get(fragment, ())
             if version == new
         ]
-        self._bases[learner] = (tuple(bases), now_ns if known else last_ns)
+        newer = any(new > old for old, new in zip(before, bases, strict=True))
+        self._bases[learner] = (tuple(bases), now_ns if newer else last_ns)
         if known:
             took_ns = max(0, now_ns - max(min(known), last_ns))
             self._took.setdefault(learner, deque(maxlen=ROUNDS_KEPT)).append(took_ns // len(known))
 
     def begin_anew(self) -> None:
+        """Versions that are out say nothing about those that come."""
         self._took.clear()
+        self._published.clear()
 
     def gone(self, learner: str) -> None:
         self._bases.pop(learner, None)

@@ -26,7 +26,8 @@ from atoll.core import SyncConfig
 from atoll.errors import PayloadError
 from atoll.learner.arithmetic import U8
 from atoll.learner.parameters import F32
-from atoll.learner.torch_codec import DEVICE_CODECS, Encoded, Tensor
+from atoll.learner.torch_codec import BLOCK, Encoded, Tensor
+from atoll.learner.torch_sparse import device_codec, kept_and_bits
 
 CHECK_EVERY = 16
 """Versions of a fragment of which one is compared with the syncer's, byte for byte: at H = 8 every 128 steps."""
@@ -43,19 +44,19 @@ def fits(config: SyncConfig, device: torch.device, parameters: int) -> bool:
     """True if copies of so many parameters may live on this device in a run of these settings."""
     return (
         device.type == "cuda"
-        and config.codec_up in DEVICE_CODECS
-        and config.codec_down in DEVICE_CODECS
+        and all(device_codec(get_codec(name)) is not None for name in (config.codec_up, config.codec_down))
         and parameters * BYTES_PER_PARAMETER <= DEVICE_SHARE_MAX * torch.cuda.get_device_properties(device).total_memory
     )
 
 
 @cache
-def _triton() -> ModuleType | None:
+def _triton() -> tuple[ModuleType | None, ModuleType | None]:
+    """Kernels of the codecs that send every value (and of rebase), and those of topk."""
     try:
-        from atoll.learner import triton_codec
+        from atoll.learner import triton_codec, triton_topk
     except ImportError:
-        return None
-    return triton_codec
+        return None, None
+    return triton_codec, triton_topk
 
 
 class TorchArithmetic:
@@ -93,12 +94,19 @@ class TorchArithmetic:
             return self._to_device(payload).view(torch.float32)
 
     def updated(self, theta: Tensor, codec: str | Codec, payload: U8) -> Tensor:
-        codec = get_codec(codec).name
-        n, here = theta.numel(), DEVICE_CODECS[codec]
+        named = get_codec(codec)
+        n, here = theta.numel(), device_codec(named)
+        if here is None:
+            values = self.on_host(theta).copy()
+            named.decode_add(payload, values)
+            return self.loaded(values.view(np.uint8))
         if payload.nbytes != here.size(n):
-            raise PayloadError(f"{codec} payload of {payload.nbytes} bytes, expected {here.size(n)} for {n} elements")
+            size = here.size(n)
+            raise PayloadError(f"{named.name} payload of {payload.nbytes} bytes, expected {size} for {n} elements")
+        if kept_and_bits(named)[0]:
+            named.inspect(payload, n, np.array([0, -(-n // BLOCK)], np.int64))  # its places must ascend
         with self.beside():
-            return self.add(theta, codec, self._to_device(payload))
+            return self.add(theta, named, self._to_device(payload))
 
     def checksum(self, theta: Tensor, version: int, expected: int) -> int:
         if expected and version % CHECK_EVERY:
@@ -122,7 +130,7 @@ class TorchArithmetic:
     def rebased(
         self, new: Tensor, old: Tensor, moves: Sequence[tuple[Tensor, Tensor]], out: Tensor | None = None
     ) -> Tensor:
-        triton = _triton() if self._stream is not None and len(moves) == 1 and out is None else None
+        triton = _triton()[0] if self._stream is not None and len(moves) == 1 and out is None else None
         with self.beside():
             if triton is not None:
                 made: Tensor = triton.rebase(new, old, *moves[0])
@@ -136,17 +144,17 @@ class TorchArithmetic:
         self, codec: str | Codec, values: Tensor, origin: Tensor, residual: Tensor | None, *, feedback: bool
     ) -> tuple[U8, Tensor | None]:
         named = get_codec(codec)
-        if named.name not in DEVICE_CODECS:
+        if device_codec(named) is None:
             return self._encoded_on_host(named, values, origin, residual, feedback)
-        codec, feedback = named.name, feedback and not named.lossless
+        feedback = feedback and not named.lossless
         with self.beside():
-            made = self._encode(codec, values, origin, residual if feedback else None, feedback)
+            made = self._encode(named, values, origin, residual if feedback else None, feedback)
             payload, finite = self._to_host(made.payload), self._to_host(made.finite)
             done = self.done()
         if done is not None:
             done.synchronize()
         if not bool(finite):
-            raise not_finite(codec)
+            raise not_finite(named.name)
         return payload.numpy(), made.residual if feedback else None
 
     def on_host(self, array: Tensor) -> F32:
@@ -160,21 +168,32 @@ class TorchArithmetic:
 
     # ------------------------------------------------------------ inside
 
-    def add(self, theta: Tensor, codec: str, payload: Tensor) -> Tensor:
-        """theta + decode(payload), on the current stream."""
-        triton = _triton() if self._stream is not None and codec in STEPS else None
-        if triton is not None:
-            added: Tensor = triton.add_update(theta, payload, STEPS[codec])
-            return added
-        return theta + DEVICE_CODECS[codec].decode(payload, theta.numel())
+    def _kernels(self, codec: Codec) -> tuple[ModuleType, tuple[int, ...]] | None:
+        """Who computes this codec in one pass, and how it is told to them; None: torch does, or there is no GPU."""
+        dense, sparse = _triton() if self._stream is not None else (None, None)
+        if dense is not None and codec.name in STEPS:
+            return dense, (STEPS[codec.name],)
+        kept, bits = kept_and_bits(codec)
+        return (sparse, (kept, bits)) if sparse is not None and kept else None
 
-    def _encode(self, codec: str, values: Tensor, origin: Tensor, residual: Tensor | None, feedback: bool) -> Encoded:
-        triton = _triton() if self._stream is not None and codec in STEPS else None
-        if triton is not None:
-            made: Encoded = triton.encode_difference(values, origin, residual, STEPS[codec], feedback)
+    def add(self, theta: Tensor, codec: Codec, payload: Tensor) -> Tensor:
+        """theta + decode(payload), on the current stream."""
+        found = self._kernels(codec)
+        if found is not None:
+            added: Tensor = found[0].add_update(theta, payload, *found[1])
+            return added
+        here = device_codec(codec)
+        assert here is not None
+        return theta + here.decode(payload, theta.numel())
+
+    def _encode(self, codec: Codec, values: Tensor, origin: Tensor, residual: Tensor | None, feedback: bool) -> Encoded:
+        found = self._kernels(codec)
+        if found is not None:
+            made: Encoded = found[0].encode_difference(values, origin, residual, *found[1], feedback)
             return made
-        x = values - origin
-        return DEVICE_CODECS[codec].encode(x if residual is None else x + residual)
+        x, here = values - origin, device_codec(codec)
+        assert here is not None
+        return here.encode(x if residual is None else x + residual)
 
     def _encoded_on_host(
         self, codec: Codec, values: Tensor, origin: Tensor, residual: Tensor | None, feedback: bool

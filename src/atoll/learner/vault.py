@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.codec import Codec, fragment_codec
+from atoll.codec import Codec, fragment_codec, update_codec
 from atoll.core import INLINE_BYTES_MAX, Layout, PushHeader, SyncConfig
 from atoll.errors import PayloadError
 from atoll.learner.arithmetic import U8, Arithmetic, HostArithmetic
@@ -90,7 +90,8 @@ class Vault:
     def prepare_update(self, fragment: int, before: HeldVersion, payload: U8, checksum: int) -> HeldVersion:
         """The version after `before`; PayloadError if the bits are not the syncer's."""
         version = before.version + 1
-        theta = self.arithmetic.updated(before.theta, self.codec(self.config.codec_down, fragment), payload)
+        codec = update_codec(self.config.codec_down, self.layout, fragment, payload.nbytes)
+        theta = self.arithmetic.updated(before.theta, codec, payload)
         digest = self.arithmetic.checksum(theta, version, checksum)
         if checksum and digest != checksum:
             raise PayloadError(f"version {version} of fragment {fragment} differs from the syncer's")

@@ -109,7 +109,7 @@ def adapted_text(event: events.Adapted) -> str:
     """A decision about what is sent, and why: "H 8 -> 12: ...", "paris int4 -> int2: ..."."""
     if event.what == "nothing":
         return event.reason
-    subject = {"period": "H", "overlap": "tau"}.get(event.what, event.subject)
+    subject = {"period": "H", "overlap": "tau", "codec_down": "updates"}.get(event.what, event.subject)
     return f"{subject} {event.before} -> {event.after}: {event.reason}"
 
 

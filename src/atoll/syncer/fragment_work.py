@@ -66,7 +66,9 @@ async def merge_contributions(
     logging = asyncio.ensure_future(host.keeper.log_payloads(merge, held))
     started_ns = time.monotonic_ns()
     parts = gathered or Gathered(held, merge.weights)
-    result = await host.on_a_worker(host.state.merge, merge.fragment, parts.held, parts.weights, parts.groups)
+    result = await host.on_a_worker(
+        host.state.merge, merge.fragment, parts.held, parts.weights, parts.groups, merge.codec_down
+    )
     merge_ns = time.monotonic_ns() - started_ns
     places = await writing
     await logging
@@ -140,5 +142,5 @@ def find_update(state: ModelState, request: FetchRequest) -> tuple[FetchHeader, 
     if update is None:
         detail = f"version {request.version} of fragment {request.fragment} left the ring; fetch it whole"
         raise RefusedError(Refusal.UNKNOWN_VERSION, detail)
-    header = FetchHeader(request.version, state.config.codec_down, update.payload.nbytes, update.checksum)
+    header = FetchHeader(request.version, update.codec, update.payload.nbytes, update.checksum)
     return header, update.payload.data

@@ -57,7 +57,8 @@ def _try(fragment: int, slot: LoadedFragment, merges: list[LoggedMerge]) -> tupl
             held = [state.inspect(fragment, payload, codec)[1] for codec, payload in merge.payloads()]
         except PayloadError as error:
             return at, f"version {merge.version} of fragment {fragment} cannot be made again: {error}"
-        result, arrays = state.merge(fragment, held, merge.weights), state.fragments[fragment]
+        codec_down, arrays = str(merge.meta.get("codec_down", "")), state.fragments[fragment]
+        result = state.merge(fragment, held, merge.weights, codec_down=codec_down)
         if not result.finite or arrays.checksum != merge.meta["checksum"]:
             return at, f"version {merge.version} of fragment {fragment}, made again, is not what it was"
         at = LoadedFragment(merge.version, merge.meta, state.durable(fragment), slot.epoch, slot.sequence)

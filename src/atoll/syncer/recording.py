@@ -150,6 +150,7 @@ class Recorder:
         ]
         head: dict[str, Any] = {"kind": "merge", "fragment": merge.fragment, "version": merge.version}
         head |= {"round": merge.round, "checksum": checksum, "contributions": ids, "weights": list(merge.weights)}
+        head |= {"codec_down": merge.codec_down} if merge.codec_down else {}
 
         def write() -> None:
             recording.append(head).sync()

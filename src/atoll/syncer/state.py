@@ -36,7 +36,7 @@ from atoll.codec import (
     merge_fragment,
     reduce,
 )
-from atoll.core import BLOCK, NO_VERSION, Fragment, Layout, SyncConfig, elements_of, padded, scales_steps
+from atoll.core import BLOCK, NO_VERSION, Fragment, Layout, SyncConfig, elements_of, ladder_down, padded, scales_steps
 from atoll.errors import ConfigError, PayloadError
 
 F32 = NDArray[np.float32]
@@ -55,6 +55,7 @@ class Update:
 
     payload: U8
     checksum: int
+    codec: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class ModelState:
     @property
     def keeps_residuals(self) -> bool:
         """True if what encoding an update has lost goes into the next one."""
-        return self.config.feedback_down and not get_codec(self.config.codec_down).lossless
+        return self.config.feedback_down and any(not get_codec(name).lossless for name, _ in ladder_down(self.config))
 
     def codec_up(self, fragment: int, name: str = "") -> Codec:
         """The codec of this name for a fragment; without one, that of the run's contributions."""
@@ -215,10 +216,13 @@ class ModelState:
         held: Sequence[InspectedPayload],
         weights: Sequence[float],
         groups: Sequence[Partial] = (),
+        codec_down: str = "",
     ) -> MergeResult:
         """Merge, take the outer step and make the next version. Untouched if the result is not finite. `groups` are
-        parts that relays have condensed; they come after the contributions, in the order given."""
+        parts that relays have condensed; they come after the contributions, in the order given. The update is encoded
+        in `codec_down`, or as the settings say."""
         arrays, config = self.fragments[fragment], self.config
+        codec_down = codec_down or config.codec_down
         every = config.momentum_restart or arrays.version + 1
         parts = [self.reduce(fragment, held, weights)] if held else []
         partial = combine([*parts, *groups]) if groups else parts[0]
@@ -226,7 +230,7 @@ class ModelState:
             partial if config.robust == "off" else balanced(partial),
             arrays.slice_merges,
             OuterTarget(arrays.theta, arrays.outer, arrays.residual),
-            codec_down=fragment_codec(config.codec_down, self.layout, fragment),
+            codec_down=fragment_codec(codec_down, self.layout, fragment),
             outer=config.outer,
             rates=OuterRates(config.outer_lr, config.outer_momentum, arrays.version % every),
             previous=arrays.sample,
@@ -239,7 +243,8 @@ class ModelState:
             arrays.sample = result.sample
             arrays.version += 1
             arrays.checksum = xxhash.xxh3_64_intdigest(arrays.theta.data)
-            arrays.ring[arrays.version] = Update(result.update, xxhash.xxh3_64_intdigest(result.update.data))
+            digest = xxhash.xxh3_64_intdigest(result.update.data)
+            arrays.ring[arrays.version] = Update(result.update, digest, codec_down)
             while len(arrays.ring) > self.config.ring_versions:
                 arrays.ring.popitem(last=False)
         return result

@@ -147,7 +147,8 @@ class StateWriter:
         if self._store is not None and not self.gate.fenced:
             ids = [[item.learner, item.generation, item.seq] for item in merge.contributions]
             record = {"merge": merge.fragment, "version": merge.version, "round": merge.round, "checksum": checksum}
-            self._store.note({**record, "contributions": ids, "weights": list(merge.weights)})
+            other = {"codec_down": merge.codec_down} if merge.codec_down else {}
+            self._store.note({**record, "contributions": ids, "weights": list(merge.weights), **other})
 
     async def sync(self) -> str:
         """Make what was appended durable; returns the error if that failed. Raises FencedSyncerError if a newer syncer
@@ -216,13 +217,14 @@ class StateWriter:
             return None
         if behind.version != item.version - 1:
             return None
+        logged = {**fragment_record, "codec_down": merge.codec_down} if merge.codec_down else fragment_record
         try:
             stats: CommitStats = await self._loop.run_in_executor(
                 self._threads,
                 self._store.log_commit,
                 item.fragment,
                 item.version,
-                fragment_record,
+                logged,
                 merge.weights,
                 places,
             )

@@ -67,6 +67,7 @@ _hello = record(
     fingerprint=checks.optional_identifier,
     codecs=many(checks.identifier, limits.CODECS_MAX),
     shards=free,
+    any_update=free,
 )
 
 

@@ -60,7 +60,7 @@ def hello_in(hello: m.Hello, protocol: int) -> m.Hello:
         return replace(hello, protocol=protocol, tensors=() if hello.fingerprint else hello.tensors)
     if protocol < 2:
         hello = replace(hello, epoch=0, checksums=(), wants_inner=False, frozen=0, codecs=())
-    return replace(hello, protocol=protocol, fingerprint="", shards=False)
+    return replace(hello, protocol=protocol, fingerprint="", shards=False, any_update=False)
 
 
 def learner_message_in(message: m.LearnerMessage, protocol: int) -> m.LearnerMessage:

@@ -43,9 +43,11 @@ class LabSyncer(ArraySyncer):
         self._rhos = rhos
         self._durable = durable
 
-    def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
+    def merge(
+        self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float], codec_down: str
+    ) -> Made:
         held = [self.look(fragment, payload)[1] for payload in payloads]
-        result = self.state.merge(fragment, held, weights)
+        result = self.state.merge(fragment, held, weights, codec_down=codec_down)
         if not result.finite:
             return Made(False)
         if not math.isnan(result.rho):

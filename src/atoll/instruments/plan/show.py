@@ -85,7 +85,8 @@ def settled(plan: Plan) -> list[str]:
     for place, codec in plan.settled.codecs:
         by_codec.setdefault(codec, []).append(place)
     sends = "; ".join(f"{codec} from {', '.join(places)}" for codec, places in by_codec.items())
-    end = f"adaptive: H {plan.settled.period}, tau {plan.settled.overlap}, {sends}"
+    down = f"; updates in {plan.settled.codec_down}"
+    end = f"adaptive: H {plan.settled.period}, tau {plan.settled.overlap}, {sends}{down}"
     return [end, *(f"  {adapted_text(decision)}" for decision in plan.settled.decisions)]
 
 

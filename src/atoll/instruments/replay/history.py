@@ -42,6 +42,8 @@ class Decision:
     contributions: tuple[tuple[str, int, int], ...]
     """(learner, generation, seq) of each."""
     weights: tuple[float, ...]
+    codec_down: str = ""
+    """What the update was encoded in; empty: as the settings say."""
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -225,7 +227,8 @@ def _decision(epoch: int, head: Mapping[str, Any], fragment: str = "fragment") -
     weights = tuple(float(weight) for weight in head["weights"])
     if not ids or len(set(ids)) != len(ids) or len(weights) != len(ids):
         raise ValueError("contributions and weights do not fit together")
-    return Decision(epoch, *_numbers(head, fragment), contributions=ids, weights=weights)
+    codec_down = str(head.get("codec_down", ""))
+    return Decision(epoch, *_numbers(head, fragment), contributions=ids, weights=weights, codec_down=codec_down)
 
 
 def _numbers(head: Mapping[str, Any], fragment: str) -> tuple[int, int, int, int]:

@@ -175,7 +175,7 @@ class Replayer:
             )
         held = self._payloads.of(recorded, self.state)
         try:
-            result = self.state.merge(index, held, decision.weights)
+            result = self.state.merge(index, held, decision.weights, codec_down=decision.codec_down)
         except PayloadError as error:
             raise StoreError(
                 f"{recorded.record.where}: version {version} of fragment {index} cannot be merged ({error}); the file "

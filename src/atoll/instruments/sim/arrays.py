@@ -89,9 +89,11 @@ class ArraySyncer:
         held = [self.look(fragment, payload)[1] for payload in payloads]
         return self.state.compare(fragment, held, learners, voices)
 
-    def merge(self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float]) -> Made:
+    def merge(
+        self, fragment: int, version: int, payloads: Sequence[U8], weights: Sequence[float], codec_down: str
+    ) -> Made:
         held = [self.look(fragment, payload)[1] for payload in payloads]
-        result = self.state.merge(fragment, held, weights)
+        result = self.state.merge(fragment, held, weights, codec_down=codec_down)
         if not result.finite:
             return Made(False)
         arrays = self.state.fragments[fragment]
@@ -124,8 +126,8 @@ class ArraySyncer:
     def theta(self, fragment: int) -> U8:
         return self.state.fragments[fragment].theta.copy().view(np.uint8)
 
-    def update_bytes(self, fragment: int) -> int:
-        codec = fragment_codec(self.state.config.codec_down, self.state.layout, fragment)
+    def update_bytes(self, fragment: int, version: int) -> int:
+        codec = fragment_codec(self.state.fragments[fragment].ring[version].codec, self.state.layout, fragment)
         return codec.size_max(self.state.layout.fragments[fragment].size)
 
     def whole_bytes(self, fragment: int) -> int:

@@ -59,7 +59,9 @@ class ReferenceSyncer:
         others = {name: total - (side if name in voices else 0.0) for name, side in sides.items()}
         return {name: side * math.copysign(1.0, others[name]) if others[name] else 0.0 for name, side in sides.items()}
 
-    def merge(self, fragment: int, version: int, payloads: Sequence[Reference], weights: Sequence[float]) -> Made:
+    def merge(
+        self, fragment: int, version: int, payloads: Sequence[Reference], weights: Sequence[float], codec_down: str
+    ) -> Made:
         before, checksum = self._now[fragment]
         assert version == before + 1, "the machine and the references disagree"
         made = mixed(checksum, version, len(payloads), sum(weights))
@@ -96,7 +98,7 @@ class ReferenceSyncer:
         version, checksum = self._now[fragment]
         return (checksum, version)
 
-    def update_bytes(self, fragment: int) -> int:
+    def update_bytes(self, fragment: int, version: int) -> int:
         return CONTRIBUTION_BYTES
 
     def whole_bytes(self, fragment: int) -> int:

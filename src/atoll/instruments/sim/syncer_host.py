@@ -246,7 +246,7 @@ class SyncerHost(Process):
 
     def _merge(self, merge: fx.Merge, payloads: list[Payload], done: Callable[[fx.MergeFinished], None]) -> None:
         assert self.payloads is not None
-        made = self.payloads.merge(merge.fragment, merge.version, payloads, merge.weights)
+        made = self.payloads.merge(merge.fragment, merge.version, payloads, merge.weights, merge.codec_down)
         if not made.finite:
             done(fx.MergeFinished(merge.fragment, finite=False))
             return
@@ -512,7 +512,7 @@ class SyncerHost(Process):
         update = self.payloads.update(request.fragment, request.version)
         if update is None:
             return Refusal.UNKNOWN_VERSION
-        return request.version, update, self.payloads.update_bytes(request.fragment)
+        return request.version, update, self.payloads.update_bytes(request.fragment, request.version)
 
     def _give_whole(self, request: FetchRequest, done: Callable[[tuple[int, Payload, int] | str], None]) -> None:
         done(self._whole(request))

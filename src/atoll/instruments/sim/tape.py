@@ -59,7 +59,8 @@ class SimTape:
         found = []
         for (fragment, version), note in sorted(last.items()):
             if version <= final[fragment][0]:
-                made = again.merge(fragment, version, note.payloads, note.effect.weights)
+                effect = note.effect
+                made = again.merge(fragment, version, note.payloads, effect.weights, effect.codec_down)
                 found.append(facts.Replayed(fragment, version, note.checksum, made.checksum))
         return found + [
             facts.Replayed(fragment, version, checksum, again.version(fragment)[1])

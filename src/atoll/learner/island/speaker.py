@@ -27,6 +27,7 @@ from atoll.core import (
     FetchedPayload,
     FetchKind,
     FetchRequest,
+    Hello,
     Layout,
     LearnerMachine,
     LearnerMessage,
@@ -216,6 +217,10 @@ class SpeakerShell(LearnerShell):
 
     def _make_arrays(self, layout: Layout, config: SyncConfig) -> None:
         self._arrays = SpeakerArrays(self.worker)
+
+    def hello(self) -> Hello:
+        """Ranks that fetch their own parts of an update must know its sections beforehand."""
+        return replace(super().hello(), any_update=False)
 
     def _take_settings(self, config: SyncConfig) -> None:
         for codec in (config.codec_up, config.codec_down):
