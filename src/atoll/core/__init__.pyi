@@ -1,7 +1,7 @@
 from . import effects, messages, values
 from .adaptive import AdaptiveController, RunMeasured
 from .arrayless import ArraylessHost, checksum_of
-from .assignment import assign, reassign
+from .assignment import assign, reassign, rebalance, share_out
 from .beginning import EPOCHS_SKIPPED, Begin
 from .config import (
     ADAPTIVES,
@@ -122,6 +122,7 @@ from .messages import (
     Refusal,
     Refused,
     Request,
+    Serving,
     Start,
     Stop,
     SyncerMessage,
@@ -273,6 +274,7 @@ __all__ = [
     "RoundClosed",
     "RoundLaunched",
     "RunMeasured",
+    "Serving",
     "Start",
     "Stop",
     "StoreOutcome",
@@ -310,9 +312,11 @@ __all__ = [
     "parse_quorum",
     "quorum_count",
     "reassign",
+    "rebalance",
     "same_secret",
     "scales_steps",
     "settings_of",
+    "share_out",
     "stale_factor",
     "step_factor_min",
     "sync_preset",

@@ -185,6 +185,8 @@ class Hello:
     """The codecs that this process knows, without parameters. Empty: it is older than this list."""
     shards: bool = False
     """This learner goes to shards where Welcome names them."""
+    moves: bool = False
+    """And follows a fragment that moves to another one (Serving)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +280,14 @@ class Welcome:
     """host:port of each shard; none: the syncer serves every fragment itself."""
     shard_of: tuple[int, ...] = ()
     """By fragment: which of `shards` serves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A fragment has moved to another shard: this replaces what Welcome said."""
+
+    shards: tuple[str, ...]
+    shard_of: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -656,4 +666,5 @@ SyncerMessage = (
     | Donate
     | InnerOffer
     | DataLeases
+    | Serving
 )

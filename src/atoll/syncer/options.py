@@ -81,6 +81,8 @@ class SyncerOptions:
     """Do not wait for a standby that is away for longer than `standby_after_s`, although it may have taken over."""
     shards: tuple[str, ...] = ()
     """host:port of each `atoll shard` that has fragments of this run; none: they are all here."""
+    shard_lost_after_s: float = 0.0
+    """A shard that is away for longer is given up: others get its fragments, and learners bring them. 0: never."""
     shard_token: str = field(default="", repr=False)
     """What shards and a standby are shown: the run's token, or the key of an operator."""
     shard_tls_ca: str = ""

@@ -17,6 +17,9 @@ SHARDS_ROW = "shards"
 """On the tape of a coordinator: the name of each fragment's shard."""
 PLACES_ROW = "shard places"
 """On the tape of a coordinator: by the name of each shard, where it was last met."""
+MOVES_ROW = "shard moves"
+"""On the tape of a coordinator: addresses of shards that were added and taken out while it ran, where fragments have
+moved from, and whose copies of them do not count any more."""
 
 
 def recover(

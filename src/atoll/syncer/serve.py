@@ -120,6 +120,7 @@ async def _serve_claimed(
         fleet = await lead_shards(options, found[0] if found is not None else None, epoch, patience_s)
         found = found and with_shards(found[0], fleet, options.durability)
         shell = ShardedShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin, fleet=fleet)
+        shell.shards.changes.lost_after_s = options.shard_lost_after_s
         shell.writes_model = options.run_folder is not None and options.model
     teller = Teller(say, lambda learner: _peer(shell, learner))
     writer.tell = teller.hear
@@ -268,15 +269,16 @@ async def _listen(shell: SyncerShell, options: SyncerOptions, wanted: ServerOpti
     relays = shell.platform.relays
     relays.refused = lambda method, values: refused_primary(shell.machine.run, shell.machine.epoch, method, values)
     attach = attach_handler(relays.answering)
+    change = shell.shards.changes.asked if isinstance(shell, ShardedShell) else None
     earlier = _earlier_address(options)
     if earlier:
         for _ in range(EARLIER_PORT_TRIES):
             try:
-                return await serve(shell, replace(wanted, listen=earlier), attach=attach)
+                return await serve(shell, replace(wanted, listen=earlier), attach=attach, change_shards=change)
             except (OSError, RuntimeError, AtollError):
                 await asyncio.sleep(EARLIER_PORT_PAUSE_S)
         print(f"atoll syncer: the earlier address {earlier} is taken; learners must be told the new one", flush=True)
-    return await serve(shell, wanted, attach=attach)
+    return await serve(shell, wanted, attach=attach, change_shards=change)
 
 
 def _earlier_address(options: SyncerOptions) -> str:
@@ -341,6 +343,7 @@ async def _let_go(
     if claim is not None:
         await claim.close()
     assert isinstance(shell, ShardedShell)
+    await shell.shards.changes.close()
     await shell.fleet.close()
     await asyncio.to_thread(shell.keeper.close)
 

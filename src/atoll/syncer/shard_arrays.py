@@ -41,6 +41,7 @@ from atoll.syncer.fragment_work import (
     store_version,
 )
 from atoll.syncer.log_replay import replay_log
+from atoll.syncer.shard_moves import FragmentMoves
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
 
@@ -61,6 +62,7 @@ class ShardArrays:
         """Contributions that the coordinator has accepted, or is asked about."""
         self.heals: dict[tuple[int, str], NDArray[np.uint8]] = {}
         """Whole fragments that learners have brought back, by fragment and learner."""
+        self.moves = FragmentMoves(self)
         self._folder = folder
         self._writer = writer
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-shard")
@@ -125,6 +127,10 @@ class ShardArrays:
             self._store.remember({SHARD_ROW: self.row})
             self._store.sync()
 
+    async def remember(self) -> None:
+        """Whose fragments these are, before any of them is written."""
+        await asyncio.to_thread(self._remember)
+
     # ------------------------------------------------------------ a coordinator comes
 
     async def attach(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,10 +141,11 @@ class ShardArrays:
             keeper, self._keeper = self._keeper, None
             await asyncio.to_thread(self._reopen, keeper)
         self.state, self.held, self.heals = None, {}, {}
+        self.moves.forget()
         self.copies.clear()
         self._check_run(str(values["run"]))
         self.row |= {"epoch": int(values["epoch"]), "instance": str(values["instance"])}
-        await asyncio.to_thread(self._remember)
+        await self.remember()
         level = str(values["level"])
         if level == "none":
             self._loaded = Loaded()
@@ -226,7 +233,7 @@ class ShardArrays:
 
     async def commit_seed(self) -> dict[str, int]:
         assert self.state is not None
-        await asyncio.to_thread(self._remember)
+        await self.remember()
         checksums = await self.on_a_worker(self.state.commit_seed)
         self.keeper.begin(self.row["run"], self.state.config, self.state.layout)
         return {str(f): checksums[f] for f in sorted(self.state.owned)}
@@ -241,7 +248,7 @@ class ShardArrays:
         payload = self.heals.get((heal.fragment, learner))
         if payload is None:
             raise RefusedError(Refusal.UNKNOWN_VERSION, f"{learner!r} has brought no fragment {heal.fragment} here")
-        await asyncio.to_thread(self._remember)
+        await self.remember()
         await heal_fragment(self, heal, payload, rounds)
         self.heals = {key: one for key, one in self.heals.items() if key[0] != heal.fragment}
 
