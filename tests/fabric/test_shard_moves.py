@@ -9,7 +9,6 @@ from cluster import SyncerProcess, TrainingThread, check_books
 from shards import ShardProcess, change, owners, sharded_syncer
 from test_shards import EXACT, RHYTHM, grows
 
-from atoll.errors import RefusedError
 from atoll.store import read_state
 
 STEPS = 64
@@ -150,31 +149,4 @@ def test_source_and_target_die_in_the_middle_of_a_move_and_nothing_is_lost(tmp_p
             learner.stopping.set()
         for shard in (*shards, spare):
             shard.kill()
-        syncer.kill()
-
-
-def test_what_cannot_be_moved_is_refused_in_words(tmp_path: Path) -> None:
-    syncer, shards = sharded_syncer(tmp_path, 1, *RHYTHM)
-    learner = TrainingThread(syncer.address, "only")
-    try:
-        status = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 1, "a version of every fragment")
-        name = status["shards"][0]["name"]
-        for action, shard, fragments, said in (
-            ("move", "nobody", [0], "has no shard 'nobody'"),
-            ("move", name, [7], "has no fragment 7"),
-            ("move", name, [], "no fragment is given"),
-            ("remove", name, [], "only shard that is there"),
-            ("give-up", name, [], "only shard that is there"),
-            ("dance", name, [], "none of move, add, remove, give-up"),
-        ):
-            with pytest.raises(RefusedError, match=said):
-                change(syncer, action, shard, *fragments)
-        absent = change(syncer, "add", "127.0.0.1:9")
-        assert absent["shard_change"]["state"] == "failed" and "no shard at" in absent["shard_change"]["text"]
-        twice = change(syncer, "add", shards[0].address)
-        assert "one of this run's already" in twice["shard_change"]["text"]
-        assert learner.error is None
-    finally:
-        learner.stopping.set()
-        shards[0].kill()
         syncer.kill()

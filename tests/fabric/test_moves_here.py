@@ -1,0 +1,184 @@
+"""Moves between shards in one process: the same bits, and one owner whoever dies at whichever point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import TrainingThread, check_books
+from here import ShardsHere
+from shards import owners
+
+from atoll.core import SyncConfig
+from atoll.errors import RefusedError
+from atoll.store import failpoints
+
+SETTINGS = {"fragments": 4, "sync_every": 4, "learners_expected": 2}
+EXACT = SyncConfig.from_dict({**SETTINGS, "overlap": 0, "quorum": "all", "grace_cap_steps": 0.0})
+QUICK = SyncConfig.from_dict({**SETTINGS, "overlap": 1})
+STEPS = 48
+
+
+@pytest.fixture(autouse=True)
+def _no_failpoints_after() -> Iterator[None]:
+    yield
+    failpoints.install(None)
+
+
+def trained(folder: Path, moves: bool) -> list[tuple[int, int]]:
+    run = ShardsHere(EXACT, folder, 2)
+    pause_s = 0.05 if moves else 0.0
+    learners = [TrainingThread(run.address, f"l{i}", seed=i, steps=STEPS, step_s=pause_s) for i in range(2)]
+    if moves:
+        move_around(run)
+    for learner in learners:
+        learner.thread.join(100)
+        assert learner.error is None, learner.error
+    published = [(arrays.version, arrays.checksum) for arrays in run.shell.state.fragments]
+    run.stop()
+    return published
+
+
+def move_around(run: ShardsHere) -> None:
+    run.wait_for(lambda s: min(s["versions"], default=0) >= 1, "a version of every fragment")
+    new = run.do(run.add_shard())
+    assert run.change("add", new.address)[0]
+    for fragment in range(4):
+        assert run.change("move", new.name, fragment)[0]
+    assert new.on_disk() == {0, 1, 2, 3} and not run.shards[0].on_disk() | run.shards[1].on_disk()
+    done, text = run.change("remove", new.name)
+    assert done and not new.on_disk(), text
+    assert max(run.status()["versions"]) < STEPS // 4, "all of this was while they trained"
+
+
+def test_moves_change_no_bit(tmp_path: Path) -> None:
+    assert trained(tmp_path / "without", moves=False) == trained(tmp_path / "with", moves=True)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[ShardsHere]:
+    run = ShardsHere(QUICK, tmp_path, 2)
+    learners = [TrainingThread(run.address, f"l{i}", seed=i) for i in range(2)]
+    run.wait_for(lambda s: min(s["versions"], default=0) >= 2, "two versions of every fragment")
+    yield run
+    for learner in learners:
+        learner.stopping.set()
+    for learner in learners:
+        learner.thread.join(60)
+    run.stop()
+    assert [learner.error for learner in learners] == [None, None]
+
+
+def other_than(status: dict[str, Any], owner: str) -> str:
+    return next(shard["name"] for shard in status["shards"] if shard["name"] != owner)
+
+
+def test_the_coordinator_dies_at_each_point_and_each_fragment_has_one_owner(run: ShardsHere) -> None:
+    for point in ("move.described", "move.copied", "move.installed", "move.recorded", "move.told"):
+        status = run.grows()
+        owner = owners(status)[0]
+        other = other_than(status, owner)
+        run.dies_at(point)
+        assert not run.change("move", other, 0)[0]
+        before = run.status()["versions"]
+        run.do(run.cut_off())
+        run.do(run.lead())
+        status = run.grows()
+        assert all(now >= then for now, then in zip(status["versions"], before, strict=True)), "nothing is lost"
+        assert owners(status)[0] == (other if point in ("move.recorded", "move.told") else owner), point
+        one_copy(run)
+        check_books(status)
+
+
+def one_copy(run: ShardsHere) -> None:
+    """On the disks, too, each fragment is there once."""
+    found = [f for shard in run.shards for f in shard.on_disk()]
+    assert sorted(found) == [0, 1, 2, 3], [shard.on_disk() for shard in run.shards]
+
+
+def test_a_source_or_a_target_that_dies_leaves_the_fragment_where_it_was(run: ShardsHere) -> None:
+    for victim in ("source", "target"):
+        status = run.grows()
+        owner = owners(status)[0]
+        other = other_than(status, owner)
+        dead = next(shard for shard in run.shards if shard.name == (owner if victim == "source" else other))
+        for point in ("move.described", "move.copied"):
+            run.do(dies_during(run, dead, point, other))
+            run.do(dead.start())
+            status = run.grows()
+            assert owners(status)[0] == owner, (victim, point)
+            one_copy(run)
+            check_books(status)
+
+
+async def dies_during(run: ShardsHere, dead: Any, point: str, other: str) -> None:
+    """One of both goes away while the other waits for it: what is asked of it then is never answered."""
+    changes = run.shell.shards.changes
+    copy = changes._copy
+
+    async def cut(item: Any, source: Any, target: Any) -> None:
+        link = source if source.name == dead.name else target
+        call = link.peer.call
+
+        async def broken(method: str, values: Any, data: Any = b"") -> Any:
+            if method == {"move.described": "receive", "move.copied": "install"}[point] or link is source:
+                await dead.die()
+            return await call(method, values, data)
+
+        link.peer.call = broken
+        await copy(item, source, target)
+
+    changes._copy = cut
+    await changes.asked("move", other, [0])
+    await changes.rest()
+    changes._copy = copy
+    assert changes.failed, changes.text
+
+
+def test_a_lost_shard_is_given_up_and_learners_bring_its_fragments_to_the_others(run: ShardsHere) -> None:
+    status = run.grows()
+    lost, kept = run.shards
+    own = next(shard["fragments"] for shard in status["shards"] if shard["name"] == lost.name)
+    run.shell.shards.changes.lost_after_s = 1.0
+    run.do(watched(run))
+    before = run.status()["versions"]
+    run.do(lost.die())
+    status = run.wait_for(lambda s: len(s["shards"]) == 1, "it is given up")
+    assert owners(status).keys() == {0, 1, 2, 3} and own
+    status = run.grows()
+    assert all(now >= then for now, then in zip(status["versions"], before, strict=True))
+    assert "momentum is lost" in status["shard_change"]["text"]
+    check_books(status)
+    # A coordinator that begins anew knows it, and so does the lost shard when it is back: its copies do not count.
+    run.do(run.cut_off())
+    run.do(lost.start())
+    run.do(run.lead())
+    assert len(run.grows()["shards"]) == 1
+    assert run.change("add", lost.address)[0]
+    status = run.grows()
+    assert {shard["name"] for shard in status["shards"] if shard["fragments"]} == {lost.name, kept.name}
+    one_copy(run)
+
+
+async def watched(run: ShardsHere) -> None:
+    run.shell.shards.changes.watch()
+
+
+def test_what_cannot_be_moved_is_refused_in_words(run: ShardsHere) -> None:
+    first, second = run.shards
+    for action, shard, fragments, said in (
+        ("move", "nobody", [0], "has no shard 'nobody'"),
+        ("move", first.name, [7], "has no fragment 7"),
+        ("move", first.name, [], "no fragment is given"),
+        ("give-up", first.name, [], "is there; take it out with remove"),
+        ("dance", first.name, [], "none of move, add, remove, give-up"),
+    ):
+        with pytest.raises(RefusedError, match=said):
+            run.change(action, shard, *fragments)
+    assert "one of this run's already" in run.change("add", first.address)[1]
+    assert run.change("remove", second.name)[0]
+    with pytest.raises(RefusedError, match="only shard that is there"):
+        run.change("remove", first.name)
+    run.grows()
