@@ -105,7 +105,7 @@ async def _serve_claimed(
     say = _say if options.lines else _say_nothing
     mark_led(store)
     started_ns = time.monotonic_ns()
-    found, problems = find_rows(store, target) if options.shards else find(options, store, target)
+    found, problems = find_rows(store, target) if options.sharded else find(options, store, target)
     load_ns = time.monotonic_ns() - started_ns
     keeper = StateWriter(store, options.durability, options.durability_interval_s, writer, record=options.record)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
@@ -115,7 +115,9 @@ async def _serve_claimed(
     epoch = epoch_of(store, found[0] if found is not None else None, hold, take_over=options.take_over)
     continues = found is not None
     config, said = agree_on_settings(options.config, found[0].rows if found is not None else None)
-    shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin) if not options.shards else None
+    shell = (
+        SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin) if not options.sharded else None
+    )
     if shell is None:
         fleet = await lead_shards(options, found[0] if found is not None else None, epoch, patience_s)
         found = found and with_shards(found[0], fleet, options.durability)

@@ -164,8 +164,8 @@ class ShardChanges:
 
     async def _add(self, address: str) -> str:
         fleet, platform = self._fleet, self._platform
-        if fleet.find(address) is not None:
-            raise StoreError(f"the shard at {address} is one of this run's already")
+        if (known := fleet.find(address)) is not None:
+            return f"the shard at {address} is one of this run's already ({known.name})"
         link = await fleet.meet(address, MEET_S)
         moves = fleet.moves
         strange = sorted(set(link.records) - moves.leftovers.get(link.name, set()))

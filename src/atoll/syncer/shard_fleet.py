@@ -184,7 +184,7 @@ class ShardFleet:
         try:
             while True:
                 left_s = max(0.0, until_s - asyncio.get_running_loop().time())
-                done, missing = await asyncio.wait(
+                done, missing = await _ended(
                     attaching, timeout=min(TELL_EVERY_S, left_s), return_when=asyncio.FIRST_EXCEPTION
                 )
                 for task in done:
@@ -415,6 +415,11 @@ class ShardFleet:
             task.cancel()
         await asyncio.gather(*self._watching.values(), return_exceptions=True)
         await asyncio.gather(*(link.connection.__aexit__() for link in self.links if link.connection is not None))
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]], **how: Any) -> tuple[set[Any], set[Any]]:
+    """As asyncio.wait, which wants at least one."""
+    return await asyncio.wait(tasks, **how) if tasks else (set(), set())
 
 
 def _take(link: ShardLink, told: dict[str, Any]) -> None:

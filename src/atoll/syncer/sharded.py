@@ -469,6 +469,8 @@ class ShardedShell(SyncerShell):
                 f"learner {hello.learner!r} is older than shards, which serve the fragments of this run; install this "
                 "syncer's version of atoll where it runs, or run without --shards",
             )
+        if not self.fleet.links:
+            raise RefusedError(Refusal.BUSY, "the run waits for its first shard (`atoll shard --join`); ask again soon")
         self.shards.changes.opened(session, hello.moves)
         super().open_session(session, hello, send, identity)
 
