@@ -72,7 +72,8 @@ class ShardHere:
 class ShardsHere:
     """`address` is where learners join."""
 
-    def __init__(self, config: SyncConfig, folder: Path, count: int, *, level: str = "commit") -> None:
+    def __init__(self, config: SyncConfig, folder: Path, count: int, *, level: str = "commit", run: str = "r1") -> None:
+        self._run = run
         self._config, self._folder, self._level = config, folder, level
         self.shards = [ShardHere(folder / f"shard-{number}") for number in range(count)]
         self.address = "127.0.0.1:0"
@@ -102,7 +103,7 @@ class ShardsHere:
         epoch = store.epoch if store is not None else 1
         fleet = await lead_shards(options, found[0] if found is not None else None, epoch, 2.0)
         keeper = StateWriter(store, self._level, 30.0, NullWriter())
-        run = found[0].rows["run"]["run"] if found is not None else "r1"
+        run = found[0].rows["run"]["run"] if found is not None else self._run
         self.shell = ShardedShell(
             self._config, run, NullWriter(), epoch=epoch, keeper=keeper, begin=Begin(), fleet=fleet
         )

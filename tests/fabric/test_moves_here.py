@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,34 @@ def test_a_lost_shard_is_given_up_and_learners_bring_its_fragments_to_the_others
     one_copy(run)
 
 
+def test_a_coordinator_that_never_met_the_lost_shard_gives_it_up_as_well(run: ShardsHere) -> None:
+    lost, kept = run.shards
+    before = run.grows()["versions"]
+    run.do(run.cut_off())
+    run.do(lost.die())
+    run.do(run.lead(lost_after_s=1.0))
+    run.wait_for(lambda _: run.shell.must_begin_anew(), "it begins anew without that shard")
+    run.do(run.cut_off())
+    run.do(run.lead())
+    status = run.grows()
+    assert set(owners(status).values()) == {kept.name}
+    assert all(now >= then for now, then in zip(status["versions"], before, strict=True))
+    run.do(lost.start())
+
+
+def test_learners_that_do_not_follow_say_hello_again(run: ShardsHere) -> None:
+    """Those of a version before moves: their next Welcome says where fragments are."""
+    status = run.grows()
+    changes = run.shell.shards.changes
+    changes._follows = dict.fromkeys(changes._follows, False)
+    generations = {member["learner"]: member["generation"] for member in status["members"]}
+    assert run.change("move", other_than(status, owners(status)[0]), 0)[0]
+    status = run.grows()
+    assert {member["learner"]: member["generation"] for member in status["members"]} == generations
+    assert len(changes._follows) == 2 and all(changes._follows.values())
+    check_books(status)
+
+
 async def watched(run: ShardsHere) -> None:
     run.shell.shards.changes.watch()
 
@@ -182,3 +211,63 @@ def test_what_cannot_be_moved_is_refused_in_words(run: ShardsHere) -> None:
     with pytest.raises(RefusedError, match="only shard that is there"):
         run.change("remove", first.name)
     run.grows()
+
+
+@pytest.mark.parametrize(("name", "said"), [("r2", "holds fragments of run r2"), ("r1", "led by a newer syncer")])
+def test_a_shard_of_another_run_or_syncer_is_refused_and_both_go_on(
+    run: ShardsHere, tmp_path: Path, name: str, said: str
+) -> None:
+    other = ShardsHere(QUICK, tmp_path / "other", 2, run=name)
+    learner = TrainingThread(other.address, "l0")
+    other.do(waived(other))
+    other.grows()
+    done, text = run.change("add", other.shards[0].address)
+    assert not done and said in text, text
+    other.grows()
+    run.grows()
+    learner.stopping.set()
+    learner.thread.join(60)
+    other.stop()
+    assert learner.error is None
+
+
+async def waived(run: ShardsHere) -> None:
+    run.shell.machine.book.waive_expected()
+
+
+def test_two_shards_of_one_folder_and_one_that_claims_what_another_has_are_refused(
+    run: ShardsHere, tmp_path: Path
+) -> None:
+    """A copy of a shard's folder has its name; with another name it claims its fragments, as new as theirs."""
+    run.grows()
+    run.do(run.cut_off())
+    first = run.shards[0]
+    run.do(first.die())
+    shutil.copytree(tmp_path / "shard-0", tmp_path / "shard-2")
+    run.do(first.start())
+    run.do(run.lead())
+    run.grows()
+    twin = run.do(run.add_shard())
+    done, text = run.change("add", twin.address)
+    assert not done and "on a copy of its folder" in text
+    twin.service.arrays.row["name"] = "other"
+    own = owners(run.status())
+    newer = {f: {"version": 10**6, "checksum": 1} for f in own if own[f] == first.name}
+    run.do(claims(run, twin.address, newer))
+    run.do(twin.die())
+    run.shards.remove(twin)
+
+
+async def claims(run: ShardsHere, address: str, newer: dict[int, dict[str, int]]) -> None:
+    changes, fleet = run.shell.shards.changes, run.shell.fleet
+    meet = fleet.meet
+
+    async def met(address: str, patience_s: float) -> Any:
+        link = await meet(address, patience_s)
+        link.records = newer
+        return link
+
+    fleet.meet = met
+    await changes.asked("add", address, [])
+    await changes.rest()
+    assert changes.failed and "newer than those who have them now" in changes.text

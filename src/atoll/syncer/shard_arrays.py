@@ -136,6 +136,7 @@ class ShardArrays:
     async def attach(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Be led by this coordinator from here on. Says what is on disk here. Raises RefusedError if it may not."""
         self._check_leader(values)
+        self._check_run(str(values["run"]))  # before anything that its own run needs is let go
         if self.state is not None or self._keeper is not None:
             # Off the loop's hands first: whoever looks around meanwhile must not meet a keeper that is closing.
             keeper, self._keeper = self._keeper, None
@@ -190,7 +191,10 @@ class ShardArrays:
 
     def _check_run(self, run: str) -> None:
         """A run is more than its first parameters: what never got further may be forgotten."""
-        trained = any(one.version > 0 for one in self._loaded.fragments.values())
+        versions = [one.version for one in self._loaded.fragments.values()]
+        if self.state is not None and self.state.fragments:
+            versions += [self.state.fragments[fragment].version for fragment in self.state.owned]
+        trained = any(version > 0 for version in versions)
         if trained and self.row["run"] != run:
             wants = f"the syncer continues run {run}" if run else "the syncer begins a new run"
             raise RefusedError(

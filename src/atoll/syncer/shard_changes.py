@@ -18,7 +18,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from atoll.core import Refusal, Serving, VersionToStore, rebalance, share_out
+from atoll.core import Refusal, Refused, Serving, VersionToStore, rebalance, share_out
 from atoll.errors import AtollError, FencedSyncerError, RefusedError, StoreError, UnreachableError
 from atoll.store import failpoints
 from atoll.syncer import shard_calls as calls
@@ -166,7 +166,10 @@ class ShardChanges:
         fleet, platform = self._fleet, self._platform
         if (known := fleet.find(address)) is not None:
             return f"the shard at {address} is one of this run's already ({known.name})"
-        link = await fleet.meet(address, MEET_S)
+        try:
+            link = await fleet.meet(address, MEET_S)
+        except FencedSyncerError as error:  # what a stranger says ends nobody; this one's own shards would say it, too
+            raise StoreError(str(error)) from error
         moves = fleet.moves
         strange = sorted(set(link.records) - moves.leftovers.get(link.name, set()))
         if strange and platform.machine.layout is not None and not self._older(link, strange):
@@ -355,11 +358,9 @@ class ShardChanges:
     def _tell_learners(self) -> None:
         platform, fleet = self._platform, self._fleet
         serving = Serving(tuple(link.address for link in fleet.links), fleet.of)
+        again = Refused(Refusal.BUSY, "a fragment has moved to another shard; say hello again")
         for session in list(platform.sends):
-            if self._follows.get(session):
-                platform.send(session, serving)
-            else:
-                platform.close_link(session, "a fragment has moved to another shard; say hello again")
+            platform.send(session, serving if self._follows.get(session) else again)
 
     def _tell(self, text: str) -> None:
         self._platform.tell(text)
