@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from shards import owners
 
 from atoll.core import SyncConfig
 from atoll.errors import RefusedError
-from atoll.store import failpoints
+from atoll.launch.export import _from_shards
+from atoll.store import Loaded, failpoints
 
 SETTINGS = {"fragments": 4, "sync_every": 4, "learners_expected": 2}
 EXACT = SyncConfig.from_dict({**SETTINGS, "overlap": 0, "quorum": "all", "grace_cap_steps": 0.0})
@@ -138,6 +140,40 @@ async def dies_during(run: ShardsHere, dead: Any, point: str, other: str) -> Non
     assert changes.failed, changes.text
 
 
+def test_a_target_that_is_met_anew_while_the_tape_is_written_does_not_take_the_fragment_with_it(
+    run: ShardsHere,
+) -> None:
+    """It has deleted its copy by then, because the fragment was another's when it was met."""
+    status = run.grows()
+    owner = owners(status)[0]
+    other = other_than(status, owner)
+    back = next(shard for shard in run.shards if shard.name == other)
+    run.do(met_anew(run, back))
+    status = run.grows()
+    assert owners(status)[0] == owner
+    one_copy(run)
+    check_books(status)
+
+
+async def met_anew(run: ShardsHere, target: Any) -> None:
+    changes, link = run.shell.shards.changes, run.shell.fleet.find(target.name)
+    record = changes._record
+
+    async def recorded(*row: Any) -> None:
+        await record(*row)
+        changes._record = record
+        before = link.connection
+        await target.die()
+        await target.start()
+        while link.connection is before or target.service.arrays.state is None:
+            await asyncio.sleep(0.05)
+
+    changes._record = recorded
+    await changes.asked("move", target.name, [0])
+    await changes.rest()
+    assert changes.failed and "is back; move it again" in changes.text, changes.text
+
+
 def test_a_lost_shard_is_given_up_and_learners_bring_its_fragments_to_the_others(run: ShardsHere) -> None:
     status = run.grows()
     lost, kept = run.shards
@@ -176,6 +212,35 @@ def test_a_coordinator_that_never_met_the_lost_shard_gives_it_up_as_well(run: Sh
     assert set(owners(status).values()) == {kept.name}
     assert all(now >= then for now, then in zip(status["versions"], before, strict=True))
     run.do(lost.start())
+
+
+def test_the_model_is_exported_from_whoever_has_a_fragment_and_not_from_a_copy_that_is_left(
+    run: ShardsHere, tmp_path: Path
+) -> None:
+    """The second of two shards dies before it has deleted what went to the first, which goes on with it."""
+    status = run.grows()
+    first, second = run.shards
+    fragment = next(f for f, name in owners(status).items() if name == second.name)
+    run.dies_at("move.told")
+    run.change("move", first.name, fragment)
+    run.do(run.cut_off())
+    run.do(second.die())
+    run.do(run.lead())
+    before = run.status()["versions"][fragment]
+    run.wait_for(lambda s: s["versions"][fragment] >= before + 3, "it goes on where it went")
+    run.do(run.cut_off())
+    run.do(first.die())
+    assert fragment in first.on_disk() & second.on_disk()
+    seen: list[Loaded] = []
+    states = [tmp_path / f"shard-{number}" / "state" for number in range(2)]
+    _from_shards(tmp_path / "run" / "state", states, lambda loaded, source: seen.append(loaded))  # type: ignore
+    assert seen[0].fragments.keys() == {0, 1, 2, 3}
+    assert seen[0].fragments[fragment].version >= before + 3
+    run.do(first.start())
+    run.do(second.start())
+    run.do(run.lead())
+    run.grows()
+    one_copy(run)
 
 
 def test_learners_that_do_not_follow_say_hello_again(run: ShardsHere) -> None:

@@ -41,6 +41,7 @@ from atoll.syncer.fragment_work import (
     store_version,
 )
 from atoll.syncer.log_replay import replay_log
+from atoll.syncer.recover import SHARD_ROW
 from atoll.syncer.shard_moves import FragmentMoves
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
@@ -48,7 +49,6 @@ from atoll.syncer.state_writer import StateWriter
 T = TypeVar("T")
 WORKERS = 2
 """As in the syncer: the kernels have threads of their own, two keep them fed."""
-SHARD_ROW = "shard"
 NAME_BYTES = 4
 
 

@@ -23,6 +23,7 @@ from atoll.errors import AtollError, FencedSyncerError, RefusedError, StoreError
 from atoll.store import failpoints
 from atoll.syncer import shard_calls as calls
 from atoll.syncer.shard_fleet import MoveRecord, ShardLink
+from atoll.wire import SHARDS_MAX
 
 if TYPE_CHECKING:
     from atoll.syncer.sharded import ShardedPlatform
@@ -166,6 +167,8 @@ class ShardChanges:
         fleet, platform = self._fleet, self._platform
         if (known := fleet.find(address)) is not None:
             return f"the shard at {address} is one of this run's already ({known.name})"
+        if len(fleet.links) >= SHARDS_MAX:
+            raise StoreError(f"this run has {len(fleet.links)} shards, and more cannot be told to learners")
         try:
             link = await fleet.meet(address, MEET_S)
         except FencedSyncerError as error:  # what a stranger says ends nobody; this one's own shards would say it, too
@@ -302,9 +305,14 @@ class ShardChanges:
         item = VersionToStore(fragment, version, checksum, machine.fragment_record(fragment))
         try:
             await self._copy(item, source, target)
+            met = target.connection
             names = [target.name if f == fragment else name for f, name in enumerate(fleet.names)]
             moves = fleet.moves.moved(fragment, source.name, target.name)
             await self._record(names, moves)
+            if target.connection is not met:
+                # It was met anew while the tape was written, as one that has no such fragment: it has deleted it.
+                await self._record(fleet.names, fleet.moves)
+                raise StoreError(f"shard {target.name} went away meanwhile, and is back; move it again")
         except AtollError:
             await self._drop(target, fragment)
             raise

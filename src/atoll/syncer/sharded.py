@@ -471,8 +471,8 @@ class ShardedShell(SyncerShell):
             )
         if not self.fleet.links:
             raise RefusedError(Refusal.BUSY, "the run waits for its first shard (`atoll shard --join`); ask again soon")
-        self.shards.changes.opened(session, hello.moves)
         super().open_session(session, hello, send, identity)
+        self.shards.changes.opened(session, hello.moves)
 
     def close_session(self, session: int, reason: str) -> None:
         self.shards.changes.closed(session)

@@ -30,6 +30,7 @@ from .limits import (
     PART_BYTES,
     PART_BYTES_MIN,
     SHARD_ATTACH_S,
+    SHARDS_MAX,
     STRIPES_MAX,
 )
 from .probe import LinkSpeed, probe_link
@@ -55,6 +56,7 @@ __all__ = [
     "PART_BYTES",
     "PART_BYTES_MIN",
     "REFUSED_FOR_NOW",
+    "SHARDS_MAX",
     "SHARD_ATTACH_S",
     "STRIPES_MAX",
     "SYNCER_ENDED",
