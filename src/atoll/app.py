@@ -25,6 +25,7 @@ from atoll.cli import (
     logs,
     parts,
     run_script,
+    shards,
     snapshot,
     status,
     takes,
@@ -58,6 +59,7 @@ app.command("export")(folder.export)
 app.command("snapshot")(snapshot.snapshot)
 app.command("syncer")(parts.syncer)
 app.command("shard")(fabric.shard)
+app.add_typer(shards.shards, name="shards")
 app.command("relay")(fabric.relay)
 app.command("status")(status.status)
 app.command("dash")(dash.dash)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.core import assign, reassign
+from atoll.core import assign, reassign, rebalance
 from atoll.errors import ConfigError
 
 
@@ -17,6 +19,44 @@ def test_bytes_are_balanced_up_to_one_fragment(sizes: list[int], count: int) -> 
     loads = {name: sum(size for size, own in zip(sizes, chosen, strict=True) if own == name) for name in names}
     assert max(loads.values()) - min(loads.values()) <= max(sizes)
     assert chosen == assign(sizes, names)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=64), st.integers(1, 8), st.randoms())
+def test_few_moves_balance_what_is_not(sizes: list[int], count: int, random: Random) -> None:
+    """Whatever was before, e.g. one shard that has just come and has nothing."""
+    names = [f"s{i}" for i in range(count)]
+    owners = [random.choice(names) for _ in sizes]
+    moves = rebalance(sizes, owners, names)
+    after = [moves.get(fragment, owner) for fragment, owner in enumerate(owners)]
+    loads = {name: sum(size for size, own in zip(sizes, after, strict=True) if own == name) for name in names}
+    assert max(loads.values()) - min(loads.values()) <= max(sizes)
+    assert all(owners[fragment] != to for fragment, to in moves.items())
+    assert rebalance(sizes, after, names) == {}
+
+
+def test_a_shard_that_has_come_gets_its_share_and_no_more() -> None:
+    assert sorted(rebalance([1] * 6, ["a", "a", "a", "b", "b", "b"], ["a", "b", "c"]).values()) == ["c", "c"]
+
+
+def test_a_move_counts_once_it_is_on_record_and_its_copy_is_nobodys_then() -> None:
+    """Between the two the new one has it as well: the record says whose it is."""
+    held = {"a": frozenset({0}), "b": frozenset({0, 1})}
+    assert reassign(("b", "b"), held, moved_from={0: "a"}, leftovers={"a": frozenset({0})}) == ("b", "b")
+    assert reassign(("a", "b"), held) == ("a", "b")
+
+
+def test_what_has_moved_and_is_lost_there_goes_on_where_it_came_from() -> None:
+    held = {"a": frozenset({0}), "b": frozenset({1})}
+    assert reassign(("b", "b"), held, moved_from={0: "a"}, leftovers={"a": frozenset({0})}) == ("a", "b")
+    empty = {"a": frozenset[int](), "b": frozenset({1})}
+    assert reassign(("b", "b"), empty, moved_from={0: "a"}) == ("b", "b")
+
+
+def test_copies_of_a_shard_that_was_given_up_do_not_count() -> None:
+    held = {"back": frozenset({0}), "b": frozenset({1})}
+    assert reassign(("b", "b"), held, leftovers={"back": frozenset({0})}) == ("b", "b")
+    with pytest.raises(ConfigError, match="which the run's record gives to another shard"):
+        reassign(("b", "b"), held)
 
 
 def test_what_is_recorded_stays_whatever_the_order_of_the_list() -> None:

@@ -15,20 +15,20 @@ from cluster import WAIT_S, SyncerProcess, _remembered
 from ports import quiet_port
 
 from atoll.store import read_state
-from atoll.wire import ClientOptions, fetch_status
+from atoll.wire import ClientOptions, change_shards, fetch_status
 
 
 class ShardProcess:
     """`atoll shard` as a real process, to be killed and started again."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, **environment: str) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self.address = f"127.0.0.1:{quiet_port()}"
         self._options = options
-        self.start()
+        self.start(**environment)
 
-    def start(self, *options: str) -> None:
+    def start(self, *options: str, **environment: str) -> None:
         where = ("--listen", self.address, "--run-folder", str(self.folder))
         self.log = (self.folder / "shard.log").open("a")
         self.process = _remembered(
@@ -36,7 +36,7 @@ class ShardProcess:
                 [sys.executable, "-m", "atoll", "shard", *where, *self._options, *options],
                 stdout=self.log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "ATOLL_PRELOAD": "atoll.instruments.chaos.inside"},
+                env={**os.environ, "ATOLL_PRELOAD": "atoll.instruments.chaos.inside", **environment},
             )
         )
 
@@ -74,6 +74,22 @@ class ShardProcess:
         """Version and checksum of each fragment on its disk."""
         loaded = read_state(self.folder / "state", only=("theta",))
         return {f: (one.version, int(one.meta["checksum"])) for f, one in loaded.fragments.items()}
+
+
+def change(syncer: SyncerProcess, action: str, shard: str, *fragments: int) -> dict[str, Any]:
+    """Have the run's shards changed, and wait until that is over; returns the status then."""
+    _, number = asyncio.run(change_shards(ClientOptions(address=syncer.address), action, shard, fragments))
+    return syncer.wait_for(
+        lambda s: s["shard_change"]["number"] == number and s["shard_change"]["state"] != "under way",
+        f"{action} {shard} {fragments}",
+    )
+
+
+def owners(status: dict[str, Any]) -> dict[int, str]:
+    """By fragment: the name of its shard. No two have one."""
+    found = [(f, shard["name"]) for shard in status["shards"] for f in shard["fragments"]]
+    assert len(dict(found)) == len(found)
+    return dict(found)
 
 
 def sharded_syncer(folder: Path, count: int, *options: str) -> tuple[SyncerProcess, list[ShardProcess]]:

@@ -62,6 +62,7 @@ SYNCER: tuple[m.SyncerMessage, ...] = (
     m.Donate(3, (5, 6)),
     m.InnerOffer(3, 2, 2**23 + 5, "peer"),
     m.DataLeases("books", 7, (m.Lease(4, 17),), (3,), True),
+    m.Serving(("10.0.0.1:7078", "10.0.0.2:7078"), (0, 1, 1)),
 )
 PUSH_OPENS = (parts.PushOpen(HEADER, CHECKSUM, 2, 2**20), parts.PushOpen(INNER, 1, 16, 2**16))
 FETCHES = (

@@ -213,6 +213,7 @@ syncer_messages = st.one_of(
         revoked=tuples(counts),
         exhausted=st.booleans(),
     ),
+    st.builds(m.Serving, shards=st.just(("10.0.0.1:1", "b:2")), shard_of=tuples(st.integers(0, 1)).filter(bool)),
 )
 push_opens = st.builds(
     parts.PushOpen,
@@ -414,6 +415,11 @@ BAD_FROM_SYNCER = {
     "negative revocation": (
         pb.SyncerMessage(data_leases=pb.DataLeases(stream="s", revoked=[-1])),
         "DataLeases.revoked",
+    ),
+    "no such shard": (pb.SyncerMessage(serving=pb.Serving(shards=["a:1"], shard_of=[0, 1])), "Serving.shard_of"),
+    "shards for nothing": (
+        pb.SyncerMessage(serving=pb.Serving(shards=["a:1"])),
+        "Serving.shard_of must say of every fragment",
     ),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,16 @@ def shard(
     run_folder: Annotated[
         Path | None, typer.Option(help="Where its fragments and its address are written (default nowhere).")
     ] = None,
+    join: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT of a syncer that leads shards: come to its run, and hand the fragments over on SIGTERM."
+        ),
+    ] = "",
+    address: Annotated[
+        str, typer.Option(help="With --join: HOST:PORT where syncer and learners reach this shard (default: --listen).")
+    ] = "",
+    tls_ca: o.TlsCa = "",
     token: o.Token = "",
     token_file: o.TokenFile = "",
     keys: Annotated[
@@ -39,7 +48,9 @@ def shard(
     """Run a shard: it has some of a run's fragments, for `atoll syncer --shards HOST:PORT,...`.
 
     It has their parameters, merges and commits, and learners push and fetch there. Start it before or after the syncer,
-    on any machine that both can reach. SIGTERM ends it; the same command again goes on from its last commit.
+    on any machine that both can reach. SIGTERM ends it; the same command again goes on from its last commit. With
+    --join it comes to a run that goes on, and others take its fragments before it ends (with `atoll keys`,
+    --token-file is an operator's).
     """
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
@@ -53,10 +64,27 @@ def shard(
                 f"{run_folder} cannot be written ({error.strerror}); give another --run-folder"
             ) from error
     from atoll.syncer import ShardOptions, run_shard
+    from atoll.wire import ClientOptions, split_address
 
-    shown = o.run_token(context, token, token_file) if keys is None else ""
-    served = ShardOptions(listen, run_folder, shown, keys, tls_certificate, tls_key, take_over, metrics, metrics_folder)
-    served = replace(served, link_token=o.link_token())
+    if join and not address and split_address(listen)[0] in ("0.0.0.0", "::"):
+        raise ConfigError(f"nobody can reach {listen}; say with --address under which HOST:PORT this shard is found")
+    if address:
+        address = o.shard_addresses(address)[0]
+    shown = o.run_token(context, token, token_file)
+    served = ShardOptions(
+        listen=listen,
+        run_folder=run_folder,
+        token=shown if keys is None else "",
+        keys=keys,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+        take_over=take_over,
+        metrics=metrics,
+        metrics_folder=metrics_folder,
+        join=ClientOptions(address=join, token=shown, tls_ca=tls_ca) if join else None,
+        address=address,
+        link_token=o.link_token(),
+    )
     with logged_as(log_format):
         code = run_shard(served)
     raise typer.Exit(code)

@@ -17,7 +17,10 @@ from atoll.core import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
 
-OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key", "shards", "tls_ca")
+OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key", "tls_ca")
+PEERS = "learners"
+"""As --shards: those that learners bring along."""
+OF_THE_SHARDS = ("shards", "shard_lost_after")
 OF_THE_PLACE = ("standby", "standby_after", "model", "replica", "replicate", "replicate_or_go_on")
 OF_THE_PROCESS = (
     "take_over",
@@ -65,7 +68,15 @@ def syncer(
     shards: Annotated[
         str,
         typer.Option(
-            help="HOST:PORT,... of the `atoll shard` processes that have the fragments: this one then only coordinates."
+            help="HOST:PORT,... of the `atoll shard` processes that have the fragments: this one then only "
+            "coordinates. Or learners: shards come by themselves (`atoll shard --join`)."
+        ),
+    ] = "",
+    shard_lost_after: Annotated[
+        str,
+        typer.Option(
+            help="Give up a shard that is away for so long: others get its fragments, and learners bring them; 0: "
+            "never (default 60s with --shards learners, else 0)."
         ),
     ] = "",
     tls_ca: Annotated[
@@ -146,7 +157,7 @@ def syncer(
     With a run folder its state survives: the same command again goes on from the last commit, with the run's own
     synchronisation settings where the command names none.
     """
-    values, where = o.given(locals(), *OF_THE_PORT, *OF_THE_PLACE, *OF_THE_PROCESS)
+    values, where = o.given(locals(), *OF_THE_PORT, *OF_THE_SHARDS, *OF_THE_PLACE, *OF_THE_PROCESS)
     if new_run and must_continue:
         raise ConfigError("--new-run begins a run and --must-continue forbids it; give one of them")
     if (tls_certificate is None) != (tls_key is None):
@@ -201,7 +212,9 @@ def syncer(
         replicate_or_go_on=replicate_or_go_on,
         standby_after_s=parse_duration("standby_after", standby_after),
         model=model,
-        shards=o.shard_addresses(shards),
+        shards=o.shard_addresses(shards) if shards != PEERS else (),
+        peers=shards == PEERS,
+        shard_lost_after_s=parse_duration("shard_lost_after", shard_lost_after or ("60s" if shards == PEERS else "0")),
         shard_token=o.link_token() or shown,
         link_token=o.link_token(),
         shard_tls_ca=tls_ca,

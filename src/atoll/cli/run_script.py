@@ -49,7 +49,10 @@ def run_script(
         ),
     ] = None,
     shards: Annotated[
-        int | None, typer.Option(help="Processes that have the fragments; 0: the syncer itself (default 0).")
+        str | None,
+        typer.Option(
+            help="Processes that have the fragments; 0: the syncer itself; learners: one beside each (default 0)."
+        ),
     ] = None,
     threads: o.Threads = None,
     out: o.Out = None,

@@ -45,7 +45,10 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of parameters and data order (default 0).")] = None,
     shards: Annotated[
-        int | None, typer.Option(help="Processes that have the fragments; 0: the syncer itself (default 0).")
+        str | None,
+        typer.Option(
+            help="Processes that have the fragments; 0: the syncer itself; learners: one beside each (default 0)."
+        ),
     ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (default auto).")] = None,
     threads: o.Threads = None,

@@ -1,7 +1,7 @@
 from . import effects, messages, values
 from .adaptive import AdaptiveController
 from .arrayless import ArraylessHost, checksum_of
-from .assignment import assign, reassign
+from .assignment import assign, reassign, rebalance, share_out
 from .beginning import EPOCHS_SKIPPED, Begin
 from .codec_ladder import DENSE, ladder_down
 from .config import (
@@ -123,6 +123,7 @@ from .messages import (
     Refusal,
     Refused,
     Request,
+    Serving,
     Start,
     Stop,
     SyncerMessage,
@@ -276,6 +277,7 @@ __all__ = [
     "RoundClosed",
     "RoundLaunched",
     "RunMeasured",
+    "Serving",
     "Start",
     "Stop",
     "StoreOutcome",
@@ -314,9 +316,11 @@ __all__ = [
     "parse_quorum",
     "quorum_count",
     "reassign",
+    "rebalance",
     "same_secret",
     "scales_steps",
     "settings_of",
+    "share_out",
     "stale_factor",
     "step_factor_min",
     "sync_preset",

@@ -3,7 +3,8 @@
     role        may
     learner     be the learner of its own name: its session, pushes and fetches; ask itself to leave; see the status
     observer    see the status
-    operator    see the status; ask any learner to leave; lead shards (the syncer's key towards them)
+    operator    see the status; ask any learner to leave; change shards, and lead them (the syncer's key
+                towards them)
 
 Without an identity (one token for everybody, or none) anybody may be anybody: who has the token is trusted that far.
 """

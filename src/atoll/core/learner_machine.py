@@ -67,6 +67,7 @@ from atoll.core.messages import (
     Refused,
     Request,
     Reseed,
+    Serving,
     Start,
     Stop,
     SyncerMessage,
@@ -416,8 +417,8 @@ class LearnerMachine:
             case Refused():
                 self.stopped, self._refused = message.detail, True
                 out.append(Stopped(message.detail, message.code))
-            case InlineReply() | DataLeases():
-                pass  # the shell makes a PushDone of the one, and gives the other to the reader of the data
+            case InlineReply() | DataLeases() | Serving():
+                pass  # the shell makes a PushDone of the first, gives the second to its reader, and follows the third
             case _:
                 assert_never(message)
 

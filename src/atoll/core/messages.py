@@ -187,6 +187,8 @@ class Hello:
     """This learner goes to shards where Welcome names them."""
     any_update: bool = False
     """It reads updates in any codec that sends every value, not in `codec_down` alone."""
+    moves: bool = False
+    """And follows a fragment that moves to another one (Serving)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +282,14 @@ class Welcome:
     """host:port of each shard; none: the syncer serves every fragment itself."""
     shard_of: tuple[int, ...] = ()
     """By fragment: which of `shards` serves it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A fragment has moved to another shard: this replaces what Welcome said."""
+
+    shards: tuple[str, ...]
+    shard_of: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -658,4 +668,5 @@ SyncerMessage = (
     | Donate
     | InnerOffer
     | DataLeases
+    | Serving
 )

@@ -20,6 +20,7 @@ from .result import report_numbers, write_result_by_hand
 from .resume import can_resume, resume_run
 from .run import run_command
 from .running import ask_to_leave, launcher_pid
+from .shards import change_shards_of, shards_of
 from .slot import LearnerSlot
 from .stored import Attempt, StoredRun, read_run
 from .train import run_train
@@ -50,6 +51,7 @@ __all__ = [
     "View",
     "ask_to_leave",
     "can_resume",
+    "change_shards_of",
     "check_machine",
     "check_syncer",
     "child_environment",
@@ -85,6 +87,7 @@ __all__ = [
     "run_folder_of",
     "run_train",
     "script_config",
+    "shards_of",
     "split_values",
     "sync_values",
     "take_preset",

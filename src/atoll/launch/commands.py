@@ -55,20 +55,36 @@ def syncer_command(
 
 def shard_commands(folder: RunFolder, count: int, *, token: str) -> list[Command]:
     """`atoll shard`, so many times, each with a folder of its own in RUN/shards."""
-    commands = []
-    for number in range(count):
-        own = folder.shard_folder(number)
-        make_private_folder(own)
-        argv = [sys.executable, "-m", "atoll", "shard", "--listen", LISTEN, "--run-folder", str(own)]
-        argv += ["--metrics-folder", str(folder.path / "metrics")]
-        environment = {"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1", **_any_metrics_place()}
-        # Without its launcher it must outlive the syncer, which fetches the model from it: SIGHUP says so.
-        commands.append(Command("shard", f"shard-{number}", argv, environment, orphan_signal=signal.SIGHUP))
-    return commands
+    return [shard_command(folder, number, token=token) for number in range(count)]
+
+
+def shard_command(folder: RunFolder, number: int, *, token: str) -> Command:
+    own = folder.shard_folder(number)
+    make_private_folder(own)
+    argv = [sys.executable, "-m", "atoll", "shard", "--listen", LISTEN, "--run-folder", str(own)]
+    argv += ["--metrics-folder", str(folder.path / "metrics")]
+    environment = {"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1", **_any_metrics_place()}
+    # Without its launcher it must outlive the syncer, which fetches the model from it: SIGHUP says so.
+    return Command("shard", f"shard-{number}", argv, environment, orphan_signal=signal.SIGHUP)
+
+
+def own_shards(folder: RunFolder, shards: int | str, *, token: str) -> list[Command]:
+    """Those that belong to the run as a whole."""
+    return shard_commands(folder, shards, token=token) if isinstance(shards, int) else []
+
+
+def peer_commands(
+    folder: RunFolder, shards: int | str, learners: Sequence[Command], *, token: str
+) -> dict[str, Command]:
+    """One beside each learner, by its rank, where the run is so."""
+    if isinstance(shards, int):
+        return {}
+    return {one.id: shard_command(folder, int(one.environment["ATOLL_RANK"]), token=token) for one in learners}
 
 
 def linked(syncer: Command, shards: Sequence[Command]) -> tuple[Command, list[Command]]:
-    """The same with a token between them that learners do not have: who has it leads the shards."""
+    """The same with a token between them that learners do not have: who has it leads the shards. Shards beside learners
+    have none: they come from machines that have the run's token alone."""
     more = {"ATOLL_LINK_TOKEN": new_token()} if shards else {}
     both = [replace(one, environment={**one.environment, **more}) for one in (syncer, *shards)]
     return both[0], both[1:]

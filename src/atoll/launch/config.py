@@ -31,6 +31,8 @@ MINUTES_MAX = 525_600.0
 DEVICES = ("auto", "cpu", "cuda")
 LEARNERS_LOCAL_MAX = 1024
 """More processes than this on one machine only measure its scheduler."""
+PEERS = "learners"
+"""As `shards`: one beside each learner."""
 SHARDS_LOCAL_MAX = 64
 """A shard fills a core or two; more of them than a large machine has cores help nobody."""
 COUNT_MAX = 1_000_000_000
@@ -96,8 +98,9 @@ class TrainConfig:
     """Learners run in network namespaces of their own, where partition and limit are the kernel's (needs root)."""
     rate_mbit: float = 0.0
     """What the link of each such learner carries in each direction, in Mbit/s; 0: as much as it can."""
-    shards: int = 0
-    """Processes that have the fragments, their merges and their traffic; 0: the syncer has them itself."""
+    shards: int | str = 0
+    """Processes that have the fragments, their merges and their traffic; 0: the syncer has them itself; learners: one
+    beside each learner, which comes and goes with it."""
     seed: int = 0
     """Seed of parameters, data order and sampling."""
     out: str = ""
@@ -182,8 +185,9 @@ class RunConfig:
     """Seed of what a storm draws."""
     storm_minutes: float = 10.0
     """How long the storm lasts, from the first step on: nobody knows how long the script will train."""
-    shards: int = 0
-    """Processes that have the fragments, their merges and their traffic; 0: the syncer has them itself."""
+    shards: int | str = 0
+    """Processes that have the fragments, their merges and their traffic; 0: the syncer has them itself; learners: one
+    beside each learner, which comes and goes with it."""
     out: str = ""
     """Run folder; empty: a new folder under runs/."""
     sync: SyncConfig = field(default_factory=SyncConfig)
@@ -274,6 +278,8 @@ def _split(
     """(own settings, checked; sync settings; durability)."""
     own, sync = split_values(values, (*_own_names(cls), *durability_names()), where=where)
     kept = {name: own.pop(name) for name in durability_names() if name in own}
+    if isinstance(shards := own.get("shards"), str) and shards.isascii() and shards.isdigit():
+        own["shards"] = int(shards)  # the command line has text
     return check_types(cls, own), sync, durability_config(kept)
 
 
@@ -311,8 +317,10 @@ def describe(config: TrainConfig | RunConfig) -> list[str]:
         lines.append(f"{config.method}: until {' or '.join(ends)}, or until the script ends")
     if isinstance(config, RunConfig) or config.synchronises:
         lines += [*describe_sync(config.sync), describe_durability(config.durability)]
-        if config.shards:
-            lines.append(f"{config.shards} shard{'s' if config.shards > 1 else ''} have the fragments")
+        if config.shards == PEERS:
+            lines.append("each learner has a shard beside it; together they have the fragments")
+        elif config.shards:
+            lines.append(f"{config.shards} shard{'s' if config.shards != 1 else ''} have the fragments")
     threads = config.threads_per_learner
     ranks = config.ranks if isinstance(config, RunConfig) else 1
     who = "learner" if ranks == 1 else f"rank, {ranks} ranks per learner"
@@ -353,7 +361,10 @@ def resolved(config: TrainConfig | RunConfig) -> dict[str, Any]:
 
 
 def _check_shards(config: TrainConfig | RunConfig) -> None:
-    _whole("shards", config.shards, 0, SHARDS_LOCAL_MAX)
+    if isinstance(config.shards, str) and config.shards != PEERS:
+        raise ConfigError(f"shards must be a whole number or {PEERS}; not {config.shards!r}")
+    if not isinstance(config.shards, str):
+        _whole("shards", config.shards, 0, SHARDS_LOCAL_MAX)
     if config.shards and config.durability.record:
         raise ConfigError("merges on shards cannot be replayed yet, so that they are not recorded; use no-record")
     if config.shards and config.chaos != "none":

@@ -116,13 +116,17 @@ def _from_state(state: Path, write: Write) -> Exported:
 
 
 def _from_shards(state: Path, shards: Sequence[Path], write: Write) -> Exported:
-    """The facts are the syncer's, the fragments its shards'."""
-    from atoll.syncer import read_committed
+    """The facts are the syncer's, the fragments its shards'. Of one that has moved a copy may be left where it was: the
+    syncer's record says whose counts."""
+    from atoll.syncer import SHARD_ROW, SHARDS_ROW, read_committed
 
     loaded = read_committed(state, only=("theta",))
+    owners = dict(enumerate(loaded.rows.get(SHARDS_ROW) or ()))
     for shard in shards:
         found = read_committed(shard, only=("theta",))
-        loaded.fragments |= found.fragments
+        name = (found.rows.get(SHARD_ROW) or {}).get("name")
+        own = {f: one for f, one in found.fragments.items() if owners.get(f) == name or f not in loaded.fragments}
+        loaded.fragments |= own
         loaded.problems += found.problems
     return write(loaded, f"{state} and {len(shards)} shards")
 

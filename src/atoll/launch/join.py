@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import AtollError, ConfigError, LaunchError
-from atoll.launch.commands import learner_command, learner_id, worker_argv
+from atoll.launch.commands import learner_command, learner_id, peer_commands, worker_argv
 from atoll.launch.config import LEARNERS_LOCAL_MAX, RunConfig, TrainConfig
 from atoll.launch.folder import RunFolder, checked_id, is_finished, syncer_of
 from atoll.launch.local import Supervisor
@@ -102,8 +102,11 @@ def join_run(
     say(f"{', '.join(ids)} will join the run in {folder.path}; Ctrl-C makes them leave")
     environment = {"ATOLL_TOKEN": token, "ATOLL_SYNCER": address}
     with stored.where_it_began(say):
+        commands = [_command(stored, seat, threads=threads, environment=environment) for seat in seats]
         plan = LaunchPlan(
-            [_command(stored, seat, threads=threads, environment=environment) for seat in seats],
+            commands,
+            peers=peer_commands(folder, stored.config.shards, commands, token=token),
+            syncer_address=address,
             straggle_s_max=STRAGGLE_S_MAX if isinstance(stored.config, TrainConfig) else 0.0,
             follow=ids[0] if stored.command else "",
             guest=True,

@@ -165,6 +165,41 @@ class ShardKeeper(SyncerKeeper):
         self._file, self._who = place / "shard.json", command.id
 
 
+class PeerKeeper(ShardKeeper):
+    """A shard beside a learner. The run does not depend on it: what it takes with it, learners bring to the others."""
+
+    leaving = False
+    """It is told to go, and hands its fragments over first."""
+
+    def begin(self, syncer: str) -> None:
+        """Start it. It comes to the run when it can, and nobody waits for that."""
+        argv = [*self._command.argv, "--join", syncer]
+        self._command = replace(self._command, argv=argv)
+        self._began_s = time.monotonic()
+        self.child = self._spawn(self._command)
+
+    def leave(self) -> None:
+        """Its learner is gone for good."""
+        if self.child is not None and not self.leaving:
+            self.leaving = True
+            self._say(f"{self._who} hands its fragments to the other shards, and leaves")
+            self.child.terminate()
+
+    def look(self, now_s: float) -> None:
+        try:
+            super().look(now_s)
+        except LaunchError as error:
+            if (child := self.release()) is not None:
+                child.kill()
+            self._say(f"{error}. The run goes on: the other shards get its fragments from the learners")
+
+    def _died(self, child: Child, code: int, now_s: float) -> None:
+        if self.leaving or code == 0:
+            self._say(f"{self._who} is gone ({describe_exit(code)})")
+        else:
+            super()._died(child, code, now_s)
+
+
 def once_more(command: Command, address: str) -> Command:
     """The same command for a process that has served before. Its --listen is replaced: learners that run already look
     for the syncer where it was. And the run is not new any more."""

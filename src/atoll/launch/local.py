@@ -23,9 +23,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.errors import LaunchError
+from atoll.launch.config import PEERS
 from atoll.launch.faults import SupervisedRun
 from atoll.launch.folder import RunFolder
-from atoll.launch.keeper import ShardKeeper, SyncerKeeper
+from atoll.launch.keeper import PeerKeeper, ShardKeeper, SyncerKeeper
 from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, RunOutcome, View
 from atoll.launch.process import Child, Command, describe_exit, note, tail_of
 from atoll.launch.running import ask_to_leave, asked_to_leave, joined_processes, listed, training_pid
@@ -45,6 +46,11 @@ interpreter that has loaded torch took up to 5 s more on a busy machine (25 s in
 any earlier it would have no status of its own."""
 SYNCER_STOP_S_MAX = 60.0
 """It has rounds to close and a model to write."""
+PEERS_S_MAX = 60.0
+"""How long learners wait for the shards beside them, which take some seconds to start; who is later gets fragments
+then."""
+PEER_STOP_S_MAX = 150.0
+"""A shard that leaves a run hands its fragments over within 120 s."""
 
 
 class Supervisor:
@@ -101,6 +107,18 @@ class Supervisor:
             )
             for number, command in enumerate(plan.shards)
         ]
+        self._peers = {
+            learner: PeerKeeper(
+                folder,
+                command,
+                folder.shard_folder(int(command.id.rpartition("-")[2])),
+                policy=plan.syncer_restarts,
+                spawn=self._spawn,
+                writer=writer,
+                say=say,
+            )
+            for learner, command in plan.peers.items()
+        }
         self._syncer_code = 0
         self._watch = RunWatch(folder.path, tokens_budget=plan.tokens_budget)
         self._signals: list[int] = []
@@ -120,6 +138,7 @@ class Supervisor:
                 self._start_shards()
                 if self._keeper is not None and not self._signals:
                     self._keeper.start(hurry=lambda: bool(self._signals))
+                self._start_peers()
                 self._faults.open()
                 for slot in self._slots.values():
                     if not self._signals:
@@ -185,6 +204,7 @@ class Supervisor:
             if shard.stopped:
                 self._signals.append(signal.SIGTERM)
                 return True
+        self._look_at_peers(now_s)
         for slot in list(self._slots.values()):
             self._look_at(slot)
             if slot.resting and slot.child is None and self._first_finish_s is not None:
@@ -239,6 +259,28 @@ class Supervisor:
                 shard.start(hurry=lambda: bool(self._signals))
         if self._shards and self._keeper is not None:
             self._keeper.lead([shard.address for shard in self._shards])
+        if self._peers and self._keeper is not None:
+            self._keeper.lead([PEERS])
+
+    def _start_peers(self) -> None:
+        """Wait a little for them: fragments are shared out among those that are there when the first learner comes."""
+        address = self._keeper.address if self._keeper is not None else self._plan.syncer_address
+        for peer in self._peers.values():
+            if not self._signals:
+                peer.begin(address)
+        until_s = time.monotonic() + PEERS_S_MAX
+        while not all(peer.serving for peer in self._peers.values()) and time.monotonic() < until_s:
+            if self._signals or self._plan.guest:
+                return
+            self._look_at_peers(time.monotonic())
+            time.sleep(TICK_S)
+
+    def _look_at_peers(self, now_s: float) -> None:
+        for learner, peer in self._peers.items():
+            slot = self._slots[learner]
+            if (slot.left or slot.given_up) and self._first_finish_s is None:
+                peer.leave()
+            peer.look(now_s)
 
     def _start(self, slot: LearnerSlot) -> None:
         slot.restart_at_s = None
@@ -266,7 +308,7 @@ class Supervisor:
     def _list_processes(self, *started: Child) -> None:
         """Write down who runs, for `atoll join`, `leave` and `resume`; `started` are not in their slots yet."""
         syncer = self._keeper.child if self._keeper is not None else None
-        served = (shard.child for shard in self._shards)
+        served = (shard.child for shard in (*self._shards, *self._peers.values()))
         running = [syncer, *served, *(slot.child for slot in self._slots.values())]
         children = {c.id: c for c in (*running, *started) if c is not None}
         role = "join" if self._plan.guest else "launcher"
@@ -408,8 +450,9 @@ class Supervisor:
         syncer = self._keeper.release() if self._keeper is not None else None
         if syncer is not None:
             self._syncer_code = self._end([syncer], SYNCER_STOP_S_MAX)[0]
-        shards = [shard.release() for shard in self._shards]
-        self._end([child for child in shards if child is not None], SYNCER_STOP_S_MAX)
+        shards = [shard.release() for shard in (*self._shards, *self._peers.values())]
+        wait_s = PEER_STOP_S_MAX if self._plan.guest else SYNCER_STOP_S_MAX
+        self._end([child for child in shards if child is not None], wait_s)
         if self._plan.guest:
             self._folder.joined_file.unlink(missing_ok=True)
 

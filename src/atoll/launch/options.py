@@ -73,7 +73,7 @@ def check_types(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     types = {f.name: str(f.type) for f in fields(cls)}
     checked: dict[str, Any] = {}
     for name, value in values.items():
-        wanted = {"int": int, "float": (int, float), "str": str, "bool": bool}[types[name]]
+        wanted = {"int": int, "float": (int, float), "str": str, "bool": bool, "int | str": (int, str)}[types[name]]
         if isinstance(value, bool) != (wanted is bool) or not isinstance(value, wanted):  # type: ignore[arg-type]
             raise ConfigError(f"setting {name} must be {types[name]}, not {value!r}")
         try:

@@ -78,6 +78,9 @@ class LaunchPlan:
     shards: Sequence[Command] = ()
     """Each has its folder as --run-folder, and writes shard.json there when it can be reached. They are started before
     the syncer, which gets their addresses as --shards, and end after it."""
+    peers: Mapping[str, Command] = field(default_factory=dict)
+    """By learner: a shard beside it, which comes to the run by itself once the syncer serves, and goes with its
+    learner: it hands its fragments over first."""
     restarts: RestartPolicy = RestartPolicy()
     syncer_restarts: SyncerPolicy = SyncerPolicy()
     faults: FaultInjection = field(default_factory=NoFaults)
@@ -90,6 +93,8 @@ class LaunchPlan:
     """How long the other learners may take to end after the first has finished; 0: as long as they like."""
     follow: str = ""
     """Id of the learner whose output is repeated through `say_raw`."""
+    syncer_address: str = ""
+    """Of guests: where the run is."""
     guest: bool = False
     """True for learners that join a run which another launcher keeps: they are listed in a file of their own, and their
     end is not the run's."""

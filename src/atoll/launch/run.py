@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from atoll.errors import ConfigError, LaunchError
-from atoll.launch.commands import learner_commands, linked, new_token, shard_commands, syncer_command
+from atoll.launch.commands import learner_commands, linked, new_token, own_shards, peer_commands, syncer_command
 from atoll.launch.config import RunConfig, resolved
 from atoll.launch.durability import check_keepable
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
@@ -65,14 +65,16 @@ def run_attempt(
         environment={"ATOLL_TOKEN": attempt.token},
         gpus=_gpus(config),
     )
+    learners = [one for one in learners if one.id not in attempt.taken]
     syncer, shards = linked(
         syncer_command(folder, config.sync, config.durability, token=attempt.token, first_start=not attempt.number),
-        shard_commands(folder, config.shards, token=attempt.token),
+        own_shards(folder, config.shards, token=attempt.token),
     )
     plan = LaunchPlan(
-        [one for one in learners if one.id not in attempt.taken],
+        learners,
         syncer=syncer,
         shards=shards,
+        peers=peer_commands(folder, config.shards, learners, token=attempt.token),
         faults=faults.injection(config, attempt, argv),
         tokens_budget=config.tokens_budget,
         minutes=config.minutes,

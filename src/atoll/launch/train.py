@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import LaunchError
-from atoll.launch.commands import learner_commands, linked, new_token, shard_commands, syncer_command, worker_argv
+from atoll.launch.commands import (
+    learner_commands,
+    linked,
+    new_token,
+    own_shards,
+    peer_commands,
+    syncer_command,
+    worker_argv,
+)
 from atoll.launch.config import TrainConfig, resolved
 from atoll.launch.durability import check_keepable
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
@@ -146,14 +154,16 @@ def _plan(config: TrainConfig, attempt: Attempt, faults: FaultPlanner) -> Launch
         # Neither survives the loss of a process: there is nobody who holds its state.
         (folder.path / RANKS_FILE).unlink(missing_ok=True)  # of an attempt that was killed
         return LaunchPlan(learners, restarts=RestartPolicy(restarts_max=0))
+    learners = [command for command in learners if command.id not in attempt.taken]
     syncer, shards = linked(
         syncer_command(folder, config.sync, config.durability, token=attempt.token, first_start=not attempt.number),
-        shard_commands(folder, config.shards, token=attempt.token),
+        own_shards(folder, config.shards, token=attempt.token),
     )
     return LaunchPlan(
-        [command for command in learners if command.id not in attempt.taken],
+        learners,
         syncer=syncer,
         shards=shards,
+        peers=peer_commands(folder, config.shards, learners, token=attempt.token),
         faults=faults.injection(config, attempt, worker_argv(folder)),
         tokens_budget=config.tokens_budget,
         straggle_s_max=STRAGGLE_S_MAX,

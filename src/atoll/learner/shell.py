@@ -42,6 +42,7 @@ from atoll.core import (
     PreparedVersion,
     PushHeader,
     PushReply,
+    Serving,
     Start,
     SyncConfig,
     SyncerMessage,
@@ -212,7 +213,7 @@ class LearnerShell(LearnerDriverHost):
 
     def hello(self) -> Hello:
         with self.changed:
-            return replace(outgoing(self.machine.hello())[0], shards=True)
+            return replace(outgoing(self.machine.hello())[0], shards=True, moves=True)
 
     def on_up(self, send: Callable[[LearnerMessage], None], welcome: Welcome) -> None:
         assert self._bulk is not None
@@ -235,11 +236,19 @@ class LearnerShell(LearnerDriverHost):
             if source is not None:
                 source.leases(message)
             return
+        if isinstance(message, Serving):
+            self._reroute(message)
+            return
         with self.changed:
             self.driver.heard(message)
         if isinstance(message, Start):
             for stream in list(self._sources):
                 self._report_data(stream)
+
+    def _reroute(self, serving: Serving) -> None:
+        """A fragment has moved to another shard."""
+        assert self._bulk is not None
+        self._bulk.route(serving.shards, serving.shard_of)
 
     def on_down(self, reason: str) -> None:
         linked, self._send = self.linked, None

@@ -151,6 +151,19 @@ class RunStore:
         size += sum(place.end - place.offset for place in places)
         return CommitStats(size, 0, time.monotonic_ns() - begun)
 
+    def drop(self, fragment: int) -> None:
+        """Another store has this fragment now: nothing of it is found here any more. Raises OSError if that cannot be
+        made durable; it may be called again."""
+        self.check_epoch()
+        with self._tenure.writing(), self._lock:
+            self._slots.pop(fragment, None)
+            for folder in (*self._older, self._tenure.folder):
+                failpoints.hit("drop.slots")
+                if folder.is_dir():
+                    files.remove(recover.slots_path(folder, fragment))
+                    files.sync_folder(folder, "slot.folder.sync")
+        self._log.in_slot(fragment, recover.VERSION_MAX)  # its merges in the log are nobody's
+
     def recording(self) -> Recording:
         """Where this epoch records what its merges are made from."""
         return Recording(self.path, self.epoch)

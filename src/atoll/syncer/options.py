@@ -81,6 +81,10 @@ class SyncerOptions:
     """Do not wait for a standby that is away for longer than `standby_after_s`, although it may have taken over."""
     shards: tuple[str, ...] = ()
     """host:port of each `atoll shard` that has fragments of this run; none: they are all here."""
+    peers: bool = False
+    """Shards come by themselves (`ShardOptions.join`), beside those that are named, if any."""
+    shard_lost_after_s: float = 0.0
+    """A shard that is away for longer is given up: others get its fragments, and learners bring them. 0: never."""
     shard_token: str = field(default="", repr=False)
     """What shards and a standby are shown: the token of the link, the run's, or the key of an operator."""
     link_token: str = field(default="", repr=False)
@@ -88,6 +92,10 @@ class SyncerOptions:
     operator."""
     shard_tls_ca: str = ""
     """Certificates that those of shards and of a standby are checked against; empty: they have none."""
+
+    @property
+    def sharded(self) -> bool:
+        return bool(self.shards) or self.peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,10 @@ class ShardOptions:
     """Where a Prometheus finds out about that; None: beside the fragments, in `metrics`."""
     link_token: str = field(default="", repr=False)
     """What a coordinator must show; empty: the run's token, which learners have, too, or the key of an operator."""
+    join: ClientOptions | None = None
+    """The syncer of a run that it comes to by itself; it hands its fragments over before it goes."""
+    address: str = ""
+    """host:port under which syncer and learners find it; empty: as `listen`."""
 
 
 def run_shard(options: ShardOptions) -> int:

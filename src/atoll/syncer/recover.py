@@ -15,8 +15,13 @@ from atoll.syncer.state import Stored
 
 SHARDS_ROW = "shards"
 """On the tape of a coordinator: the name of each fragment's shard."""
+SHARD_ROW = "shard"
+"""On the tape of a shard: its name, the run, and who leads it."""
 PLACES_ROW = "shard places"
 """On the tape of a coordinator: by the name of each shard, where it was last met."""
+MOVES_ROW = "shard moves"
+"""On the tape of a coordinator: addresses of shards that were added and taken out while it ran, where fragments have
+moved from, and whose copies of them do not count any more."""
 
 
 def recover(

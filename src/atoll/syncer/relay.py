@@ -37,6 +37,7 @@ from atoll.core import (
     PushReply,
     Refusal,
     Refused,
+    Serving,
     Start,
     SyncerMessage,
     Welcome,
@@ -145,7 +146,7 @@ class Relay:
     ) -> None:
         opened = RelaySession(hello.learner, send)
         self._sessions[session] = opened
-        opened.task = asyncio.create_task(self._pass(session, opened, replace(hello, shards=True)))
+        opened.task = asyncio.create_task(self._pass(session, opened, replace(hello, shards=True, moves=True)))
 
     def receive(self, session: int, message: LearnerMessage) -> None:
         opened = self._sessions[session]
@@ -205,6 +206,9 @@ class Relay:
         upwards = asyncio.create_task(self._pass_up(opened, client))
         try:
             async for message in client:
+                if isinstance(message, Serving):
+                    self._bulk.route(message.shards, message.shard_of)
+                    continue
                 self._note_versions(message)
                 opened.send(message)
         finally:

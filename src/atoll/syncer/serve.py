@@ -106,7 +106,7 @@ async def _serve_claimed(
     say = _say if options.lines else _say_nothing
     mark_led(store)
     started_ns = time.monotonic_ns()
-    found, problems = find_rows(store, target) if options.shards else find(options, store, target)
+    found, problems = find_rows(store, target) if options.sharded else find(options, store, target)
     load_ns = time.monotonic_ns() - started_ns
     keeper = StateWriter(store, options.durability, options.durability_interval_s, writer, record=options.record)
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
@@ -116,11 +116,14 @@ async def _serve_claimed(
     epoch = epoch_of(store, found[0] if found is not None else None, hold, take_over=options.take_over)
     continues = found is not None
     config, said = agree_on_settings(options.config, found[0].rows if found is not None else None)
-    shell = SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin) if not options.shards else None
+    shell = (
+        SyncerShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin) if not options.sharded else None
+    )
     if shell is None:
         fleet = await lead_shards(options, found[0] if found is not None else None, epoch, patience_s)
         found = found and with_shards(found[0], fleet, options.durability)
         shell = ShardedShell(config, run_id, writer, epoch=epoch, keeper=keeper, begin=begin, fleet=fleet)
+        shell.shards.changes.lost_after_s = options.shard_lost_after_s
         shell.writes_model = options.run_folder is not None and options.model
     teller = Teller(say, lambda learner: _peer(shell, learner))
     writer.tell = teller.hear
@@ -269,15 +272,16 @@ async def _listen(shell: SyncerShell, options: SyncerOptions, wanted: ServerOpti
     relays = shell.platform.relays
     relays.refused = lambda method, values: refused_primary(shell.machine.run, shell.machine.epoch, method, values)
     attach = attach_handler(relays.answering)
+    change = shell.shards.changes.asked if isinstance(shell, ShardedShell) else None
     earlier = _earlier_address(options)
     if earlier:
         for _ in range(EARLIER_PORT_TRIES):
             try:
-                return await serve(shell, replace(wanted, listen=earlier), attach=attach)
+                return await serve(shell, replace(wanted, listen=earlier), attach=attach, change_shards=change)
             except (OSError, RuntimeError, AtollError):
                 await asyncio.sleep(EARLIER_PORT_PAUSE_S)
         print(f"atoll syncer: the earlier address {earlier} is taken; learners must be told the new one", flush=True)
-    return await serve(shell, wanted, attach=attach)
+    return await serve(shell, wanted, attach=attach, change_shards=change)
 
 
 def _earlier_address(options: SyncerOptions) -> str:
@@ -342,6 +346,7 @@ async def _let_go(
     if claim is not None:
         await claim.close()
     assert isinstance(shell, ShardedShell)
+    await shell.shards.changes.close()
     await shell.fleet.close()
     await asyncio.to_thread(shell.keeper.close)
 

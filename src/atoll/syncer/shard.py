@@ -58,13 +58,13 @@ class ShardService:
     def answering(self, peer: ShardPeer) -> Callable[[str, dict[str, Any], Bytes], Any]:
         """Answers what comes through this link; the first call on it must be `attach`."""
 
-        async def answer(method: str, values: dict[str, Any], _data: Bytes) -> Reply:
+        async def answer(method: str, values: dict[str, Any], data: Bytes) -> Reply:
             try:
                 if method == calls.ATTACH:
                     return await self._attach(peer, values), b""
                 if peer is not self._peer:
                     raise RefusedError(Refusal.STALE_EPOCH, "another syncer leads this shard; let this one end")
-                return await self._do(method, values)
+                return await self._do(method, values, data)
             except FencedSyncerError as error:
                 self._overtaken(str(error))
                 raise RefusedError(Refusal.FENCED, str(error)) from error
@@ -84,7 +84,7 @@ class ShardService:
         print(f"atoll shard {told['name']}: led by a syncer of epoch {values['epoch']}", flush=True)
         return told
 
-    async def _do(self, method: str, values: dict[str, Any]) -> Reply:
+    async def _do(self, method: str, values: dict[str, Any], data: Bytes) -> Reply:
         arrays = self.arrays
         match method:
             case calls.SENDER:
@@ -95,6 +95,8 @@ class ShardService:
                 arrays.forget(calls.id_of(values["id"]))
             case calls.LAY_OUT:
                 arrays.lay_out(values)
+                for fragment in values["drop"]:
+                    await arrays.moves.drop(int(fragment))
             case calls.COMMIT_SEED:
                 return {"checksums": await arrays.commit_seed()}, b""
             case calls.COMPARE:
@@ -112,6 +114,29 @@ class ShardService:
                 return await arrays.copy(int(values["fragment"]))
             case calls.COPY_THETA:
                 await arrays.copy_theta(int(values["fragment"]))
+            case _:
+                return await self._move(method, values, data)
+        return {}, b""
+
+    async def _move(self, method: str, values: dict[str, Any], data: Bytes) -> Reply:
+        """What concerns fragments that go to another shard, or come from one."""
+        moves = self.arrays.moves
+        match method:
+            case calls.DESCRIBE:
+                return await moves.describe(int(values["fragment"]), [calls.id_of(one) for one in values["ids"]]), b""
+            case calls.READ:
+                where = (int(values["start"]), int(values["stop"]))
+                return {}, moves.read(int(values["fragment"]), str(values["what"]), *where)
+            case calls.RECEIVE:
+                moves.receive(int(values["fragment"]), values)
+            case calls.PUT:
+                moves.put(int(values["fragment"]), str(values["what"]), int(values["start"]), data)
+            case calls.INSTALL:
+                await moves.install(int(values["fragment"]), calls.store_of(values))
+            case calls.DROP:
+                await moves.drop(int(values["fragment"]))
+            case calls.ADOPT:
+                moves.adopt([int(fragment) for fragment in values["fragments"]])
             case _:
                 raise RefusedError(Refusal.BAD_REQUEST, f"this shard knows no {method!r}; update the older side")
         return {}, b""
@@ -184,6 +209,11 @@ class ShardService:
 
     def _state_for(self, fragment: int) -> ModelState:
         state = self.arrays.state
+        if state is not None and 0 <= fragment < len(state.layout.fragments) and fragment not in state.owned:
+            # It has moved, and the syncer's word of it is on its way: by then the learner knows where to.
+            raise RefusedError(
+                Refusal.BUSY, f"fragment {fragment} is not on this shard any more; ask again where it is"
+            )
         if state is None or fragment not in state.owned:
             raise RefusedError(Refusal.UNKNOWN_FRAGMENT, f"fragment {fragment} is not on this shard; see Welcome")
         return state

@@ -41,13 +41,14 @@ from atoll.syncer.fragment_work import (
     store_version,
 )
 from atoll.syncer.log_replay import replay_log
+from atoll.syncer.recover import SHARD_ROW
+from atoll.syncer.shard_moves import FragmentMoves
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
 
 T = TypeVar("T")
 WORKERS = 2
 """As in the syncer: the kernels have threads of their own, two keep them fed."""
-SHARD_ROW = "shard"
 NAME_BYTES = 4
 
 
@@ -61,6 +62,7 @@ class ShardArrays:
         """Contributions that the coordinator has accepted, or is asked about."""
         self.heals: dict[tuple[int, str], NDArray[np.uint8]] = {}
         """Whole fragments that learners have brought back, by fragment and learner."""
+        self.moves = FragmentMoves(self)
         self._folder = folder
         self._writer = writer
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-shard")
@@ -125,20 +127,26 @@ class ShardArrays:
             self._store.remember({SHARD_ROW: self.row})
             self._store.sync()
 
+    async def remember(self) -> None:
+        """Whose fragments these are, before any of them is written."""
+        await asyncio.to_thread(self._remember)
+
     # ------------------------------------------------------------ a coordinator comes
 
     async def attach(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Be led by this coordinator from here on. Says what is on disk here. Raises RefusedError if it may not."""
         self._check_leader(values)
+        self._check_run(str(values["run"]))  # before anything that its own run needs is let go
         if self.state is not None or self._keeper is not None:
             # Off the loop's hands first: whoever looks around meanwhile must not meet a keeper that is closing.
             keeper, self._keeper = self._keeper, None
             await asyncio.to_thread(self._reopen, keeper)
         self.state, self.held, self.heals = None, {}, {}
+        self.moves.forget()
         self.copies.clear()
         self._check_run(str(values["run"]))
         self.row |= {"epoch": int(values["epoch"]), "instance": str(values["instance"])}
-        await asyncio.to_thread(self._remember)
+        await self.remember()
         level = str(values["level"])
         if level == "none":
             self._loaded = Loaded()
@@ -183,7 +191,10 @@ class ShardArrays:
 
     def _check_run(self, run: str) -> None:
         """A run is more than its first parameters: what never got further may be forgotten."""
-        trained = any(one.version > 0 for one in self._loaded.fragments.values())
+        versions = [one.version for one in self._loaded.fragments.values()]
+        if self.state is not None and self.state.fragments:
+            versions += [self.state.fragments[fragment].version for fragment in self.state.owned]
+        trained = any(version > 0 for version in versions)
         if trained and self.row["run"] != run:
             wants = f"the syncer continues run {run}" if run else "the syncer begins a new run"
             raise RefusedError(
@@ -226,7 +237,7 @@ class ShardArrays:
 
     async def commit_seed(self) -> dict[str, int]:
         assert self.state is not None
-        await asyncio.to_thread(self._remember)
+        await self.remember()
         checksums = await self.on_a_worker(self.state.commit_seed)
         self.keeper.begin(self.row["run"], self.state.config, self.state.layout)
         return {str(f): checksums[f] for f in sorted(self.state.owned)}
@@ -241,7 +252,7 @@ class ShardArrays:
         payload = self.heals.get((heal.fragment, learner))
         if payload is None:
             raise RefusedError(Refusal.UNKNOWN_VERSION, f"{learner!r} has brought no fragment {heal.fragment} here")
-        await asyncio.to_thread(self._remember)
+        await self.remember()
         await heal_fragment(self, heal, payload, rounds)
         self.heals = {key: one for key, one in self.heals.items() if key[0] != heal.fragment}
 

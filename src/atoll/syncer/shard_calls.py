@@ -5,6 +5,9 @@
       commit_seed    what was put as the seed is version 0            compare, merge, heal, store, keep_handed
       copy           every array of a fragment, for a snapshot        copy_theta   make a copy that can be fetched
       revoked        a learner's key has ended (notice)
+      describe, read    a fragment that is to move: what there is of it, and its bytes, piece by piece
+      receive, put, install    the same at the shard that it goes to; it is there when it is on that disk
+      drop           a fragment is another's now                      adopt        fragments whose arrays learners bring
       sender         a learner's session has begun (notice)           forget       a contribution is not needed (notice)
     shard -> coordinator
       push_open      may these bytes come in?                         push_done    they are here, and were looked at
@@ -18,7 +21,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from atoll.core import ContributionId, ContributionRecord, PushHeader, PushReply
+from atoll.core import ContributionId, ContributionRecord, PushHeader, PushReply, VersionToStore
 from atoll.core import effects as fx
 from atoll.wire import read_push_header
 
@@ -26,9 +29,10 @@ ATTACH, LAY_OUT, COMMIT_SEED = "attach", "lay_out", "commit_seed"
 COMPARE, MERGE, HEAL, STORE, KEEP_HANDED = "compare", "merge", "heal", "store", "keep_handed"
 COPY, COPY_THETA, SENDER, FORGET = "copy", "copy_theta", "sender", "forget"
 REVOKED = "revoked"
+DESCRIBE, READ, RECEIVE, PUT, INSTALL, DROP, ADOPT = "describe", "read", "receive", "put", "install", "drop", "adopt"
 PUSH_OPEN, PUSH_DONE, THETA, FETCHED = "push_open", "push_done", "theta", "fetched"
 
-LINK_VERSION = 1
+LINK_VERSION = 2
 """Of what is said here. Both sides must have the same."""
 
 
@@ -70,6 +74,10 @@ def compare_values(compare: fx.Compare) -> dict[str, Any]:
 def compare_of(values: dict[str, Any]) -> fx.Compare:
     contributions = tuple(id_of(one) for one in values["contributions"])
     return fx.Compare(int(values["fragment"]), contributions, tuple(values["voices"]))
+
+
+def store_of(values: dict[str, Any]) -> VersionToStore:
+    return VersionToStore(**values)
 
 
 def record_values(record: ContributionRecord) -> dict[str, Any]:

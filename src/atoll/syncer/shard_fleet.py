@@ -12,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from atoll.core import HandedOver, Layout, Refusal, SyncConfig, assign, reassign
 from atoll.errors import AtollError, ConfigError, FencedSyncerError, RefusedError, StoreError, UnreachableError
 from atoll.syncer import shard_calls as calls
-from atoll.syncer.recover import PLACES_ROW, SHARDS_ROW
+from atoll.syncer.recover import MOVES_ROW, PLACES_ROW, SHARDS_ROW
 from atoll.wire import SHARD_ATTACH_S, Bytes, ClientOptions, ShardConnection, ShardPeer
 
 RETRY_S = 0.5
@@ -27,7 +29,6 @@ RETRY_S = 0.5
 TELL_EVERY_S = 10.0
 """How often it is told who is missing."""
 INSTANCE_BYTES = 8
-Asked = Callable[[str, dict[str, Any], Bytes], Any]
 
 
 class ShardWatcher(Protocol):
@@ -54,6 +55,8 @@ class ShardLink:
     connection: ShardConnection | None = None
     trouble: str = ""
     """Why it could not be reached when that was last tried."""
+    away_since_s: float = field(default_factory=time.monotonic)
+    """When it was last there; while it is, that means nothing."""
 
     @property
     def peer(self) -> ShardPeer:
@@ -70,6 +73,63 @@ class ShardLink:
     @property
     def address(self) -> str:
         return self.place.address
+
+
+Asked = Callable[[ShardLink, str, dict[str, Any]], Any]
+
+
+@dataclass(slots=True)
+class MoveRecord:
+    """What of earlier moves must be known to go on after a crash."""
+
+    added: list[str] = field(default_factory=list)
+    """Addresses of shards that came while a coordinator ran: no command line names them."""
+    removed: list[str] = field(default_factory=list)
+    """Addresses of shards that were taken out: a command line may name them still."""
+    moved_from: dict[int, str] = field(default_factory=dict)
+    """By fragment that has moved: who had it before."""
+    leftovers: dict[str, set[int]] = field(default_factory=dict)
+    """By the name of a shard: fragments that it may have on its disk, and that are another's."""
+
+    @classmethod
+    def of(cls, rows: Mapping[str, Any]) -> MoveRecord:
+        row = rows.get(MOVES_ROW) or {}
+        return cls(
+            [str(one) for one in row.get("added", ())],
+            [str(one) for one in row.get("removed", ())],
+            {int(fragment): str(name) for fragment, name in row.get("from", {}).items()},
+            {str(name): {int(one) for one in own} for name, own in row.get("left", {}).items()},
+        )
+
+    def row(self) -> dict[str, Any]:
+        moved = {str(fragment): name for fragment, name in self.moved_from.items()}
+        left = {name: sorted(own) for name, own in self.leftovers.items() if own}
+        return {"added": self.added, "removed": self.removed, "from": moved, "left": left}
+
+    def places(self, given: Sequence[str]) -> list[str]:
+        """Where the run's shards are, if a command line names these."""
+        kept = [address for address in given if address not in self.removed]
+        return [*kept, *(address for address in self.added if address not in kept)]
+
+    def moved(self, fragment: int, before: str, after: str) -> MoveRecord:
+        """The same once this fragment has moved."""
+        made = MoveRecord(list(self.added), list(self.removed), dict(self.moved_from), self._copies())
+        made.moved_from[fragment] = before
+        made.leftovers.setdefault(before, set()).add(fragment)
+        made.leftovers.get(after, set()).discard(fragment)
+        return made
+
+    def lost(self, fragments: Mapping[int, str], before: str) -> MoveRecord:
+        """The same once learners bring these fragments of a lost shard to others."""
+        made = MoveRecord(list(self.added), list(self.removed), dict(self.moved_from), self._copies())
+        for fragment, after in fragments.items():
+            made.moved_from.pop(fragment, None)
+            made.leftovers.setdefault(before, set()).add(fragment)
+            made.leftovers.get(after, set()).discard(fragment)
+        return made
+
+    def _copies(self) -> dict[str, set[int]]:
+        return {name: set(own) for name, own in self.leftovers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +152,29 @@ class Lead:
 class ShardFleet:
     """All shards of a run, in the order in which they were given."""
 
-    def __init__(self, places: Sequence[ClientOptions], lead: Lead, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        places: Sequence[ClientOptions],
+        lead: Lead,
+        say: Callable[[str], None],
+        moves: MoveRecord | None = None,
+        reach: Callable[[str], ClientOptions] | None = None,
+    ) -> None:
         self.links = [ShardLink(place) for place in places]
         self.of: tuple[int, ...] = ()
         """By fragment: the index of its shard."""
         self.asked: Asked | None = None
         """Answers what shards ask. Set before any of them serves a learner."""
         self.lead = lead
+        self.moves = moves or MoveRecord()
+        self.reach = reach or (lambda address: replace(places[0], address=address))
+        """How a shard at this address is reached."""
         self._met: dict[str, str] = {}
         """By the name of a shard: where it was met by an earlier coordinator."""
         self._say = say
-        self._watching: list[asyncio.Task[None]] = []
+        self._watcher: ShardWatcher | None = None
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        """By address."""
 
     async def attach(self, patience_s: float | None) -> None:
         """Wait until all shards are here and led by this coordinator, or (unless None) this long. Raises what a shard
@@ -112,7 +184,7 @@ class ShardFleet:
         try:
             while True:
                 left_s = max(0.0, until_s - asyncio.get_running_loop().time())
-                done, missing = await asyncio.wait(
+                done, missing = await _ended(
                     attaching, timeout=min(TELL_EVERY_S, left_s), return_when=asyncio.FIRST_EXCEPTION
                 )
                 for task in done:
@@ -130,7 +202,7 @@ class ShardFleet:
 
     async def _attach(self, link: ShardLink) -> None:
         while True:
-            connection = ShardConnection(link.place, self._answer)
+            connection = ShardConnection(link.place, partial(self._answer, link))
             await connection.__aenter__()
             try:
                 async with asyncio.timeout(SHARD_ATTACH_S):
@@ -166,10 +238,10 @@ class ShardFleet:
                     f"{' and '.join(twins)} are one shard, or shards on copies of one folder; give each address once"
                 )
 
-    async def _answer(self, method: str, values: dict[str, Any], data: Bytes) -> Any:
+    async def _answer(self, link: ShardLink, method: str, values: dict[str, Any], _data: Bytes) -> Any:
         if self.asked is None:
             raise RefusedError(Refusal.BUSY, "the syncer is starting; ask again soon")
-        return await self.asked(method, values, data)
+        return await self.asked(link, method, values)
 
     # ------------------------------------------------------------ fragments
 
@@ -196,7 +268,14 @@ class ShardFleet:
         held = {link.name: frozenset(link.records) for link in here}
         at = {link.address: link.name for link in here}
         successors = {name: at[address] for name, address in self._met.items() if address in at}
-        chosen = reassign(recorded, held, absent=len(absent), successors=successors)
+        chosen = reassign(
+            recorded,
+            held,
+            absent=len(absent),
+            successors=successors,
+            moved_from=self.moves.moved_from,
+            leftovers={name: frozenset(own) for name, own in self.moves.leftovers.items()},
+        )
         for link in absent:  # who they are is not known before they are met; their place is
             known = [name for name in chosen if name not in held and name not in {one.name for one in absent}]
             met = {address: name for name, address in self._met.items() if name in known}
@@ -220,6 +299,24 @@ class ShardFleet:
     def link_of(self, fragment: int) -> ShardLink:
         return self.links[self.of[fragment]]
 
+    @property
+    def names(self) -> list[str]:
+        """By fragment: the name of its shard."""
+        return [self.links[index].name for index in self.of]
+
+    def find(self, shard: str) -> ShardLink | None:
+        """By name or address."""
+        return next((link for link in self.links if shard in (link.name, link.address)), None)
+
+    def follow(self, names: Sequence[str], moves: MoveRecord) -> None:
+        """From here on these shards have the fragments."""
+        known = [link.name for link in self.links]
+        self.of, self.moves = tuple(known.index(name) for name in names), moves
+
+    def rows(self, names: Sequence[str], moves: MoveRecord) -> dict[str, Any]:
+        """What is to be on the tape."""
+        return {SHARDS_ROW: list(names), PLACES_ROW: self.places(), MOVES_ROW: moves.row()}
+
     def owned(self, link: ShardLink) -> list[int]:
         return [fragment for fragment, index in enumerate(self.of) if self.links[index] is link]
 
@@ -231,7 +328,23 @@ class ShardFleet:
     async def lay_out_one(self, link: ShardLink, layout: Layout, config: SyncConfig, *, restore: bool) -> None:
         tensors = [[t.name, list(t.shape), t.dtype, t.merge] for t in layout.tensors]
         values = {"run": self.lead.run, "tensors": tensors, "config": config.to_dict(), "restore": restore}
-        await link.peer.call(calls.LAY_OUT, {**values, "owned": self.owned(link)})
+        over = self._left_behind(link) if restore else []
+        await link.peer.call(calls.LAY_OUT, {**values, "owned": self.owned(link), "drop": over})
+        for fragment in over:
+            link.records.pop(fragment, None)
+            self.moves.leftovers.get(link.name, set()).discard(fragment)
+
+    def _left_behind(self, link: ShardLink) -> list[int]:
+        """Copies on its disk that do not count, because another has the fragment. One that the other has not got yet
+        stays: nobody knows what it may be good for."""
+        left = self.moves.leftovers.get(link.name, set())
+        over = []
+        for fragment, record in link.records.items():
+            owner = self.link_of(fragment) if fragment < len(self.of) else link
+            own = owner.records.get(fragment)
+            if owner is not link and own is not None:
+                over += [fragment] if fragment in left or int(record["version"]) <= int(own["version"]) else []
+        return over
 
     def tell_all(self, method: str, values: dict[str, Any]) -> None:
         for link in self.links:
@@ -242,12 +355,49 @@ class ShardFleet:
 
     def watch(self, watcher: ShardWatcher) -> None:
         """From here on say when a link breaks, and when its shard can be reached again."""
-        self._watching = [asyncio.create_task(self._watch(link, watcher)) for link in self.links]
+        self._watcher = watcher
+        for link in self.links:
+            self._watching[link.address] = asyncio.create_task(self._watch(link, watcher))
+
+    async def meet(self, address: str, patience_s: float) -> ShardLink:
+        """Lead a shard at a new address. Raises what it refuses, or UnreachableError."""
+        link = ShardLink(self.reach(address))
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._attach(link)
+        except TimeoutError:
+            raise UnreachableError(f"there is no shard at {address} ({link.trouble or 'no answer'})") from None
+        twin = next((one for one in self.links if one.name == link.name), None)
+        if twin is not None:
+            await self.end(link)
+            raise ConfigError(f"the shard at {address} is {twin.name} at {twin.address}, or on a copy of its folder")
+        return link
+
+    def join(self, link: ShardLink) -> None:
+        """It is one of the run's shards from here on."""
+        self.links.append(link)
+        if self._watcher is not None:
+            self._watching[link.address] = asyncio.create_task(self._watch(link, self._watcher))
+
+    async def part(self, link: ShardLink) -> None:
+        """It is none of them any more, and has no fragments."""
+        names = self.names
+        self.links.remove(link)
+        self.follow(names, self.moves)
+        if (task := self._watching.pop(link.address, None)) is not None:
+            task.cancel()
+        await self.end(link)
+
+    async def end(self, link: ShardLink) -> None:
+        if link.connection is not None:
+            await link.connection.__aexit__()
 
     async def _watch(self, link: ShardLink, watcher: ShardWatcher) -> None:
         while True:
             if link.connection is not None and link.connection.running is not None:
-                watcher.shard_down(link, await link.connection.running)
+                reason = await asyncio.shield(link.connection.running)
+                link.away_since_s = time.monotonic()
+                watcher.shard_down(link, reason)
             before = link.name
             try:
                 await self._attach(link)
@@ -261,10 +411,15 @@ class ShardFleet:
                 await asyncio.sleep(TELL_EVERY_S)
 
     async def close(self) -> None:
-        for task in self._watching:
+        for task in self._watching.values():
             task.cancel()
-        await asyncio.gather(*self._watching, return_exceptions=True)
+        await asyncio.gather(*self._watching.values(), return_exceptions=True)
         await asyncio.gather(*(link.connection.__aexit__() for link in self.links if link.connection is not None))
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]], **how: Any) -> tuple[set[Any], set[Any]]:
+    """As asyncio.wait, which wants at least one."""
+    return await asyncio.wait(tasks, **how) if tasks else (set(), set())
 
 
 def _take(link: ShardLink, told: dict[str, Any]) -> None:

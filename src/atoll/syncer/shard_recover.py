@@ -11,7 +11,7 @@ from atoll.store import RunStore, SnapshotTarget
 from atoll.syncer.begin import tell
 from atoll.syncer.options import SyncerOptions
 from atoll.syncer.recover import SHARDS_ROW, is_seeded, newest_snapshot, with_settings
-from atoll.syncer.shard_fleet import Lead, ShardFleet
+from atoll.syncer.shard_fleet import Lead, MoveRecord, ShardFleet
 from atoll.syncer.state import Stored
 from atoll.wire import ClientOptions
 
@@ -42,13 +42,17 @@ async def lead_shards(
 ) -> ShardFleet:
     """The shards, led by this coordinator. A run begins when all of them are there; one that goes on does so with those
     that are there soon, and what is on the others waits for them."""
-    places = [
-        ClientOptions(address=address, token=options.shard_token, tls_ca=options.shard_tls_ca)
-        for address in options.shards
-    ]
+
+    def reach(address: str) -> ClientOptions:
+        return ClientOptions(address=address, token=options.shard_token, tls_ca=options.shard_tls_ca)
+
+    moves = MoveRecord.of(found.rows if found is not None else {})
+    places = [reach(address) for address in moves.places(options.shards)]
+    for address in set(moves.removed) & set(options.shards):
+        tell(f"the shard at {address} was taken out of this run; `atoll shards add` brings it back")
     run = str(found.rows["run"]["run"]) if found is not None else ""
     lead = Lead(run, epoch, options.durability, options.durability_interval_s, options.record)
-    fleet = ShardFleet(places, lead, tell)
+    fleet = ShardFleet(places, lead, tell, moves, reach)
     await fleet.attach(patience_s if found is not None else None)
     return fleet
 
@@ -67,6 +71,7 @@ def with_shards(found: Recovery, fleet: ShardFleet, level: str) -> Found:
     if missing:
         problems.append(f"fragments {missing} are on no shard; a learner that holds them must bring them back")
     exact = level == "commit" and not problems
-    handed = [item for link in fleet.links for item in link.handed]
+    # What lies with a shard that had the fragment before is a copy.
+    handed = [one for link in fleet.links for one in link.handed if owners[one.contribution.id.fragment] is link]
     stored: Stored = {f: (int(record["version"]), int(record["checksum"]), {}) for f, record in records.items()}
     return replace(found, fragment_records=records, exact=exact, problems=problems, handed=handed, away=away), stored

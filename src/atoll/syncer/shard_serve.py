@@ -21,6 +21,7 @@ from atoll.private import private_umask
 from atoll.syncer.options import EXIT_FENCED, ShardOptions
 from atoll.syncer.shard import ShardService
 from atoll.syncer.shard_arrays import ShardArrays
+from atoll.syncer.shard_joins import RunToJoin
 from atoll.wire import RunningServer, ServerOptions, attach_handler, check_options, check_port, serve
 
 LOOK_S = 1.0
@@ -64,6 +65,7 @@ async def _serve(options: ShardOptions) -> int:
         told_in=options.metrics_folder,
     )
     stop, fenced, waiting = asyncio.Event(), list[str](), list[asyncio.Task[None]]()
+    orphaned = asyncio.Event()
 
     def overtaken(why: str) -> None:
         fenced.append(why)
@@ -75,9 +77,18 @@ async def _serve(options: ShardOptions) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, lambda: waiting.append(loop.create_task(_end_after_syncer(shard, stop))))
-    _announce(options.run_folder, server.address, arrays.row["name"])
+    loop.add_signal_handler(
+        signal.SIGHUP, lambda: waiting.append(loop.create_task(_end_after_syncer(shard, stop, orphaned)))
+    )
     print(f"atoll shard {arrays.row['name']} listens on {server.address}", flush=True)
+    joined = _run_to_join(options, server.address)
+    coming = loop.create_task(joined.come()) if joined is not None else None
+    if coming is not None:
+        await asyncio.wait({coming, wait := loop.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
+        wait.cancel()
+        if not coming.cancel():
+            coming.result()
+    _announce(options.run_folder, server.address, arrays.row["name"])
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), LOOK_S)
@@ -87,6 +98,8 @@ async def _serve(options: ShardOptions) -> int:
             overtaken(str(error))
         _end_revoked(wanted, shard, server)
         counted.told(shard.status(), server.bytes_up, server.bytes_down)
+    if joined is not None and shard.led and not fenced and not orphaned.is_set():
+        await joined.go()
     await server.stop()
     await asyncio.to_thread(arrays.close)
     writer.close()
@@ -107,8 +120,19 @@ def _end_revoked(wanted: ServerOptions, shard: ShardService, server: RunningServ
         server.revoke(name, detail)
 
 
-async def _end_after_syncer(shard: ShardService, stop: asyncio.Event) -> None:
+def _run_to_join(options: ShardOptions, address: str) -> RunToJoin | None:
+    if options.join is None:
+        return None
+
+    def say(text: str) -> None:
+        print(f"atoll shard: {text}", flush=True)
+
+    return RunToJoin(options.join, options.address or address, say)
+
+
+async def _end_after_syncer(shard: ShardService, stop: asyncio.Event, orphaned: asyncio.Event) -> None:
     """The launcher is gone, and the syncer is about to end: it wants the model first."""
+    orphaned.set()
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(ORPHAN_S):
             while shard.led:

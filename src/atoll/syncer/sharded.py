@@ -45,12 +45,12 @@ from atoll.observe import Writer, events
 from atoll.syncer import shard_calls as calls
 from atoll.syncer.news import News
 from atoll.syncer.platform import AsyncioPlatform
-from atoll.syncer.recover import PLACES_ROW, SHARDS_ROW
+from atoll.syncer.recover import SHARDS_ROW
+from atoll.syncer.shard_changes import ShardChanges
 from atoll.syncer.shard_fleet import ShardFleet, ShardLink
 from atoll.syncer.shell import SyncerShell
 from atoll.syncer.state import ModelState, Stored
 from atoll.syncer.state_writer import StateWriter
-from atoll.wire import Bytes
 
 ON_A_SHARD = "shards serve the fragments of this run; go where Welcome says"
 
@@ -75,16 +75,21 @@ class ShardedPlatform(AsyncioPlatform):
         """Why this coordinator begins anew: a shard that was away is back, or did not do what it was told."""
         self.came: Callable[[int], None] = lambda size: None
         """Told of the bytes of each push that has come in."""
+        self.changes = ShardChanges(self)
         fleet.asked = self._asked
 
     # ------------------------------------------------------------ what shards ask
 
-    async def _asked(self, method: str, values: dict[str, Any], _data: Bytes) -> tuple[dict[str, Any], bytes]:
+    async def _asked(self, link: ShardLink, method: str, values: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         match method:
-            case calls.PUSH_OPEN:
-                return asdict(self.driver.open_push(calls.header_of(values["header"]))), b""
-            case calls.PUSH_DONE:
-                reply = self._push_done(calls.header_of(values["header"]), bool(values["finite"]), values["norm"])
+            case calls.PUSH_OPEN | calls.PUSH_DONE:
+                header = calls.header_of(values["header"])
+                if self._is_elsewhere(link, header.fragment):
+                    reply = PushReply(False, Refusal.BUSY, f"fragment {header.fragment} is moving; push it again")
+                elif method == calls.PUSH_OPEN:
+                    reply = self.driver.open_push(header)
+                else:
+                    reply = self._push_done(header, bool(values["finite"]), values["norm"])
                 return asdict(reply), b""
             case calls.FETCHED:
                 self.inline_down += int(values["bytes"])
@@ -97,6 +102,11 @@ class ShardedPlatform(AsyncioPlatform):
             case _:
                 raise RefusedError(Refusal.BAD_REQUEST, f"this syncer knows no {method!r}; update the older side")
         return {}, b""
+
+    def _is_elsewhere(self, link: ShardLink, fragment: int) -> bool:
+        """True if bytes that came to this shard would not be where the fragment is."""
+        known = fragment < len(self.fleet.of)
+        return fragment == self.changes.moving or (known and self.fleet.link_of(fragment) is not link)
 
     def _push_done(self, header: PushHeader, finite: bool, norm: float) -> PushReply:
         self.came(header.size)
@@ -132,19 +142,23 @@ class ShardedPlatform(AsyncioPlatform):
 
     def shard_down(self, link: ShardLink, reason: str) -> None:
         fragments = self.fleet.owned(link)
-        self._tell(
+        self.tell(
             f"shard {link.name} at {link.address} is away ({reason}); its {len(fragments)} of {len(self.fleet.of)} "
             "fragments wait for it, learners and the others go on"
         )
         if self.machine.committed:
-            away = {f for one in self.fleet.links if one.away for f in self.fleet.owned(one)}
-            self.driver.apply(fx.FragmentsDown(frozenset(away)))
+            self.tell_away()
+
+    def tell_away(self) -> None:
+        """The machine hears whose fragments are away, and which are about to move."""
+        away = {f for one in self.fleet.links if one.away for f in self.fleet.owned(one)}
+        self.driver.apply(fx.FragmentsDown(frozenset(away), self.changes.resting))
 
     def shard_refused(self, link: ShardLink, error: AtollError) -> None:
         if isinstance(error, FencedSyncerError):
             self.driver.fence(str(error))
         else:
-            self._tell(str(error))
+            self.tell(str(error))
 
     async def shard_back(self, link: ShardLink, before: str) -> None:
         """Go on with its fragments from its disk; with all, from all disks, where this coordinator knows too little."""
@@ -160,22 +174,38 @@ class ShardedPlatform(AsyncioPlatform):
         await self.fleet.lay_out_one(link, machine.layout, machine.config, restore=True)
         for fragment, (version, checksum) in on_disk.items():
             self._now_at(fragment, version, checksum)
-        for member in machine.members.values():
-            if member.connected:
-                who = {"learner": member.learner, "generation": member.generation, "secret": member.secret}
-                link.peer.tell(calls.SENDER, who)
+        self._tell_senders(link)
         handed = frozenset(one.contribution.id for one in link.handed)
         self.driver.shard_back(fx.FragmentsBack(on_disk, handed))
         for identity in handed:
             if not machine.holds(identity):
                 self.drop_handed(identity)
-        self._tell(f"shard {link.name} at {link.address} is back; its fragments go on from its disk")
+        self.tell(f"shard {link.name} at {link.address} is back; its fragments go on from its disk")
+
+    def _tell_senders(self, link: ShardLink) -> None:
+        for member in self.machine.members.values():
+            if member.connected:
+                who = {"learner": member.learner, "generation": member.generation, "secret": member.secret}
+                link.peer.tell(calls.SENDER, who)
+
+    async def take_shard_in(self, link: ShardLink) -> None:
+        """A shard that was added: it hears of the model and of the learners, and has nothing yet."""
+        if (layout := self.machine.layout) is not None and self.machine.committed:
+            await self.fleet.lay_out_one(link, layout, self.machine.config, restore=True)
+            self._tell_senders(link)
+
+    def lost_with_shard(self, fragments: list[int]) -> None:
+        """Whoever has these now has nothing of them: learners bring the newest versions."""
+        for fragment in fragments:
+            self._now_at(fragment, NO_VERSION, 0)
+        self.driver.shard_back(fx.FragmentsBack(dict.fromkeys(fragments, (NO_VERSION, 0))))
+        self.tell_away()
 
     def _record(self, names: list[str]) -> None:
         self.recorded = names
-        self.driver.perform([fx.Remember({SHARDS_ROW: names, PLACES_ROW: self.fleet.places()}, first=True)])
+        self.driver.perform([fx.Remember(self.fleet.rows(names, self.fleet.moves), first=True)])
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         self._writer.emit(events.Warned("syncer", text))
         print(f"atoll syncer: {text}", flush=True)
 
@@ -205,7 +235,7 @@ class ShardedPlatform(AsyncioPlatform):
         except UnreachableError:
             pass
         except RefusedError as error:
-            self._tell(f"a shard did not do what it was told: {error.detail}")
+            self.tell(f"a shard did not do what it was told: {error.detail}")
             self.again = self.again or error.detail
 
     def commit_seed(self, done: Callable[[tuple[int, ...]], None]) -> None:
@@ -253,6 +283,7 @@ class ShardedPlatform(AsyncioPlatform):
         assert self.state is not None
         arrays = self.state.fragments[fragment]
         arrays.version, arrays.checksum = version, checksum
+        self.fleet.link_of(fragment).records[fragment] = {"version": version, "checksum": checksum}
 
     def inline_update(self, fragment: int, version: int) -> bytes | None:
         return None
@@ -335,6 +366,7 @@ class ShardedShell(SyncerShell):
     def start(self) -> None:
         super().start()
         self.fleet.watch(self.shards)
+        self.shards.changes.watch()
 
     def must_begin_anew(self) -> bool:
         """True if this coordinator can only go on from what is on disk, as after a crash; `shards.again` says why."""
@@ -347,22 +379,26 @@ class ShardedShell(SyncerShell):
         return self._whole
 
     async def close(self) -> None:
+        await self.shards.changes.close()
         await super().close()
         if self.writes_model and not self.fenced and self.failure is None:
             await self.gather()
         await self.fleet.close()
 
     def status(self) -> dict[str, object]:
+        layout = self.machine.layout
+        sizes = [fragment.size for fragment in layout.fragments] if layout is not None else []
         shards = [
             {
                 "name": link.name,
                 "address": link.address,
                 "fragments": self.fleet.owned(link),
+                "bytes": 4 * sum(sizes[fragment] for fragment in self.fleet.owned(link)),
                 "away": link.away,
             }
             for link in self.fleet.links
         ]
-        return {**super().status(), "shards": shards}
+        return {**super().status(), "shards": shards, "shard_change": self.shards.changes.status()}
 
     # ------------------------------------------------------------ continuing an earlier run
 
@@ -436,7 +472,14 @@ class ShardedShell(SyncerShell):
                 f"learner {hello.learner!r} is older than shards, which serve the fragments of this run; install this "
                 "syncer's version of atoll where it runs, or run without --shards",
             )
+        if not self.fleet.links:
+            raise RefusedError(Refusal.BUSY, "the run waits for its first shard (`atoll shard --join`); ask again soon")
         super().open_session(session, hello, send, identity)
+        self.shards.changes.opened(session, hello.moves)
+
+    def close_session(self, session: int, reason: str) -> None:
+        self.shards.changes.closed(session)
+        super().close_session(session, reason)
 
     def receive(self, session: int, message: LearnerMessage) -> None:
         if isinstance(message, InlinePush):

@@ -146,7 +146,9 @@ class ModelState:
         self._seeds.clear()
         return tuple(arrays.checksum for arrays in self.fragments)
 
-    def _elsewhere(self, index: int, version: int, checksum: int) -> FragmentArrays:
+    def _elsewhere(
+        self, index: int, version: int, checksum: int, _named: Mapping[str, F32] | None = None
+    ) -> FragmentArrays:
         """A fragment whose arrays are on a shard."""
         return FragmentArrays(np.empty(0, np.float32), {}, None, *self._slices[index], version, checksum)
 
@@ -159,19 +161,36 @@ class ModelState:
     def restore(self, stored: Stored) -> None:
         """Put (version, checksum, arrays) of each fragment back. One that is missing waits for a learner's values, and
         arrays that the settings of that time did not need begin as in a new run."""
-        for index, fragment in enumerate(self.layout.fragments):
+        for index in range(len(self.layout.fragments)):
             version, checksum, named = stored.get(index, (NO_VERSION, 0, {}))
-            if index not in self.owned:
-                self.fragments.append(self._elsewhere(index, version, checksum))
-                continue
-            fresh = {name: np.zeros(fragment.size, np.float32) for name in ("theta", "residual")}
-            arrays = fresh | self._outer.init(fragment.size)
-            arrays |= {name: array for name, array in named.items() if name in arrays and array.size}
-            if {array.size for array in arrays.values()} != {fragment.size}:
-                raise PayloadError(f"fragment {index} on disk has another size than the layout's {fragment.size}")
-            theta, residual = arrays.pop("theta"), arrays.pop("residual")
-            kept = residual if self.keeps_residuals else None
-            self.fragments.append(FragmentArrays(theta, arrays, kept, *self._slices[index], version, checksum))
+            made = self._restored if index in self.owned else self._elsewhere
+            self.fragments.append(made(index, version, checksum, named))
+
+    def _restored(self, index: int, version: int, checksum: int, named: Mapping[str, F32]) -> FragmentArrays:
+        size = self.layout.fragments[index].size
+        arrays = {name: np.zeros(size, np.float32) for name in ("theta", "residual")} | self._outer.init(size)
+        arrays |= {name: array for name, array in named.items() if name in arrays and array.size}
+        if {array.size for array in arrays.values()} != {size}:
+            raise PayloadError(f"fragment {index} has another size than the layout's {size}")
+        theta, residual = arrays.pop("theta"), arrays.pop("residual")
+        kept = residual if self.keeps_residuals else None
+        return FragmentArrays(theta, arrays, kept, *self._slices[index], version, checksum)
+
+    # ------------------------------------------------------------ fragments that move between shards
+
+    def take_in(
+        self, fragment: int, version: int, checksum: int, named: Mapping[str, F32], ring: Mapping[int, Update]
+    ) -> None:
+        """From here on this fragment is here. Without arrays it waits for a learner's values."""
+        self.fragments[fragment] = self._restored(fragment, version, checksum, named)
+        self.fragments[fragment].ring.update(sorted(ring.items()))
+        self.owned |= {fragment}
+
+    def give_away(self, fragment: int) -> None:
+        """Another shard has it."""
+        self.owned -= {fragment}
+        if self.fragments:
+            self.fragments[fragment] = self._elsewhere(fragment, NO_VERSION, 0)
 
     def distance(self, fragment: int, values: F32) -> float:
         """How far these parameters are from those that are here; 0 if there are none."""

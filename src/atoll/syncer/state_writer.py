@@ -239,6 +239,15 @@ class StateWriter:
             size = sum(array.nbytes for array in arrays.values())
             self._behind[item.fragment] = LoggedSince(item.version, size)
 
+    async def forget_fragment(self, fragment: int) -> None:
+        """Another shard has this fragment: nothing of it stays on this disk. Raises OSError if that cannot be done."""
+        self._behind.pop(fragment, None)
+        self._pending.pop(fragment, None)
+        for identity in [one for one in self._handed if one.fragment == fragment]:
+            self.drop_handed(identity)
+        if self._store is not None:
+            await self._loop.run_in_executor(self._threads, self._store.drop, fragment)
+
     def fill_slots(self, state: ModelState) -> None:
         """Worker threads, at the end: put what only the log has into slots, so that nobody needs to merge again to read
         it. What cannot be written stays in the log."""
@@ -270,6 +279,18 @@ class StateWriter:
             if self.replica is not None:
                 await self.replica.keep_handed(handed_name(item.id), about, payload)
             self._handed.add(item.id)  # it may have been merged, and dropped here, while it was being written
+
+    async def handed_abouts(self, fragment: int) -> dict[ContributionId, dict[str, Any]]:
+        """What is on disk of leavers' contributions to a fragment, but for the bytes."""
+        found = await self._loop.run_in_executor(self._threads, self.handed_over)
+        names = {handed_name(one): one for one in self._handed if one.fragment == fragment}
+        return {names[name]: about for name, (about, _) in found.items() if name in names}
+
+    async def take_handed(self, identity: ContributionId, about: Mapping[str, Any], payload: NDArray[np.uint8]) -> None:
+        """Put on disk what another shard had there. Raises OSError if that fails."""
+        if self._store is not None:
+            await self._loop.run_in_executor(self._threads, self._handover.put, handed_name(identity), about, payload)
+            self._handed.add(identity)
 
     def drop_handed(self, identity: ContributionId) -> None:
         """It was merged or dropped. Done in the background: the commit says that it is merged, too."""

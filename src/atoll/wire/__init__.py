@@ -5,7 +5,7 @@
     channel.py     how a learner reaches the syncer (ClientOptions)
     cause.py       why a syncer cannot be reached;  certificate.py: what a syncer's own certificate says
     control.py     run_sessions: a control session that always comes back;  fetch_status, ask_to_leave,
-                   take_snapshot
+                   take_snapshot, change_shards
     bulk.py        BulkClient: push and fetch payloads
     convert.py     control messages <-> bytes;  parts.py: bulk messages <-> bytes;  records.py: what both are made of
     token.py       tokens, from strings and files

@@ -11,6 +11,7 @@ from .control import (
     SendToSyncer,
     SessionHandler,
     ask_to_leave,
+    change_shards,
     fetch_status,
     run_sessions,
     take_snapshot,
@@ -30,6 +31,7 @@ from .limits import (
     PART_BYTES,
     PART_BYTES_MIN,
     SHARD_ATTACH_S,
+    SHARDS_MAX,
     STRIPES_MAX,
 )
 from .probe import LinkSpeed, probe_link
@@ -55,6 +57,7 @@ __all__ = [
     "PART_BYTES",
     "PART_BYTES_MIN",
     "REFUSED_FOR_NOW",
+    "SHARDS_MAX",
     "SHARD_ATTACH_S",
     "STRIPES_MAX",
     "SYNCER_ENDED",
@@ -76,6 +79,7 @@ __all__ = [
     "ask_to_leave",
     "attach_handler",
     "certificate_until",
+    "change_shards",
     "check_options",
     "check_port",
     "fetch_status",

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from atoll.core import messages as m
@@ -38,6 +38,7 @@ from atoll.wire.transport import (
     LEAVE_METHOD,
     PIECES_KEY,
     SESSION_METHOD,
+    SHARDS_METHOD,
     SNAPSHOT_METHOD,
     STATUS_METHOD,
     control_channel_arguments,
@@ -408,6 +409,19 @@ async def take_snapshot(options: ClientOptions) -> str:
         refused = parse_refused(reply.refused)
         raise refused_error(refused.code, refused.detail)
     return checks.text("TakeSnapshotReply.said", reply.said)
+
+
+async def change_shards(
+    options: ClientOptions, action: str, shard: str, fragments: Sequence[int] = ()
+) -> tuple[str, int]:
+    """Have the syncer move fragments, add a shard or take one out; says what has begun, and under which number the
+    status tells of it. Raises as `fetch_status` does."""
+    request = pb.ChangeShardsRequest(action=action, shard=shard, fragments=fragments)
+    reply = parse_bytes(pb.ChangeShardsReply, await _ask(options, SHARDS_METHOD, request))
+    if reply.HasField("refused"):
+        refused = parse_refused(reply.refused)
+        raise refused_error(refused.code, refused.detail)
+    return checks.text("ChangeShardsReply.said", reply.said), checks.count("ChangeShardsReply.number", reply.number)
 
 
 async def _ask(options: ClientOptions, method: str, request: Any) -> bytes:

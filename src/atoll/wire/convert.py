@@ -68,6 +68,7 @@ _hello = record(
     codecs=many(checks.identifier, limits.CODECS_MAX),
     shards=free,
     any_update=free,
+    moves=free,
 )
 
 
@@ -180,18 +181,22 @@ def _parse_welcome(welcome: Any) -> m.Welcome:
         protocol=_protocol("Welcome.protocol", welcome.protocol or 1),
         rank=welcome.rank_plus_one - 1,
         secret=checks.secret("Welcome.secret", welcome.secret),
-        **_parse_shards(welcome),
+        **_parse_shards("Welcome", welcome),
     )
 
 
-def _parse_shards(welcome: Any) -> dict[str, tuple[Any, ...]]:
+def _parse_shards(name: str, message: Any) -> dict[str, tuple[Any, ...]]:
     """Who serves which fragment: every fragment has one of the shards, or there are none."""
-    shards = many(checks.identifier, limits.SHARDS_MAX)("Welcome.shards", welcome.shards)
+    shards = many(checks.identifier, limits.SHARDS_MAX)(f"{name}.shards", message.shards)
     last = max(0, len(shards) - 1)
-    shard_of = many(partial(checks.count, high=last), FRAGMENTS_MAX)("Welcome.shard_of", welcome.shard_of)
+    shard_of = many(partial(checks.count, high=last), FRAGMENTS_MAX)(f"{name}.shard_of", message.shard_of)
     if bool(shards) != bool(shard_of):
-        raise RemoteProtocolError("Welcome.shard_of must say of every fragment which of Welcome.shards serves it")
+        raise RemoteProtocolError(f"{name}.shard_of must say of every fragment which of {name}.shards serves it")
     return {"shards": shards, "shard_of": shard_of}
+
+
+def _parse_serving(message: Any) -> m.Serving:
+    return m.Serving(**_parse_shards("Serving", message))
 
 
 def _parse_config(config_json: str) -> SyncConfig:
@@ -244,6 +249,7 @@ _SYNCER_FIELDS: dict[type[m.SyncerMessage], str] = {
     m.Donate: "donate",
     m.InnerOffer: "inner_offer",
     m.DataLeases: "data_leases",
+    m.Serving: "serving",
 }
 _SYNCER_PARSERS: dict[str, Parse[m.SyncerMessage]] = {
     "welcome": _parse_welcome,
@@ -290,4 +296,5 @@ _SYNCER_PARSERS: dict[str, Parse[m.SyncerMessage]] = {
         revoked=_chunks,
         exhausted=free,
     ),
+    "serving": _parse_serving,
 }

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.core import (
+    FRAGMENTS_MAX,
     FetchHeader,
     FetchRequest,
     Identity,
@@ -29,7 +30,7 @@ from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address
 from atoll.wire.budget import Budget
 from atoll.wire.certificate import Certificate, read_certificate
-from atoll.wire.checks import cut, identifier, raise_refusal
+from atoll.wire.checks import cut, fragment, identifier, raise_refusal
 from atoll.wire.door import Door
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import (
@@ -43,7 +44,7 @@ from atoll.wire.limits import (
     PART_S,
     REQUEST_S,
 )
-from atoll.wire.records import parse_bytes
+from atoll.wire.records import many, parse_bytes
 from atoll.wire.resources import room_for_connections
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
@@ -58,6 +59,7 @@ from atoll.wire.transport import (
     PUSH_METHOD,
     REPLY_BYTES_KEY,
     SESSION_METHOD,
+    SHARDS_METHOD,
     SNAPSHOT_METHOD,
     STATUS_METHOD,
     TOKEN_KEY,
@@ -76,12 +78,18 @@ LINK_ONLY = (
 )
 AttachHandler = Callable[[Any], Awaitable[None]]
 """Of a coordinator's stream, as long as it lasts."""
+ChangeHandler = Callable[[str, str, tuple[int, ...]], Awaitable[tuple[str, int]]]
+"""Of a change of shards: action, shard and fragments to what has begun, and its number. May raise RefusedError."""
 Handler = Callable[[Any, Identity | None], Awaitable[None]]
 """Of one call, from its headers on, and whose token it has: it reads requests and writes replies."""
 
 
 async def serve(
-    service: SyncerService, options: ServerOptions, *, attach: AttachHandler | None = None
+    service: SyncerService,
+    options: ServerOptions,
+    *,
+    attach: AttachHandler | None = None,
+    change_shards: ChangeHandler | None = None,
 ) -> RunningServer:
     """Open the port and start answering. `attach` serves a shard's coordinator or a syncer's relays. Raises
     ConfigError or LaunchError before anything is served."""
@@ -91,7 +99,7 @@ async def serve(
     keep_heap()
     server = RunningServer(service, options)
     server.certificate, server.warnings = certificate, warnings
-    server._attach = attach
+    server._attach, server._change = attach, change_shards
     await server._start(host, port, credentials)
     return server
 
@@ -142,6 +150,7 @@ class RunningServer:
         self._door = Door()
         self._watch: asyncio.Task[None] | None = None
         self._attach: AttachHandler | None = None
+        self._change: ChangeHandler | None = None
         self._calls = 0
         self._server = grpc.aio.server(options=server_arguments(room_for_connections()))
         self.address = options.listen
@@ -205,6 +214,7 @@ class RunningServer:
                         STATUS_METHOD: self._stream(self._status, "status"),
                         LEAVE_METHOD: self._stream(self._ask_to_leave, "request to leave"),
                         SNAPSHOT_METHOD: self._stream(self._take_snapshot, "request for a snapshot"),
+                        SHARDS_METHOD: self._stream(self._change_shards, "change of shards"),
                         PUSH_METHOD: self._stream(self._push, "push"),
                         FETCH_METHOD: self._stream(self._fetch, "fetch"),
                         ATTACH_METHOD: self._stream(self._attached, "coordinator's call"),
@@ -301,6 +311,23 @@ class RunningServer:
             reply = pb.TakeSnapshotReply(said=cut(await self._service.take_snapshot()))
         except RefusedError as error:
             reply = pb.TakeSnapshotReply(refused=pb.Refused(code=error.code, detail=cut(error.detail)))
+        await context.write(reply.SerializeToString())
+
+    async def _change_shards(self, context: Any, identity: Identity | None) -> None:
+        data = await _request(context)
+        try:
+            raise_refusal(check_operator(identity, "move fragments between shards"))
+            if self._change is None:
+                raise RefusedError(Refusal.NOT_ALLOWED, "no shards are led from here; ask the syncer of a run with any")
+            request = parse_bytes(pb.ChangeShardsRequest, data)
+            fragments = many(fragment, FRAGMENTS_MAX)("ChangeShards.fragments", request.fragments)
+            where = identifier("ChangeShards.shard", request.shard)
+            said, number = await self._change(identifier("ChangeShards.action", request.action), where, fragments)
+            reply = pb.ChangeShardsReply(said=cut(said), number=number)
+        except RemoteProtocolError as error:
+            reply = pb.ChangeShardsReply(refused=pb.Refused(code=Refusal.BAD_REQUEST, detail=str(error)))
+        except RefusedError as error:
+            reply = pb.ChangeShardsReply(refused=pb.Refused(code=error.code, detail=cut(error.detail)))
         await context.write(reply.SerializeToString())
 
     async def _attached(self, context: Any, identity: Identity | None) -> None:

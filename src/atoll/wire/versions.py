@@ -16,7 +16,7 @@ from typing import Any
 from atoll.core import messages as m
 from atoll.errors import RefusedError
 
-SINCE: Mapping[type, int] = {m.DataReport: 2, m.Heal: 2, m.Donate: 2, m.InnerOffer: 2, m.DataLeases: 2}
+SINCE: Mapping[type, int] = {m.DataReport: 2, m.Heal: 2, m.Donate: 2, m.InnerOffer: 2, m.DataLeases: 2, m.Serving: 3}
 """The protocol that added a message; those that are not here were in protocol 1."""
 
 SETTINGS_1 = frozenset(
@@ -60,7 +60,7 @@ def hello_in(hello: m.Hello, protocol: int) -> m.Hello:
         return replace(hello, protocol=protocol, tensors=() if hello.fingerprint else hello.tensors)
     if protocol < 2:
         hello = replace(hello, epoch=0, checksums=(), wants_inner=False, frozen=0, codecs=())
-    return replace(hello, protocol=protocol, fingerprint="", shards=False, any_update=False)
+    return replace(hello, protocol=protocol, fingerprint="", shards=False, any_update=False, moves=False)
 
 
 def learner_message_in(message: m.LearnerMessage, protocol: int) -> m.LearnerMessage:

@@ -68,8 +68,16 @@ FAILPOINTS: tuple[str, ...] = (
     *_steps("export"),
     "commit.before_publish",
     "commit.after_publish",
+    "drop.slots",
+    "move.described",
+    "move.read",
+    "move.copied",
+    "move.installed",
+    "move.recorded",
+    "move.told",
 )
-"""Every name that may be given. The two about publishing are hit by the syncer's shell, all others in the store."""
+"""Every name that may be given. Those about publishing and moving are hit by the syncer's shell, all others in the
+store."""
 
 TAKES_ROOM = frozenset(
     name for name in FAILPOINTS if name.endswith((".create", ".allocate", ".mid")) or name == "epoch.folder"

@@ -38,6 +38,7 @@ from atoll.core import (
     PushReply,
     Refusal,
     Request,
+    Serving,
     SyncConfig,
     SyncerMessage,
     Welcome,
@@ -315,15 +316,17 @@ class SpeakerShell(LearnerShell):
 
     def on_up(self, send: Callable[[LearnerMessage], None], welcome: Welcome) -> None:
         super().on_up(send, welcome)
+        self._route_ranks(welcome)
+
+    def _reroute(self, serving: Serving) -> None:
+        super()._reroute(serving)
+        self._route_ranks(serving)
+
+    def _route_ranks(self, told: Welcome | Serving) -> None:
         assert self._bulk is not None
-        route = Route(
-            self.machine.learner,
-            welcome.generation,
-            welcome.secret,
-            self._bulk.address,
-            welcome.shards,
-            welcome.shard_of,
-        )
+        machine = self.machine
+        who = (machine.learner, machine.generation, machine.secret)
+        route = Route(*who, self._bulk.address, told.shards, told.shard_of)
         text = json.dumps(route.values()).encode()
         self._apart_after_s = math.inf
         with self.changed:
