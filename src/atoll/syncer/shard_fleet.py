@@ -99,6 +99,8 @@ class ShardFleet:
         self.asked: Asked | None = None
         """Answers what shards ask. Set before any of them serves a learner."""
         self.lead = lead
+        self.connect = ShardConnection
+        """How a shard is reached."""
         self._met: dict[str, str] = {}
         """By the name of a shard: where it was met by an earlier coordinator."""
         self._say = say
@@ -130,7 +132,7 @@ class ShardFleet:
 
     async def _attach(self, link: ShardLink) -> None:
         while True:
-            connection = ShardConnection(link.place, self._answer)
+            connection = self.connect(link.place, self._answer)
             await connection.__aenter__()
             try:
                 async with asyncio.timeout(SHARD_ATTACH_S):
