@@ -22,6 +22,7 @@ from atoll.core import (
     DataLeases,
     FetchAnswer,
     FetchedPayload,
+    FetchKind,
     FetchRequest,
     Hello,
     LearnerDriver,
@@ -356,7 +357,8 @@ class LearnerHost(Process, LearnerDriverHost):
         if self.mute and header.kind is PushKind.CONTRIBUTION:
             done(None)
         else:
-            Call(self, header.size).push(header, payload, done)
+            fragment = -1 if header.kind is PushKind.INNER else header.fragment
+            Call(self, header.size, fragment).push(header, payload, done)
 
     @property
     def inline_bytes_max(self) -> int:
@@ -366,7 +368,8 @@ class LearnerHost(Process, LearnerDriverHost):
         def came(result: tuple[int, Payload, int] | str | None) -> None:
             done(FetchedPayload(*result) if isinstance(result, tuple) else result)
 
-        Call(self, 100).fetch(request, came)
+        fragment = -1 if request.kind is FetchKind.INNER else request.fragment
+        Call(self, 100, fragment).fetch(request, came)
 
     def note(self, note: fx.Note) -> None:
         self.world.note(self.instance, note)

@@ -29,6 +29,7 @@ from atoll.instruments.sim.disk import VirtualDisk
 from atoll.instruments.sim.learner_host import CONNECT_NS, LearnerHost
 from atoll.instruments.sim.liar import LyingLearner, Phantom
 from atoll.instruments.sim.link import LinkWeather, VirtualLink, combined
+from atoll.instruments.sim.parties import Server
 from atoll.instruments.sim.payloads import LearnerPayloads, Payload, SyncerPayloads
 from atoll.instruments.sim.references import WHOLE_BYTES, ReferenceLearner, ReferenceSyncer
 from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
@@ -275,6 +276,10 @@ class World:
         """The syncer that listens on the run's address."""
         syncer = self.syncer
         return syncer if syncer is not None and not syncer.dead and syncer.serving else None
+
+    def way_to(self, learner: LearnerHost, fragment: int) -> tuple[Server | None, VirtualLink]:
+        """Who serves this fragment (-1: who serves the rest), and the link there."""
+        return self.reachable(), learner.link
 
     def connect(self, learner: LearnerHost | Phantom) -> None:
         link = learner.link
