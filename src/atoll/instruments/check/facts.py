@@ -70,6 +70,15 @@ class Durable:
 
 
 @values.dataclass(frozen=True, slots=True)
+class Copied:
+    """This version is on the disk of a standby."""
+
+    fragment: int
+    version: int
+    checksum: int
+
+
+@values.dataclass(frozen=True, slots=True)
 class Healed:
     """A learner has brought a lost version back, and it is the run's again. `undecidable`: it was never made, and
     nobody could tell, so that the run's line goes on from it."""
@@ -90,6 +99,8 @@ class Told:
     version: int
     checksum: int
     promised: bool = True
+    copied: bool = False
+    """A standby with a disk of its own is promised to have it, too."""
 
 
 @values.dataclass(frozen=True, slots=True)
@@ -284,6 +295,7 @@ Fact = (
     | Restored
     | Committed
     | Durable
+    | Copied
     | Healed
     | Told
     | Adopted

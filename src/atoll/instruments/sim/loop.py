@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from atoll.instruments.sim.process import Process
 
 if TYPE_CHECKING:
+    from atoll.instruments.sim.pipe import PipeEnd
     from atoll.instruments.sim.world import World
 
 AT_ONCE_MAX = 1_000_000
@@ -103,6 +104,13 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         finally:
             asyncio._set_running_loop(before)
         self._ready.clear()
+
+    async def rest(self) -> None:
+        """Cancel every other task, as the end of `asyncio.run` does."""
+        others = [task for task in self._tasks if task is not asyncio.current_task(self)]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
     # ------------------------------------------------------------ what asyncio asks of a loop
 
@@ -204,15 +212,22 @@ def _name_of(func: Callable[..., Any]) -> str:
 class LoopProcess(Process):
     """A process whose code is production's, on a loop of its own."""
 
+    place = ""
+    """Where it runs."""
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.loop = VirtualLoop(self)
+        self.pipes: dict[PipeEnd, None] = {}
+        """Its ends of streams to other parties."""
 
     def call(self, action: Callable[..., None], *arguments: Any) -> None:
         if self.dead:
             return
         if self.frozen:
             self._backlog.append((action, arguments))
+        elif self.loop.is_running():
+            self.loop.call_soon(action, *arguments)
         else:
             self.loop.enter(action, *arguments)
 

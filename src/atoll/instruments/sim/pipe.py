@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from atoll.errors import UnreachableError
+from atoll.errors import AtollError, UnreachableError
 from atoll.instruments.sim.learner_host import CONNECT_NS
 from atoll.instruments.sim.link import DOWN, UP, Stream, VirtualLink
 from atoll.wire import EOF, ClientOptions, ShardPeer
@@ -99,6 +99,21 @@ class PipeEnd:
         return self._link
 
 
+def guarded(process: LoopProcess, answer: Any) -> Any:
+    """The same, and the world hears of mistakes: a peer that fails otherwise only ends its link."""
+
+    async def answered(method: str, values: dict[str, Any], data: Any) -> Any:
+        try:
+            return await answer(method, values, data)
+        except (AtollError, OSError):
+            raise
+        except Exception as error:
+            process.world.crashed(error)  # type: ignore[attr-defined]
+            raise
+
+    return answered
+
+
 class SimConnection:
     """As `wire.ShardConnection`, for a process of this world."""
 
@@ -107,7 +122,7 @@ class SimConnection:
         self._place = self._world.place_at(options.address)
         self._near = PipeEnd(process, self._world.way(process.place, self._place.name), UP)
         process.pipes[self._near] = None
-        self.peer = ShardPeer(self._near.read, self._near.write, answer)
+        self.peer = ShardPeer(self._near.read, self._near.write, guarded(process, answer))
         self.running: asyncio.Task[str] | None = None
 
     async def __aenter__(self) -> SimConnection:

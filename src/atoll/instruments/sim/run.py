@@ -55,7 +55,7 @@ class RunReport:
 
 
 def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checkers | None = None) -> RunReport:
-    world = World(scenario, tracing=tracing, checkers=checkers)
+    world = world_of(scenario, tracing=tracing, checkers=checkers)
     crash: list[Violation] = []
     try:
         _run(world)
@@ -63,6 +63,8 @@ def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checker
         crash.append(Violation("assert", f"{error or 'an assertion failed'} ({_where(error)})"))
     except Exception as error:  # a machine must never raise: that is a finding, with its seed, like any other
         crash.append(Violation("crash", f"{type(error).__name__}: {error} ({_where(error)})"))
+    finally:
+        world.close()
     syncer = world.syncer
     final: tuple[tuple[int, int], ...] = ()
     if syncer is not None:
@@ -80,6 +82,15 @@ def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checker
         final,
         world.undecidable,
     )
+
+
+def world_of(scenario: Scenario, *, tracing: bool = False, checkers: Checkers | None = None) -> World:
+    """The world in which this scenario takes place."""
+    if not scenario.fabric:
+        return World(scenario, tracing=tracing, checkers=checkers)
+    from atoll.instruments.sim.fabric import FabricWorld  # production's shells take a second to import
+
+    return FabricWorld(scenario, tracing=tracing, checkers=checkers)
 
 
 def _where(error: BaseException) -> str:
@@ -253,7 +264,7 @@ def _compare(world: World) -> None:
 
 
 def _twin(scenario: Scenario, faults: tuple[SimFault, ...]) -> World:
-    twin = World(replace(scenario, faults=faults))
+    twin = World(replace(scenario, faults=faults))  # no fabric has a liar
     _run(twin)
     return twin
 

@@ -492,6 +492,9 @@ class World:
         else:
             self.clock.after(SECOND, self._start_when_gone, name)
 
+    def close(self) -> None:
+        """Nothing happens any more."""
+
     def heal(self) -> None:
         """End everything that is wrong, but not the lies: the others must do without the liar. Whoever is down is
         started again."""
