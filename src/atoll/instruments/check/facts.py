@@ -79,6 +79,23 @@ class Copied:
 
 
 @values.dataclass(frozen=True, slots=True)
+class Owned:
+    """A shard has put a version of this fragment on its disk, led by a syncer of this epoch."""
+
+    epoch: int
+    fragment: int
+    shard: str
+
+
+@values.dataclass(frozen=True, slots=True)
+class Moved:
+    """The coordinator has given this fragment to another shard, and has that on its tape."""
+
+    fragment: int
+    shard: str
+
+
+@values.dataclass(frozen=True, slots=True)
 class Healed:
     """A learner has brought a lost version back, and it is the run's again. `undecidable`: it was never made, and
     nobody could tell, so that the run's line goes on from it."""
@@ -296,6 +313,8 @@ Fact = (
     | Committed
     | Durable
     | Copied
+    | Owned
+    | Moved
     | Healed
     | Told
     | Adopted

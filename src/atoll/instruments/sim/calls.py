@@ -14,6 +14,7 @@ from atoll.wire import BULK_DEADLINE_S_MIN
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.learner_host import LearnerHost
+    from atoll.instruments.sim.relay_process import RelayProcess
     from atoll.instruments.sim.payloads import Payload
 
 DEADLINE_NS = int(BULK_DEADLINE_S_MIN * 1e9)
@@ -21,9 +22,9 @@ HEADER_BYTES = 200
 
 
 class Call:
-    def __init__(self, learner: LearnerHost, size: int, fragment: int = -1) -> None:
+    def __init__(self, learner: LearnerHost | RelayProcess, size: int, fragment: int = -1) -> None:
         self._learner = learner
-        self._syncer, self._link = learner.world.way_to(learner, fragment)
+        self._syncer, self._link = learner.way(fragment)
         self._size = size
         self._stream = Stream()
         self._done: Callable[[Any], None] | None = None

@@ -16,6 +16,16 @@ FABRIC_CHANCE = 0.5
 TOPOLOGIES: tuple[Mapping[str, int | str], ...] = (
     {"standby": "folder"},
     {"standby": "replicate"},
+    {"shards": 1},
+    {"shards": 2},
+    {"shards": 3},
+    {"shards": 2, "standby": "folder"},
+    {"relayed": 1},
+    {"relayed": 2},
+    {"relayed": 6},
+    {"relayed": 2, "standby": "folder"},
+    {"relayed": 3, "standby": "replicate"},
+    {"relayed": 2, "shards": 2},
 )
 """What is drawn, each as often as it is here."""
 FAULTS_MAX = 6
@@ -37,7 +47,7 @@ def draw_fabric(dice: Random, scenario: Scenario) -> Scenario:
         for fault in scenario.faults
         if fault.kind != "takeover" and (keys or fault.kind != "revoke") and _is_promised(shape, fault)
     )
-    after_s = dice.choice([5.0, 15.0])
+    after_s, merges = dice.choice([5.0, 15.0]), dice.random() < 0.8
     relayed = min(int(shape.get("relayed", 0)), len(scenario.learners))
     found = replace(
         scenario,
@@ -46,6 +56,7 @@ def draw_fabric(dice: Random, scenario: Scenario) -> Scenario:
         keys=keys,
         arrays=True,
         standby_after_s=after_s,
+        relay_merges=merges,
         faults=kept,
     )
     more = [_draw_fault(dice, found) for _ in range(dice.randint(1, FAULTS_MAX))]

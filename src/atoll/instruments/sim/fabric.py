@@ -19,8 +19,10 @@ from atoll.instruments.sim.connection import Connection
 from atoll.instruments.sim.learner_host import CONNECT_NS, LearnerHost
 from atoll.instruments.sim.link import LinkWeather, VirtualLink, combined
 from atoll.instruments.sim.parties import Server
+from atoll.instruments.sim.relay_process import RelayProcess
 from atoll.instruments.sim.scenario import LearnerSpec, SimFault
 from atoll.instruments.sim.service import ServiceProcess
+from atoll.instruments.sim.shard_process import ShardProcess
 from atoll.instruments.sim.store import FolderDisk
 from atoll.instruments.sim.syncer_process import SyncerProcess
 from atoll.instruments.sim.world import KEEPALIVE_NS, START_NS, SYNCER_RESTART_NS, World
@@ -106,7 +108,7 @@ class FabricWorld(World):
         self.made_of: dict[int, facts.Committed] = {}
         """By fragment: a merge that is on no disk yet, and was told to nobody."""
         self.epoch_newest = 0
-        self._runs = self._processes = 0
+        self._runs = self._processes = self._shards_named = 0
         self._ways: dict[tuple[str, str], VirtualLink] = {}
         self._faults: list[SimFault] = []
         """Weather that lasts at the moment."""
@@ -125,7 +127,7 @@ class FabricWorld(World):
     def addresses_of(self, learner: str) -> list[str]:
         """The relay first, where there is one before this learner, then every place where a syncer may be."""
         own = [name for name in self.relay_names if self._is_relayed(learner)]
-        return [*own, "syncer", *(["standby"] if self.scenario.standby else [])]
+        return [*own, *self.upstream_names]
 
     def _is_relayed(self, learner: str) -> bool:
         return learner in self.scenario.names[: self.scenario.relayed]
@@ -170,12 +172,15 @@ class FabricWorld(World):
                     self.clock.after(wait_ns(), connection.syncer_side_down, "no answer to pings")
             for end in [end for end in server.pipes if end.link is link]:
                 self.clock.after(wait_ns(), end.cut, "no answer to pings")
-        for learner in self.learners.values():
-            for call in [call for call in learner.calls if call.goes_over(link)]:
+        for caller in [*self.learners.values(), *self._relays()]:
+            for call in [call for call in caller.calls if call.goes_over(link)]:
                 call.give_up(reset=self.dice.random() < 0.5)
 
     def _servers(self) -> list[ServiceProcess]:
         return [place.process for place in self.places.values() if place.process is not None]
+
+    def _relays(self) -> list[RelayProcess]:
+        return [process for process in self._servers() if isinstance(process, RelayProcess)]
 
     def way_to(self, learner: LearnerHost, fragment: int) -> tuple[Server | None, VirtualLink]:
         assert isinstance(learner, FabricLearner)
@@ -196,10 +201,7 @@ class FabricWorld(World):
         if server is None or server.dead or not server.serving or link.blocked:
             learner.not_connected()
             return
-        self._sessions += 1
-        connection = Connection(self._sessions, learner, server, link)
-        server.accepted[self._sessions] = connection
-        learner.connected(connection)
+        learner.connected(self.new_connection(learner, server, link))
 
     # ------------------------------------------------------------ what is seen
 
@@ -250,9 +252,23 @@ class FabricWorld(World):
         return f"run-{self._runs}"
 
     def state_of(self, process: SyncerProcess, fragment: int) -> Any:
-        return process.shell.platform.state
+        shard = self.shard_with(process, fragment)
+        return process.shell.platform.state if process.shards is None else shard and shard.arrays.state
 
-    def payloads_of(self, merge: fx.Merge, held: list[Any]) -> list[InspectedPayload] | None:
+    def shard_with(self, process: SyncerProcess, fragment: int) -> ShardProcess | None:
+        """The shard that this coordinator takes for the fragment's."""
+        if process.shards is None:
+            return None
+        found = self.place_at(process.shards.link_of(fragment).address).process
+        return found if isinstance(found, ShardProcess) else None
+
+    def payloads_of(
+        self, process: SyncerProcess, merge: fx.Merge, held: list[Any]
+    ) -> list[InspectedPayload] | None:
+        shard = self.shard_with(process, merge.fragment)
+        if shard is not None:
+            there = shard.arrays.held
+            return [there[one] for one in merge.contributions] if there.keys() >= set(merge.contributions) else None
         return held if all(isinstance(item, InspectedPayload) for item in held) else None
 
     def record_inspected(
@@ -261,7 +277,7 @@ class FabricWorld(World):
         from atoll.instruments.sim.arrays import encoded_in
 
         if given is None:
-            self.tape.wanted = self.tape.whole = False
+            self.tape.forget()
             return
         for item in given:
             encoded_in(item.payload, item.codec.name)
@@ -280,6 +296,21 @@ class FabricWorld(World):
     def add_learner(self, name: str, spec: LearnerSpec) -> None:
         super().add_learner(name, spec)
 
+    def new_connection(self, caller: Any, server: Any, link: VirtualLink) -> Connection:
+        self._sessions += 1
+        connection = Connection(self._sessions, caller, server, link)
+        server.accepted[self._sessions] = connection
+        return connection
+
+    @property
+    def upstream_names(self) -> list[str]:
+        """Where a syncer may be."""
+        return ["syncer", *(["standby"] if self.scenario.standby else [])]
+
+    def new_shard_name(self) -> str:
+        self._shards_named += 1
+        return f"s{self._shards_named:03d}"
+
     def start_syncer(self) -> None:
         self.start_place("syncer")
 
@@ -292,6 +323,10 @@ class FabricWorld(World):
         self.clock.after(START_NS, process.call, process.start)
 
     def _new_process(self, place: Place, name: str) -> ServiceProcess:
+        if place.name in self.shard_names:
+            return ShardProcess(self, place.name, name)
+        if place.name in self.relay_names:
+            return RelayProcess(self, place.name, name)
         waits = place.name == "standby"
         if self.scenario.standby == "folder" and self.now_ns:
             # Whoever starts a syncer again gives --standby, unless the folder tells of none that could be waited for.
@@ -335,6 +370,9 @@ class FabricWorld(World):
             for call in list(learner.calls):
                 if call.goes_to(process):
                     learner.later(sum(learner.link.weather.latency_ns), call.give_up)
+        for relay in self._relays():
+            for call in [call for call in relay.calls if call.goes_to(process)]:
+                relay.later(sum(FAIR.latency_ns), call.give_up)
 
     # ------------------------------------------------------------ faults
 

@@ -51,6 +51,7 @@ from atoll.instruments.sim.calls import Call
 from atoll.instruments.sim.connection import Connection
 from atoll.instruments.sim.data_reader import DataReader
 from atoll.instruments.sim.link import VirtualLink
+from atoll.instruments.sim.parties import Server
 from atoll.instruments.sim.payloads import LearnerPayloads
 from atoll.instruments.sim.process import Process
 from atoll.wire import (
@@ -352,6 +353,10 @@ class LearnerHost(Process, LearnerDriverHost):
             self.reported = message
         if self.connection is not None:
             self.connection.to_syncer(message)
+
+    def way(self, fragment: int) -> tuple[Server | None, VirtualLink]:
+        """Who serves this fragment (-1: who serves the rest), and the link there."""
+        return self.world.way_to(self, fragment)
 
     def push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
         if self.mute and header.kind is PushKind.CONTRIBUTION:

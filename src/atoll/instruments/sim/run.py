@@ -201,7 +201,7 @@ def _last_checks(world: World) -> None:
     for host in honest:
         _lived(world, host)
     _books(world)
-    whole = world.disk.lossless and syncer.level == "commit"
+    whole = world.lossless and syncer.level == "commit"
     total = sum(host.machine.tokens for host in world.hosts)
     told = [host for host in honest if host.ended == "left"] if whole else []
     most = total if not world.scenario.liar else sys.maxsize  # what a liar claims is its own affair
@@ -318,7 +318,7 @@ def _look_at_trust(world: World, syncer: SyncerHost) -> None:
     world.observe(
         facts.Sizes("contributions held of one learner and fragment", max(each.values(), default=0), HELD_MAX)
     )
-    lossless = world.disk.lossless and world.one_run and syncer.level == "commit"
+    lossless = world.lossless and world.one_run and syncer.level == "commit"
     if lossless and STREAM in machine.data_status():
         done = [chunk for chunk in range(CHUNKS_LOOKED_AT) if machine.data_fate(STREAM, chunk) == "done"]
         gone = set(done) - world.finished - world.leased_to_liar

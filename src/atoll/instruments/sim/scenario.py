@@ -171,6 +171,8 @@ class Scenario:
     """Processes that serve the fragments; 0: the syncer does."""
     relayed: int = 0
     """How many of the learners, from the first on, are behind a relay."""
+    relay_merges: bool = True
+    """Or it passes contributions on, one by one."""
     draw: int = 0
     """The version of `drawing.draw` that made it of its seed, and of which it is what the shrinker left. 0: none."""
 
@@ -186,7 +188,7 @@ class Scenario:
             raise ConfigError("a scenario says how many fragments there are; give its config fragments of at least 1")
         one_of("durability", self.durability, DURABILITIES)
         self._check_fabric()
-        for name in ("arrays", "inline", "inner", "keys"):
+        for name in ("arrays", "inline", "inner", "keys", "relay_merges"):
             flag(name, getattr(self, name))
         for name in ("merge_ns", "sync_ns", "commit_ns"):
             whole(name, getattr(self, name), 0, TOOK_NS_MAX)

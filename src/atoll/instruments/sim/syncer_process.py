@@ -168,7 +168,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
 
     def payloads_of(self, merge: fx.Merge, held: list[Any]) -> list[InspectedPayload] | None:
         """None: not all of them are known."""
-        return self.world.payloads_of(merge, held)
+        return self.world.payloads_of(self, merge, held)
 
     def recorded(self, merge: fx.Merge, checksum: int, given: list[InspectedPayload] | None) -> None:
         self.world.record_inspected(self.epoch, merge, checksum, given)

@@ -124,6 +124,11 @@ class World:
         return self._seeds == 1
 
     @property
+    def lossless(self) -> bool:
+        """False once anything was lost on a disk."""
+        return self.disk.lossless
+
+    @property
     def now_ns(self) -> int:
         return self.clock.now_ns
 
