@@ -5,6 +5,7 @@ from .platform import AsyncioPlatform
 from .recording import DERIVED, HERE, RECORDED, ZERO
 from .recover import agree_on_settings, recover
 from .relay import Relay
+from .relay_links import AtRelay
 from .replica import StandbyReplica, mark_led, refused_primary
 from .replicate import Replicator
 from .shard import ShardService
@@ -28,6 +29,7 @@ __all__ = [
     "SILENT_S",
     "ZERO",
     "AsyncioPlatform",
+    "AtRelay",
     "FolderWatch",
     "FragmentArrays",
     "InspectedPayload",

@@ -12,6 +12,7 @@ from atoll.instruments.check.commit_first import CommitFirst
 from atoll.instruments.check.copied import CopyFirst
 from atoll.instruments.check.fenced import FencedSaysNothing
 from atoll.instruments.check.finite import Finite
+from atoll.instruments.check.gathered import GatheredOnce
 from atoll.instruments.check.influence import BoundedInfluence
 from atoll.instruments.check.ledger import LedgerAddsUp
 from atoll.instruments.check.liveness import Liveness
@@ -54,5 +55,6 @@ def all_checkers(
             FencedSaysNothing(),
             CopyFirst(),
             OneOwner(),
+            GatheredOnce(),
         ]
     )

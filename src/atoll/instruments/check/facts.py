@@ -58,6 +58,8 @@ class Committed:
     """Of the weights, what a learner that lies has."""
     liar_weight_max: float = 1.0
     """And what it may have by its true size, the others' and the time that it has claimed more."""
+    at_relays: tuple[Identity, ...] = ()
+    """Of the contributions that weigh anything, those whose bytes were at a relay."""
 
 
 @values.dataclass(frozen=True, slots=True)
@@ -93,6 +95,16 @@ class Moved:
 
     fragment: int
     shard: str
+
+
+@values.dataclass(frozen=True, slots=True)
+class Gathered:
+    """A relay has made one payload of these contributions, for this version."""
+
+    relay: str
+    fragment: int
+    version: int
+    contributions: tuple[Identity, ...]
 
 
 @values.dataclass(frozen=True, slots=True)
@@ -315,6 +327,7 @@ Fact = (
     | Copied
     | Owned
     | Moved
+    | Gathered
     | Healed
     | Told
     | Adopted

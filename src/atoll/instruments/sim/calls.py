@@ -14,8 +14,8 @@ from atoll.wire import BULK_DEADLINE_S_MIN
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.learner_host import LearnerHost
-    from atoll.instruments.sim.relay_process import RelayProcess
     from atoll.instruments.sim.payloads import Payload
+    from atoll.instruments.sim.relay_process import RelayProcess
 
 DEADLINE_NS = int(BULK_DEADLINE_S_MIN * 1e9)
 HEADER_BYTES = 200

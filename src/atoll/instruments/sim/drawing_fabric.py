@@ -61,13 +61,18 @@ def draw_fabric(dice: Random, scenario: Scenario) -> Scenario:
     )
     more = [_draw_fault(dice, found) for _ in range(dice.randint(1, FAULTS_MAX))]
     more = [fault for fault in more if _is_promised(shape, fault)]
-    return replace(found, faults=tuple(sorted((*kept, *more), key=lambda fault: (fault.at_s, fault.kind, fault.target))))
+    return replace(
+        found, faults=tuple(sorted((*kept, *more), key=lambda fault: (fault.at_s, fault.kind, fault.target)))
+    )
 
 
 def _is_promised(shape: Mapping[str, int | str], fault: SimFault) -> bool:
-    """A primary that replicates and whose own disk fails goes on without its standby: that is documented, and there may
-    be two histories of the run then."""
-    return not (shape.get("standby") == "replicate" and fault.kind == "disk_full" and fault.target == "syncer")
+    """Two things are documented not to work (docs/howto/topologies.md). A primary that replicates and whose own disk
+    fails goes on without its standby, so that there may be two histories of the run. And a coordinator that has lost
+    its disk needs a snapshot, which this world does not have."""
+    alone = shape.get("standby") == "replicate" and fault.kind == "disk_full"
+    lost = bool(shape.get("shards")) and fault.kind == "wipe"
+    return not ((alone and fault.target == "syncer") or (lost and fault.target in ("syncer", "standby")))
 
 
 def _draw_fault(dice: Random, scenario: Scenario) -> SimFault:

@@ -262,9 +262,7 @@ class FabricWorld(World):
         found = self.place_at(process.shards.link_of(fragment).address).process
         return found if isinstance(found, ShardProcess) else None
 
-    def payloads_of(
-        self, process: SyncerProcess, merge: fx.Merge, held: list[Any]
-    ) -> list[InspectedPayload] | None:
+    def payloads_of(self, process: SyncerProcess, merge: fx.Merge, held: list[Any]) -> list[InspectedPayload] | None:
         shard = self.shard_with(process, merge.fragment)
         if shard is not None:
             there = shard.arrays.held

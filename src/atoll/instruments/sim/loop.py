@@ -53,7 +53,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._clock = process.world.clock
         self._ready: deque[asyncio.Handle] = deque()
         self._running = self._planned = self._closed = False
-        self._numbers = 0
+        self._numbers = self._era = 0
         self._tasks: dict[_Task, None] = {}
 
     def next_number(self) -> int:
@@ -106,11 +106,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
 
     async def rest(self) -> None:
-        """Cancel every other task, as the end of `asyncio.run` does."""
+        """Cancel every other task and every timer, as the end of `asyncio.run` does."""
         others = [task for task in self._tasks if task is not asyncio.current_task(self)]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        self._era += 1
 
     # ------------------------------------------------------------ what asyncio asks of a loop
 
@@ -155,11 +156,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self._closed:
-            self._clock.at(round(when * 1e9), self._process.call, self._ring, handle)
+            self._clock.at(round(when * 1e9), self._process.call, self._ring, handle, self._era)
         return handle
 
-    def _ring(self, handle: asyncio.TimerHandle) -> None:
-        if not handle.cancelled():
+    def _ring(self, handle: asyncio.TimerHandle, era: int) -> None:
+        if not handle.cancelled() and era == self._era:
             self._ready.append(handle)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from atoll.codec import get_codec
 from atoll.core import PushHeader, PushKind, PushReply
 from atoll.core import effects as fx
 from atoll.instruments.check import facts
 from atoll.instruments.sim.payloads import Made
-from atoll.syncer import AsyncioPlatform, InspectedPayload, ShardedPlatform, ShardedShell, ShardLink, SyncerShell
+from atoll.syncer import (
+    AsyncioPlatform,
+    AtRelay,
+    InspectedPayload,
+    ShardedPlatform,
+    ShardedShell,
+    ShardLink,
+    SyncerShell,
+)
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.syncer_process import SyncerProcess
@@ -80,20 +90,29 @@ class ObservedPlatform(AsyncioPlatform):
     def merge(self, merge: fx.Merge, payloads: list[Any], done: Callable[[fx.MergeFinished], None]) -> None:
         """The bytes are looked at now: afterwards a shard or a relay need not have them any more."""
         given = self.host.payloads_of(merge, payloads)
-        super().merge(merge, payloads, lambda result: self._merged(merge, given, result, done))
+        weighed = zip(merge.contributions, payloads, merge.weights, strict=True)
+        away = tuple(
+            (one.learner, one.generation, one.seq) for one, at, weight in weighed if isinstance(at, AtRelay) and weight
+        )
+        super().merge(merge, payloads, lambda result: self._merged(merge, given, away, result, done))
 
     def _merged(
         self,
         merge: fx.Merge,
         given: list[InspectedPayload] | None,
+        away: tuple[facts.Identity, ...],
         result: fx.MergeFinished,
         done: Callable[[fx.MergeFinished], None],
     ) -> None:
         if result.finite and self.machine.merges(merge):
             theta = self.host.theta(merge.fragment)
             finite = theta is None or bool(np.isfinite(theta).all())
-            made = Made(True, result.checksum, finite, result.gradient_norm)
-            self.host.world.made_of[merge.fragment] = self.host._fact_of(merge, made)
+            # A relay encodes what it has merged once more, with feedback of its own: how far that moves the model is
+            # not known to a codec's error, unless the codec loses nothing.
+            known = given is not None or get_codec(self.machine.config.codec_up).lossless
+            made = Made(True, result.checksum, finite, result.gradient_norm if known else 0.0)
+            fact = replace(self.host._fact_of(merge, made), at_relays=away)
+            self.host.world.made_of[merge.fragment] = fact
             self.host.recorded(merge, result.checksum, given)
         done(result)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from atoll.core import FetchHeader, FetchKind, FetchRequest, Hello, PushHeader, PushKind, PushReply, Refused, Welcome
 from atoll.errors import PayloadError, RefusedError, UnreachableError
+from atoll.instruments.check import facts
 from atoll.instruments.sim.calls import Call
 from atoll.instruments.sim.connection import Connection
 from atoll.instruments.sim.learner_host import CONNECT_NS
@@ -202,8 +203,23 @@ class RelayProcess(ServiceProcess):
         )
         self.relay = relay
         relay.end_session = self.end_session
+        self._watch_merges(relay)
         self.listen(relay, None)
         await asyncio.Event().wait()
+
+    def _watch_merges(self, relay: Relay) -> None:
+        merges: Any = relay._merges
+        if merges is None:
+            return
+        gather = merges._gather
+
+        async def watched(link: Any, values: dict[str, Any]) -> Any:
+            answer = await gather(link, values)
+            ids = tuple((learner, generation, seq) for learner, generation, _, seq in values["ids"])
+            self.world.observe(facts.Gathered(self.place, int(values["fragment"]), int(values["version"]), ids))
+            return answer
+
+        merges._gather = watched
 
     def way(self, fragment: int) -> tuple[Any, VirtualLink]:
         bulk: Any = self.relay._bulk

@@ -148,6 +148,8 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         self.world.observe(facts.Told(self.epoch, fragment, version, checksum, promised, copied))
 
     def fenced(self, reason: str) -> None:
+        if self.world.tracing:
+            self.world.say(f"{self.name} is fenced: {reason}")
         self.world.observe(facts.Overtaken(self.epoch, max(self.world.epoch_newest, self.disk.epoch)))
         self.ended(f"fenced: {reason}")
 
@@ -270,9 +272,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
 
     def _restore(self, keeper: StateWriter, recovery: Recovery, stored: Any) -> None:
         handed, payloads, problems = keeper.load_handed()
-        whole = replace(
-            recovery, handed=[*recovery.handed, *handed], problems=[*recovery.problems, *problems]
-        )
+        whole = replace(recovery, handed=[*recovery.handed, *handed], problems=[*recovery.problems, *problems])
         self.shell.restore(whole, stored, payloads)
 
     @property
@@ -281,6 +281,8 @@ class SyncerProcess(MergeFacts, ServiceProcess):
 
     def _begins_to_count(self, stored: Any) -> None:
         """From here on this is the run's syncer. One that replicates is not before its standby has said so."""
+        if self.level != "none" and self.epoch < self.world.epoch_newest:
+            return  # it was overtaken while it started, and must find that out
         self.counts = True
         if self.level != "none":
             self.world.opened(self.epoch)
@@ -329,5 +331,3 @@ class SyncerProcess(MergeFacts, ServiceProcess):
                 await asyncio.to_thread(self.shell.keeper.close)
                 await self.loop.rest()
                 return True
-
-
