@@ -61,9 +61,11 @@ def draw_fabric(dice: Random, scenario: Scenario) -> Scenario:
     )
     more = [_draw_fault(dice, found) for _ in range(dice.randint(1, FAULTS_MAX))]
     more = [fault for fault in more if _is_promised(shape, fault)]
-    return replace(
-        found, faults=tuple(sorted((*kept, *more), key=lambda fault: (fault.at_s, fault.kind, fault.target)))
-    )
+    return replace(found, faults=tuple(sorted((*kept, *more), key=_order)))
+
+
+def _order(fault: SimFault) -> tuple[float, str, str]:
+    return fault.at_s, fault.kind, fault.target
 
 
 def _is_promised(shape: Mapping[str, int | str], fault: SimFault) -> bool:

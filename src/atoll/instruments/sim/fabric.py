@@ -1,5 +1,5 @@
-"""The world of a run that is more than one syncer: a standby, shards, relays. Each is a process of its own at a place of
-its own, with a disk of its own, and runs production's code on a loop in virtual time.
+"""The world of a run that is more than one syncer: a standby, shards, relays. Each is a process of its own at a place
+of its own, with a disk of its own, and runs production's code on a loop in virtual time.
 
 Learners are those of the smaller world. Between any two places there is a link, and any of them may be cut.
 """
