@@ -6,7 +6,7 @@ from .recording import DERIVED, HERE, RECORDED, ZERO
 from .recover import agree_on_settings, recover
 from .relay import Relay
 from .relay_links import AtRelay
-from .replica import StandbyReplica, mark_led, refused_primary
+from .replica import StandbyReplica, mark_led, refused_primary, watch_primary
 from .replicate import Replicator
 from .shard import ShardService
 from .shard_arrays import ShardArrays
@@ -60,5 +60,6 @@ __all__ = [
     "run_relay",
     "run_shard",
     "run_syncer",
+    "watch_primary",
     "with_shards",
 ]

@@ -107,14 +107,20 @@ class StandbyReplica:
         silent_s = now_s - self._heard_s
         return f"it has not been heard for {silent_s:.0f} s" if silent_s >= self._after_s and self.row["ready"] else ""
 
-    async def take_over(self) -> None:
-        """Nobody gets an answer any more. What was answered is on disk, and that this standby leads."""
+    async def take_over(self) -> str:
+        """Nobody gets an answer any more. What was answered is on disk, and that this standby leads; or else why that
+        could not be written, and it is to be tried again."""
         async with self._following:
             self._closing = True
             if self._peer is not None:
                 self._peer.close("this standby takes over")
             await self._rest()
-            await self._keep_row(ready=False, led=True)
+            try:
+                await self._keep_row(ready=False, led=True)
+            except OSError as error:
+                self.row |= {"ready": True, "led": False}
+                return f"it cannot write that it takes over ({error}); it tries again: look at its disk"
+        return ""
 
     async def leave(self) -> None:
         """End in order: the primary may go on without this standby, which will not take over."""
@@ -330,23 +336,29 @@ async def _wait(options: SyncerOptions, wanted: ServerOptions, say: Callable[[st
         server = await serve(replica, wanted, attach=attach_handler(replica.answering))
         say(f"stands by at {server.address} for a primary with --replicate")
         try:
-            return await _watch(replica, stop, say)
+            return await watch_primary(replica, stop, say)
         finally:
             await server.cut()
     finally:
         replica.close()
 
 
-async def _watch(replica: StandbyReplica, stop: asyncio.Event, say: Callable[[str], None]) -> bool:
+async def watch_primary(replica: StandbyReplica, stop: asyncio.Event, say: Callable[[str], None]) -> bool:
+    """True when it is this standby's turn."""
+    trouble = ""
     while not stop.is_set():
         replica.check_epoch()
         if replica.ended:
             say(replica.ended)
             return False
         if gone := replica.gone():
-            say(f"the primary is gone: {gone}; takes over")
-            await replica.take_over()
-            return True
+            if not trouble:
+                say(f"the primary is gone: {gone}; takes over")
+            if not (now := await replica.take_over()):
+                return True
+            if now != trouble:
+                trouble = now
+                say(now)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), LOOK_S)
     await replica.leave()

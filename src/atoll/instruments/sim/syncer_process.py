@@ -41,6 +41,7 @@ from atoll.syncer import (
     mark_led,
     recover,
     refused_primary,
+    watch_primary,
     with_shards,
 )
 from atoll.wire import ClientOptions
@@ -213,13 +214,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
             if replica.row["led"]:
                 return True
             self.listen(replica, replica.answering)
-            while not replica.gone():
-                if replica.ended:
-                    return False
-                replica.check_epoch()
-                await asyncio.sleep(WATCH_S)
-            await replica.take_over()
-            return True
+            return await watch_primary(replica, asyncio.Event(), lambda text: None)
         finally:
             self.stop_listening()
             replica.close()
