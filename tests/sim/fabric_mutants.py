@@ -13,8 +13,6 @@ from typing import Any
 from pytest import MonkeyPatch
 
 from atoll.core import StoreOutcome, SyncConfig
-from atoll.core.messages import PushReply
-from atoll.errors import RefusedError, UnreachableError
 from atoll.instruments.sim import store
 from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
 from atoll.syncer import relay_links, relay_merge, replica, replicate, shard_arrays, sharded
@@ -27,9 +25,15 @@ LEARNERS = (
 SECONDS = 30.0
 
 
-def scenario(*faults: SimFault, seed: int = 0, config: dict[str, Any] | None = None, **changes: Any) -> Scenario:
+def scenario(
+    *faults: SimFault,
+    seed: int = 0,
+    config: dict[str, Any] | None = None,
+    learners: tuple[LearnerSpec, ...] = LEARNERS,
+    **changes: Any,
+) -> Scenario:
     settings = {"fragments": 4, "learners_expected": 3, "sync_every": 8, **(config or {})}
-    return Scenario(seed, SyncConfig(**settings), LEARNERS, seconds=SECONDS, faults=faults, **changes)
+    return Scenario(seed, SyncConfig(**settings), learners, seconds=SECONDS, faults=faults, **changes)
 
 
 FREEZE = SimFault("freeze", "syncer", 8.0, 12.0)
@@ -47,6 +51,15 @@ RELAYED = scenario(
     SimFault("cut", "relay-0~syncer", 21.0),
     relayed=3,
 )
+
+HELD_LONG = scenario(
+    SimFault("kill", "relay-0", 8.0, 4.0),
+    SimFault("cut", "relay-0~syncer", 21.0),
+    config={"quorum": "all"},
+    learners=(*LEARNERS[:2], LearnerSpec(step_ns=700_000_000, tokens=9)),
+    relayed=2,
+)
+"""Rounds wait for a slow learner, and what they have from the others waits at the relay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +153,13 @@ def _lost_at_the_relay_counts(patch: MonkeyPatch) -> None:
     patch.setattr(relay_links.RelayLinks, "_group", nothing)
 
 
-def _relay_says_yes_too_early(patch: MonkeyPatch) -> None:
-    """It answers for the syncer, whatever that says."""
-    offer = relay_merge.SiteMerges._offer
+def _relay_forgets_nothing(patch: MonkeyPatch) -> None:
+    answer = relay_merge.SiteMerges._answer
 
-    async def yes(self: Any, *given: Any) -> PushReply:
-        try:
-            await offer(self, *given)
-        except (UnreachableError, RefusedError):
-            pass
-        return PushReply(True)
+    async def keeps(self: Any, method: str, values: Any, data: Any) -> Any:
+        return ({}, b"") if method == "forget" else await answer(self, method, values, data)
 
-    patch.setattr(relay_merge.SiteMerges, "_offer", yes)
+    patch.setattr(relay_merge.SiteMerges, "_answer", keeps)
 
 
 def _relay_sends_one_for_all(patch: MonkeyPatch) -> None:
@@ -176,8 +184,8 @@ FABRIC_MUTANTS: dict[str, FabricMutant] = {
         (_told_before_the_shard_has_it, "a version is told before its shard has it", SHARDED, ("I4",)),
         (_shard_forgets_its_disk, "a shard that is back begins with zeros", SHARDED, ("I1", "I9", "I5", "assert")),
         (_shard_follows_anybody, "a shard is led by an older coordinator again", LED_TWICE, ("I18", "I16", "I11")),
-        (_lost_at_the_relay_counts, "what died with a relay counts as merged", RELAYED, ("I19",)),
-        (_relay_says_yes_too_early, "a relay answers for a syncer that has not", RELAYED, ("I3", "I5", "I15")),
+        (_lost_at_the_relay_counts, "what died with a relay counts as merged", HELD_LONG, ("I19", "assert", "crash")),
+        (_relay_forgets_nothing, "a relay keeps what was merged long ago", RELAYED, ("I10",)),
         (_relay_sends_one_for_all, "a relay sends one contribution for all", RELAYED, ("I19",)),
     )
 }

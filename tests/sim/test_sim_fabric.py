@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fabric_mutants import DIVIDED, FABRIC_MUTANTS, FOLDER, LED_TWICE, RELAYED, REPLICATED, SHARDED, scenario
+from fabric_mutants import DIVIDED, FABRIC_MUTANTS, FOLDER, HELD_LONG, LED_TWICE, RELAYED, REPLICATED, SHARDED, scenario
 
 from atoll.errors import ConfigError
 from atoll.instruments.check import Violation, all_checkers, facts
@@ -22,6 +22,7 @@ SOUND = {
     "shards": SHARDED,
     "shards-standby": LED_TWICE,
     "relay": RELAYED,
+    "relay-held": HELD_LONG,
 }
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from atoll.instruments.check.facts import Opened, Told
+from atoll.instruments.check.facts import Committed, Opened, Told
 from atoll.instruments.check.lineage import FollowsLines
 
 
@@ -14,6 +14,10 @@ class FencedSaysNothing(FollowsLines):
     def __init__(self) -> None:
         super().__init__()
         self._epoch = 0
+
+    def on_committed(self, fact: Committed) -> None:
+        if fact.epoch >= self._epoch:
+            super().on_committed(fact)
 
     def on_opened(self, fact: Opened) -> None:
         self._epoch = max(self._epoch, fact.epoch)

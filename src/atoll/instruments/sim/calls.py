@@ -14,6 +14,7 @@ from atoll.wire import BULK_DEADLINE_S_MIN
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.learner_host import LearnerHost
+    from atoll.instruments.sim.parties import Server
     from atoll.instruments.sim.payloads import Payload
     from atoll.instruments.sim.relay_process import RelayProcess
 
@@ -24,6 +25,7 @@ HEADER_BYTES = 200
 class Call:
     def __init__(self, learner: LearnerHost | RelayProcess, size: int, fragment: int = -1) -> None:
         self._learner = learner
+        self._syncer: Server | None
         self._syncer, self._link = learner.way(fragment)
         self._size = size
         self._stream = Stream()

@@ -99,7 +99,7 @@ class FabricLearner(LearnerHost):
 
 
 class FabricWorld(World):
-    learner_host = FabricLearner  # type: ignore[assignment]
+    learner_host = FabricLearner
 
     def __init__(self, scenario: Scenario, **named: Any) -> None:
         super().__init__(scenario, **named)
@@ -172,7 +172,8 @@ class FabricWorld(World):
                     self.clock.after(wait_ns(), connection.syncer_side_down, "no answer to pings")
             for end in [end for end in server.pipes if end.link is link]:
                 self.clock.after(wait_ns(), end.cut, "no answer to pings")
-        for caller in [*self.learners.values(), *self._relays()]:
+        callers: list[LearnerHost | RelayProcess] = [*self.learners.values(), *self._relays()]
+        for caller in callers:
             for call in [call for call in caller.calls if call.goes_over(link)]:
                 call.give_up(reset=self.dice.random() < 0.5)
 
@@ -226,7 +227,8 @@ class FabricWorld(World):
     def stored(self, process: SyncerProcess, fragment: int, version: int, checksum: int) -> None:
         """A syncer's own disk has this version. What one that was overtaken still writes to a disk of its own is
         nobody's: it must not be published."""
-        if process.counts and process.epoch >= self.epoch_newest:
+        overtaken = process.epoch < self.epoch_newest and self.scenario.standby == "replicate"
+        if process.counts and not overtaken:
             self.is_made(fragment, version)
             self.observe(facts.Durable(process.epoch, fragment, version))
 
@@ -338,7 +340,8 @@ class FabricWorld(World):
             self.disk = process.disk
 
     def leads_no_more(self, process: SyncerProcess) -> None:
-        if self.syncer is process:
+        leader: object = self.syncer
+        if leader is process:
             self.syncer = None
 
     def process_ended(self, process: ServiceProcess, reason: str) -> None:
@@ -444,6 +447,14 @@ class FabricWorld(World):
             place.disk.slow = 1.0
         elif fault.kind == "freeze" and place.process is not None and place.process.frozen:
             place.process.thaw()
+
+    def look(self) -> None:
+        most = 3 * self.scenario.config.fragments * (len(self.learners) + len(self.hosts))
+        for relay in self._relays():
+            self.observe(facts.Sizes(f"contributions held at {relay.place}", relay.held, most))
+        for process in self._servers():
+            if isinstance(process, ShardProcess):
+                self.observe(facts.Sizes(f"contributions held at {process.place}", process.held, most))
 
     def close(self) -> None:
         """Nothing happens any more: coroutines that wait are unwound here, and not by the garbage collector."""

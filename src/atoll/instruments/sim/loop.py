@@ -136,7 +136,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         task.add_done_callback(self._tasks.pop)
         return task
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         if not self._running and not self._planned and not self._closed:
@@ -144,14 +146,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._clock.after(0, self._process.call, self._turn)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
@@ -166,7 +168,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Asked by TimerHandle.cancel: nothing is kept of it here."""
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> Any:
         """On a thread of the process: done when half of its time is over, known when all of it is."""
         answer = self.create_future()
         takes_ns = self._process.takes_ns(_name_of(func))
@@ -218,7 +222,7 @@ class LoopProcess(Process):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.loop = VirtualLoop(self)
+        self.loop = VirtualLoop(self)  # type: ignore[abstract]  # there are no sockets here
         self.pipes: dict[PipeEnd, None] = {}
         """Its ends of streams to other parties."""
 

@@ -84,7 +84,7 @@ class ObservedPlatform(AsyncioPlatform):
         host = self.host
         for fragment, checksum in enumerate(checksums):
             host.world.observe(facts.Committed(host.epoch, fragment, 0, checksum))
-        host.world.record_seed(host.epoch, host, self.machine)
+        host.world.record_seed(host.epoch, host, self.machine)  # type: ignore[arg-type]
         done(checksums)
 
     def merge(self, merge: fx.Merge, payloads: list[Any], done: Callable[[fx.MergeFinished], None]) -> None:

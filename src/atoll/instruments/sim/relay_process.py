@@ -147,7 +147,7 @@ class UpstreamBulk:
         answer = self._relay.loop.create_future()
         data = np.frombuffer(payload, np.uint8)
         self.bytes_up += data.nbytes
-        Call(self._relay, header.size, fragment).push(header, data, partial(_settle, answer))  # type: ignore[arg-type]
+        Call(self._relay, header.size, fragment).push(header, data, partial(_settle, answer))
         reply = await answer
         if reply is None:
             raise UnreachableError("the call upstream broke")
@@ -158,7 +158,7 @@ class UpstreamBulk:
             raise UnreachableError("no syncer was found yet")
         fragment = -1 if request.kind is FetchKind.INNER else request.fragment
         answer = self._relay.loop.create_future()
-        Call(self._relay, 100, fragment).fetch(request, partial(_settle, answer))  # type: ignore[arg-type]
+        Call(self._relay, 100, fragment).fetch(request, partial(_settle, answer))
         found = await answer
         if found is None:
             raise UnreachableError("the call upstream broke")
@@ -206,6 +206,12 @@ class RelayProcess(ServiceProcess):
         self._watch_merges(relay)
         self.listen(relay, None)
         await asyncio.Event().wait()
+
+    @property
+    def held(self) -> int:
+        """Contributions that wait here."""
+        merges: Any = self.relay._merges if self.serving else None
+        return int(merges.held) if merges is not None else 0
 
     def _watch_merges(self, relay: Relay) -> None:
         merges: Any = relay._merges

@@ -297,6 +297,7 @@ def _look(world: World) -> None:
         world.observe(facts.Sizes("rows on the tape", len(world.disk.rows), ids + fragments + 8 + data_rows))
         kept = max((len(m) for x in syncer.machine.members.values() for m in x.merged), default=0)
         world.observe(facts.Sizes("merged contributions remembered", kept, MERGED_KEPT))
+        world.look()
         _look_at_trust(world, syncer)
     for host in world.learners.values():
         outstanding, prepared = host.machine.waiting_most

@@ -56,6 +56,10 @@ class ShardProcess(ServiceProcess):
         except (FencedSyncerError, StoreError, OSError) as error:
             self.ended(str(error))
 
+    @property
+    def held(self) -> int:
+        return len(self.arrays.held) if self.serving else 0
+
     def committed(self, fragment: int, version: int, checksum: int) -> None:
         """A version is on this shard's disk: the run's, if it is led by the run's syncer."""
         epoch = int(self.arrays.row["epoch"])

@@ -74,8 +74,12 @@ class VirtualFolderWatch(FolderWatch):
         place = process.world.place_at(told["address"])
         link = process.world.way(process.place, place.name)
 
+        def answered() -> None:
+            if not answer.done():
+                answer.set_result(True)
+
         def here() -> None:
-            process.call(lambda: answer.done() or answer.set_result(True))
+            process.call(answered)
 
         def there() -> None:
             listener = place.listener

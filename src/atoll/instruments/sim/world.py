@@ -497,6 +497,9 @@ class World:
         else:
             self.clock.after(SECOND, self._start_when_gone, name)
 
+    def look(self) -> None:
+        """Every few seconds, while a syncer leads: what else there is, and how much of it."""
+
     def close(self) -> None:
         """Nothing happens any more."""
 
