@@ -29,11 +29,10 @@ def scenario(
     *faults: SimFault,
     seed: int = 0,
     config: dict[str, Any] | None = None,
-    learners: tuple[LearnerSpec, ...] = LEARNERS,
     **changes: Any,
 ) -> Scenario:
     settings = {"fragments": 4, "learners_expected": 3, "sync_every": 8, **(config or {})}
-    return Scenario(seed, SyncConfig(**settings), learners, seconds=SECONDS, faults=faults, **changes)
+    return Scenario(seed, SyncConfig(**settings), LEARNERS, seconds=SECONDS, faults=faults, **changes)
 
 
 FREEZE = SimFault("freeze", "syncer", 8.0, 12.0)
@@ -53,13 +52,14 @@ RELAYED = scenario(
 )
 
 HELD_LONG = scenario(
+    SimFault("mute", "learner-2", 5.0, 6.0),
     SimFault("kill", "relay-0", 8.0, 4.0),
-    SimFault("cut", "relay-0~syncer", 21.0),
     config={"quorum": "all"},
-    learners=(*LEARNERS[:2], LearnerSpec(step_ns=700_000_000, tokens=9)),
     relayed=2,
 )
-"""Rounds wait for a slow learner, and what they have from the others waits at the relay."""
+"""Rounds wait for a learner whose contributions do not arrive; what they have of the others waits at the relay."""
+
+QUIET = scenario(relayed=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +178,14 @@ FABRIC_MUTANTS: dict[str, FabricMutant] = {
     for apply, breaks, made_for, invariants in (
         (_fenced_primary_writes, "a primary that was overtaken writes on", FOLDER, ("I11", "I16", "I1")),
         (_published_without_the_copy, "a version is told before the standby has it", REPLICATED, ("I17",)),
-        (_primary_goes_on_alone, "a primary whose standby is away publishes", DIVIDED, ("I1", "I11", "I16")),
+        (_primary_goes_on_alone, "a primary whose standby is away publishes", DIVIDED, ("I4", "I16")),
         (_standby_keeps_its_epoch, "a standby serves under its primary's epoch", REPLICATED, ("I11",)),
         (_standby_has_nothing, "a standby says that it has what it has not", REPLICATED, ("I17", "I4")),
         (_told_before_the_shard_has_it, "a version is told before its shard has it", SHARDED, ("I4",)),
         (_shard_forgets_its_disk, "a shard that is back begins with zeros", SHARDED, ("I1", "I9", "I5", "assert")),
         (_shard_follows_anybody, "a shard is led by an older coordinator again", LED_TWICE, ("I18", "I16", "I11")),
         (_lost_at_the_relay_counts, "what died with a relay counts as merged", HELD_LONG, ("I19", "assert", "crash")),
-        (_relay_forgets_nothing, "a relay keeps what was merged long ago", RELAYED, ("I10",)),
+        (_relay_forgets_nothing, "a relay keeps what was merged long ago", QUIET, ("I10",)),
         (_relay_sends_one_for_all, "a relay sends one contribution for all", RELAYED, ("I19",)),
     )
 }
