@@ -15,7 +15,7 @@ from atoll.instruments.cli.goodput import goodput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.instruments.sim import Explained, FuzzReport, RunReport
+    from atoll.instruments.sim import Explained, FuzzReport, RunReport, Scenario
 
 Draw = Annotated[int | None, typer.Option(help="The version of drawing that the seeds are of (newest if not given).")]
 EXIT_VIOLATION = 1
