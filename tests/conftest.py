@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent / place) for place in ("", "core", "learner")]
+sys.path[:0] = [str(Path(__file__).parent / place) for place in ("", "core", "learner", "fabric")]
 
 
 HEAVY = ("bakeoff", "compat", "conform", "engines", "examples", "fabric", "integrations", "jax", "page")

@@ -277,6 +277,30 @@ def test_a_standby_that_was_frozen_itself_does_not_take_its_primary_for_gone(tmp
     asyncio.run(look())
 
 
+def test_a_standby_whose_disk_is_full_takes_over_when_there_is_room(tmp_path: Path) -> None:
+    """It ended with a traceback, and nobody served. (Draw 6, seed 15.)"""
+
+    async def take_over() -> list[str]:
+        said: list[str] = []
+        with open_store(tmp_path) as store:
+            replica = syncer_replica.StandbyReplica(store, after_s=0.0, say=said.append)
+            replica.row["ready"] = True
+            full, sync = [OSError(28, "No space left on device")] * 2, store.sync
+
+            def write() -> None:
+                if full:
+                    raise full.pop()
+                sync()
+
+            store.sync = write  # type: ignore[method-assign]
+            assert await syncer_replica.watch_primary(replica, asyncio.Event(), said.append)
+            assert replica.row["led"] and not full
+        return said
+
+    said = asyncio.run(take_over())
+    assert len(said) == 2 and "takes over" in said[0] and "look at its disk" in said[1]
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

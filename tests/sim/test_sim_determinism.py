@@ -13,6 +13,8 @@ from atoll.instruments.sim.drawing import draw
 from atoll.instruments.sim.run import run_scenario
 
 WITH_ARRAYS = (12, 34, 42)
+WITH_FABRIC = (12, 5, 34)
+"""Of draw 6: a standby, three shards, and a relay with a standby, on production's coroutines."""
 WITH_REFERENCES = {26: "ab481928763ca1c2", 75: "6492e27d987016c2", 111: "acb6587259fd64aa"}
 """Seed -> digest of its trace. Of both groups some run the defaults, some end because a budget is spent, and in 111
 somebody lies. A change of the protocol, of the simulator or of `draw` changes these, and then they are to be written
@@ -26,20 +28,21 @@ from atoll.instruments.sim.run import run_scenario
 from atoll.instruments.sim.drawing import draw
 
 for seed in sys.argv[2:]:
-    report = run_scenario(draw(int(seed)), tracing=True)
+    number, version = map(int, seed.split("/"))
+    report = run_scenario(draw(number, version), tracing=True)
     trace = [report.digest, repr(report.final), repr(report.violations), *report.lines]
-    (Path(sys.argv[1]) / seed).write_text("\\n".join(trace))
+    (Path(sys.argv[1]) / f"{number}-{version}").write_text("\\n".join(trace))
 """
 
 
-def traces(folder: Path, hash_seed: int) -> dict[int, list[str]]:
+def traces(folder: Path, hash_seed: int) -> dict[str, list[str]]:
     """What a fresh process makes of the seeds, with its own order of hashes."""
     folder.mkdir()
-    seeds = [*WITH_ARRAYS, *WITH_REFERENCES]
-    command = [sys.executable, "-c", PROGRAM, str(folder), *map(str, seeds)]
+    seeds = [f"{seed}/5" for seed in (*WITH_ARRAYS, *WITH_REFERENCES)] + [f"{seed}/6" for seed in WITH_FABRIC]
+    command = [sys.executable, "-c", PROGRAM, str(folder), *seeds]
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     subprocess.run(command, check=True, timeout=300, env=environment)
-    return {seed: (folder / str(seed)).read_text().splitlines() for seed in seeds}
+    return {seed: (folder / seed.replace("/", "-")).read_text().splitlines() for seed in seeds}
 
 
 def test_two_processes_with_other_hash_orders_give_the_same_trace(tmp_path: Path) -> None:
@@ -54,11 +57,13 @@ def test_two_processes_with_other_hash_orders_give_the_same_trace(tmp_path: Path
 
 def test_the_scenarios_are_what_they_are_meant_to_be() -> None:
     for seed in WITH_ARRAYS:
-        assert draw(seed).arrays and len(draw(seed).faults) >= 9
+        assert draw(seed, 5).arrays and len(draw(seed, 5).faults) >= 9
     for seed in WITH_REFERENCES:
-        assert not draw(seed).arrays and len(draw(seed).faults) >= 9
+        assert not draw(seed, 5).arrays and len(draw(seed, 5).faults) >= 9
+    drawn = [draw(seed, 6) for seed in WITH_FABRIC]
+    assert all(made.fabric for made in drawn) and drawn[1].shards == 3 and drawn[2].relayed and drawn[0].standby
 
 
 @pytest.mark.parametrize("seed", WITH_REFERENCES)
 def test_every_machine_gives_this_trace(seed: int) -> None:
-    assert run_scenario(draw(seed), tracing=True).digest == WITH_REFERENCES[seed]
+    assert run_scenario(draw(seed, 5), tracing=True).digest == WITH_REFERENCES[seed]

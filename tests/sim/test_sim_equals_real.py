@@ -4,11 +4,15 @@ time, version by version, at the syncer and inside the learners."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cluster import WAIT_S, SyncerThread
+from cluster import WAIT_S, SyncerProcess, SyncerThread
+from shards import sharded_syncer
+from test_relay import RelayProcess
 from torch import nn
 
 from atoll.core.config import SyncConfig
@@ -16,8 +20,9 @@ from atoll.core.layout import Layout, build_layout
 from atoll.instruments.check import Checker, Checkers
 from atoll.instruments.check.facts import Committed
 from atoll.instruments.sim.arrays import ArrayLearner, inner_step, target_of
+from atoll.instruments.sim.run import world_of
 from atoll.instruments.sim.scenario import LearnerSpec, Scenario
-from atoll.instruments.sim.world import World, tensors_for
+from atoll.instruments.sim.world import tensors_for
 from atoll.learner import Learner
 
 STEPS = 12
@@ -63,10 +68,15 @@ class Recorder(Checker):
 
 
 class Simulated:
-    def __init__(self, config: SyncConfig, learners: int, *, steps: int = STEPS, inline: bool = True) -> None:
+    def __init__(
+        self, config: SyncConfig, learners: int, *, steps: int = STEPS, inline: bool = True, **fabric: int
+    ) -> None:
         specs = tuple(LearnerSpec(step_ns=STEP_NS, tokens=TOKENS[index]) for index in range(learners))
         self.recorder = Recorder()
-        world = World(Scenario(0, config, specs, inline=inline), checkers=Checkers([self.recorder]))
+        world = world_of(
+            Scenario(0, config, specs, inline=inline, **fabric),  # type: ignore[arg-type]
+            checkers=Checkers([self.recorder]),
+        )
         world.begin()
         for _ in range(2 * (steps + 1) * STEP_NS // GLANCE_NS):
             hosts = world.learners.values()
@@ -77,6 +87,7 @@ class Simulated:
         assert world.syncer is not None
         self.final: Versions = {t.index: (t.version, t.checksum) for t in world.syncer.machine.book.tracks}
         self.parameters = [_flat(host.payloads, world.syncer.machine.layout) for host in world.learners.values()]
+        world.close()
 
 
 def _flat(payloads: object, layout: Layout | None) -> list[bytes]:
@@ -198,6 +209,86 @@ def test_a_simulated_run_is_the_real_run_bit_for_bit(learners: int, changes: dic
 def test_how_payloads_travel_changes_no_bit() -> None:
     config = settings(2, codec_up="int4", codec_down="int4")
     assert Simulated(config, 2).recorder.versions == Simulated(config, 2, inline=False).recorder.versions
+
+
+# ---------------------------------------------------------------- shards and a relay
+
+
+class RealFabric:
+    """Learners over real gRPC, with real processes of a coordinator and its shards, or of a syncer and a relay."""
+
+    def __init__(self, config: SyncConfig, addresses: Sequence[str]) -> None:
+        self.errors: list[BaseException] = []
+        learners = []
+        try:
+            for index, address in enumerate(addresses):
+                learners.append(RealLearner(address, index, config.fragments))
+                learners[-1].learner.start()
+            self._barrier = threading.Barrier(len(learners), timeout=WAIT_S)
+            threads = [threading.Thread(target=self._train, args=(each,)) for each in learners]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(WAIT_S)
+            assert not self.errors, self.errors
+            self.parameters = [each.parameters() for each in learners]
+        finally:
+            for each in learners:
+                each.learner.close(flush=False)
+
+    def _train(self, each: RealLearner) -> None:
+        try:
+            for step in range(1, STEPS + 1):
+                each.train(step)
+                self._barrier.wait()
+        except BaseException as error:
+            self.errors.append(error)
+            self._barrier.abort()
+
+
+def _told(config: SyncConfig, learners: int) -> list[str]:
+    """The same settings for `atoll syncer`."""
+    told = {"fragments": config.fragments, "sync-every": config.sync_every, "overlap": 0, "quorum": "all"}
+    told |= {"grace-cap": 0, "merge": config.merge, "codec-up": config.codec_up, "codec-down": config.codec_down}
+    return [word for name, value in {**told, "learners": learners}.items() for word in (f"--{name}", str(value))]
+
+
+def test_a_simulated_run_with_shards_is_the_real_one_and_the_one_without(tmp_path: Path) -> None:
+    config = settings(2, codec_up="int4", codec_down="int4", fragments=3)
+    simulated, alone = Simulated(config, 2, shards=2), Simulated(config, 2)
+    assert simulated.recorder.versions == alone.recorder.versions and simulated.parameters == alone.parameters
+    syncer, shards = sharded_syncer(tmp_path, 2, *_told(config, 2))
+    try:
+        real = RealFabric(config, [syncer.address] * 2)
+    finally:
+        for process in (syncer, *shards):
+            process.kill()
+    assert simulated.parameters == real.parameters
+
+
+def test_a_simulated_run_with_a_relay_is_the_real_one_and_near_the_one_without(tmp_path: Path) -> None:
+    config = settings(3)
+    simulated, alone = Simulated(config, 3, relayed=2), Simulated(config, 3)
+    assert simulated.recorder.versions.keys() == alone.recorder.versions.keys()
+    assert 0.0 < _far(simulated.parameters, alone.parameters) < 1e-6
+    syncer = SyncerProcess(tmp_path, *_told(config, 3))
+    relay = RelayProcess(syncer.address, tmp_path / "relay.log")
+    try:
+        real = RealFabric(config, [relay.address, relay.address, syncer.address])
+        assert relay.status()["merged_payloads"], relay.status()
+    finally:
+        relay.kill()
+        syncer.kill()
+    assert simulated.parameters == real.parameters
+
+
+def _far(some: list[list[bytes]], others: list[list[bytes]]) -> float:
+    """Relative to the second."""
+    one, other = (
+        np.concatenate([np.frombuffer(tensor, np.float32) for each in all_of for tensor in each]).astype(np.float64)
+        for all_of in (some, others)
+    )
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
 def test_the_comparison_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 from atoll.store import failpoints, files, recover
 from atoll.store.commit_log import CommitLog, Payload
 from atoll.store.epoch import TAPE_FOLDER, Tenure, alone, begin_epoch, epoch_folders
+from atoll.store.handover import Handover
 from atoll.store.loaded import Loaded
 from atoll.store.recording import Recording, RecordPosition
 from atoll.store.slots import Arrays, CommitStats, SlotFile
@@ -167,6 +168,15 @@ class RunStore:
     def recording(self) -> Recording:
         """Where this epoch records what its merges are made from."""
         return Recording(self.path, self.epoch)
+
+    def handover(self) -> Handover:
+        """What leaving learners have handed over."""
+        return Handover(self.path / "handover")
+
+    def reopen(self) -> RunStore:
+        """Let go of the folder, and open it again under the next epoch."""
+        self.close()
+        return open_store(self.path)
 
     def check_epoch(self) -> None:
         """Raise FencedSyncerError if a newer syncer has taken over."""

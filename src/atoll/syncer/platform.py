@@ -176,7 +176,7 @@ class AsyncioPlatform:
             self._timer = None
         if wake_ns is not None:
             self._timer_ns = wake_ns
-            self._timer = self._loop.call_later(max(0, wake_ns - time.monotonic_ns()) / 1e9, self._wake)
+            self._timer = self._loop.call_later(max(0, wake_ns - self.now_ns()) / 1e9, self._wake)
 
     def _wake(self) -> None:
         self._timer = None

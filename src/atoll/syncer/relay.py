@@ -44,8 +44,8 @@ from atoll.core import (
     same_secret,
 )
 from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableError
-from atoll.syncer.relay_merge import SiteMerges
-from atoll.wire import Bytes, ClientOptions, ControlClient, RoutedBulk
+from atoll.syncer.relay_merge import Connect, SiteMerges
+from atoll.wire import Bytes, ClientOptions, ControlClient, RoutedBulk, ShardConnection
 
 QUEUE_MAX = 16_384
 """Messages of a learner that wait for the syncer: as many as a learner itself may have waiting."""
@@ -109,13 +109,24 @@ class UpdateCache:
 class Relay:
     """Implements `atoll.wire.SyncerService` by asking the syncer."""
 
-    def __init__(self, upstream: ClientOptions, cache_bytes_max: int, *, merge: bool = False) -> None:
+    def __init__(
+        self,
+        upstream: ClientOptions,
+        cache_bytes_max: int,
+        *,
+        merge: bool = False,
+        session: Callable[[ClientOptions], ControlClient] = ControlClient,
+        bulk: RoutedBulk | None = None,
+        connect: Connect = ShardConnection,
+    ) -> None:
+        """`session`, `bulk` and `connect` are the ways upstream; the simulator has its own."""
         self._upstream = upstream
-        self._bulk = RoutedBulk(upstream)
+        self._session = session
+        self._bulk = bulk or RoutedBulk(upstream)
         self._found = ""
         """Where the last session found the syncer."""
         self._cache = UpdateCache(cache_bytes_max)
-        self._merges = SiteMerges() if merge else None
+        self._merges = SiteMerges(connect) if merge else None
         self._sessions: dict[int, RelaySession] = {}
         self._by_learner: dict[str, RelaySession] = {}
         self._serves = ("", 0)
@@ -168,7 +179,7 @@ class Relay:
         again = f"the relay has lost the syncer at {self._upstream.address}; say hello again"
         for place in self._places():
             try:
-                async with ControlClient(place) as client:
+                async with self._session(place) as client:
                     welcome = await client.open(hello)
                     self._found = place.address
                     await self._bulk.move(place)

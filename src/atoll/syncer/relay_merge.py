@@ -8,6 +8,7 @@ learners give that progress again. Without a link everything is passed on, one b
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,8 +53,12 @@ class UpstreamLink:
     feedback: dict[int, Feedback] = field(default_factory=dict)
 
 
+Connect = Callable[[ClientOptions, Any], ShardConnection]
+
+
 class SiteMerges:
-    def __init__(self) -> None:
+    def __init__(self, connect: Connect = ShardConnection) -> None:
+        self._connect = connect
         self._link: UpstreamLink | None = None
         self._place: ClientOptions | None = None
         self._task: asyncio.Task[None] | None = None
@@ -92,7 +97,7 @@ class SiteMerges:
         pause_s = LINK_PAUSE_S
         while True:
             try:
-                async with ShardConnection(place, self._answer) as connection:
+                async with self._connect(place, self._answer) as connection:
                     await connection.peer.call(calls.RELAY, {"version": calls.RELAY_LINK_VERSION})
                     self._link, self.said, pause_s = UpstreamLink(connection.peer), "", LINK_PAUSE_S
                     assert connection.running is not None

@@ -36,7 +36,7 @@ from atoll.core import (
 )
 from atoll.errors import ConfigError, RefusedError, UnreachableError
 from atoll.private import private_umask
-from atoll.store import Handover, RunStore, open_store
+from atoll.store import RunStore, open_store
 from atoll.syncer import replica_calls as calls
 from atoll.syncer.options import SyncerOptions
 from atoll.syncer.recover import is_seeded
@@ -70,11 +70,18 @@ def check_replica(options: SyncerOptions) -> None:
 class StandbyReplica:
     """Implements `atoll.wire.SyncerService`, for learners that ask too early, and answers the primary."""
 
-    def __init__(self, store: RunStore, after_s: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        store: RunStore,
+        after_s: float,
+        say: Callable[[str], None],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._now_s = now_s
         self.ended = ""
         """Why nobody is needed in the primary's place."""
         self._store, self._after_s, self._say = store, after_s, say
-        self._handover = Handover(store.path / "handover")
+        self._handover = store.handover()
         loaded = store.load()
         rows = loaded.rows if loaded is not None else {}
         self.row: dict[str, Any] = {"ready": False, "led": False, "epoch": 0, "instance": "", **_row_in(rows)}
@@ -82,8 +89,8 @@ class StandbyReplica:
             {f: [one.version, int(one.meta["checksum"])] for f, one in loaded.fragments.items()} if loaded else {}
         )
         self._peer: ShardPeer | None = None
-        self._heard_s = time.monotonic()
-        self._looked_s = time.monotonic()
+        self._heard_s = self._now_s()
+        self._looked_s = self._now_s()
         self._closing = self._leaving = False
         self._following = asyncio.Lock()
         """Held while another primary comes, and while this standby takes over."""
@@ -93,21 +100,27 @@ class StandbyReplica:
 
     def gone(self) -> str:
         """Why it is taken for gone; empty while it is not."""
-        now_s, before_s = time.monotonic(), self._looked_s
+        now_s, before_s = self._now_s(), self._looked_s
         self._looked_s = now_s
         if now_s - before_s > self._after_s / 2 or self._following.locked():
             self._heard_s = now_s  # this process was frozen, or a primary comes: nobody is told gone for that
         silent_s = now_s - self._heard_s
         return f"it has not been heard for {silent_s:.0f} s" if silent_s >= self._after_s and self.row["ready"] else ""
 
-    async def take_over(self) -> None:
-        """Nobody gets an answer any more. What was answered is on disk, and that this standby leads."""
+    async def take_over(self) -> str:
+        """Nobody gets an answer any more. What was answered is on disk, and that this standby leads; or else why that
+        could not be written, and it is to be tried again."""
         async with self._following:
             self._closing = True
             if self._peer is not None:
                 self._peer.close("this standby takes over")
             await self._rest()
-            await self._keep_row(ready=False, led=True)
+            try:
+                await self._keep_row(ready=False, led=True)
+            except OSError as error:
+                self.row |= {"ready": True, "led": False}
+                return f"it cannot write that it takes over ({error}); it tries again: look at its disk"
+        return ""
 
     async def leave(self) -> None:
         """End in order: the primary may go on without this standby, which will not take over."""
@@ -157,7 +170,7 @@ class StandbyReplica:
                     return await self._follow(peer, values), b""
             if peer is not self._peer or self._closing:
                 raise RefusedError(Refusal.STALE_EPOCH, "it follows a newer syncer of this run; let this one end")
-            self._heard_s = time.monotonic()
+            self._heard_s = self._now_s()
             return await self._do(method, values, data), b""
 
         return answer
@@ -175,14 +188,12 @@ class StandbyReplica:
             await asyncio.to_thread(self._reopen)  # a primary that came back may go on from an older version
         ready = bool(self.row["ready"]) and not values["alone"]
         await self._keep_row(epoch=int(values["epoch"]), instance=str(values["instance"]), ready=ready)
-        self._peer, self._heard_s = peer, time.monotonic()
+        self._peer, self._heard_s = peer, self._now_s()
         self._say(f"follows the primary of run {values['run']} (epoch {values['epoch']})")
         return {"ready": ready, "held": {str(f): one for f, one in self._held.items()} if again else {}}
 
     def _reopen(self) -> None:
-        path = self._store.path
-        self._store.close()
-        self._store = open_store(path)
+        self._store = self._store.reopen()
         self._store.load()
 
     def _check_primary(self, values: Mapping[str, Any]) -> None:
@@ -299,7 +310,7 @@ class StandbyReplica:
             "run": str(rows["run"]["run"]) if is_seeded(rows) else "",
             "epoch": self.row["epoch"],
             "ready": self.row["ready"],
-            "heard_s": round(time.monotonic() - self._heard_s, 1),
+            "heard_s": round(self._now_s() - self._heard_s, 1),
             "versions": [version for _, (version, _) in sorted(self._held.items())],
         }
 
@@ -325,23 +336,29 @@ async def _wait(options: SyncerOptions, wanted: ServerOptions, say: Callable[[st
         server = await serve(replica, wanted, attach=attach_handler(replica.answering))
         say(f"stands by at {server.address} for a primary with --replicate")
         try:
-            return await _watch(replica, stop, say)
+            return await watch_primary(replica, stop, say)
         finally:
             await server.cut()
     finally:
         replica.close()
 
 
-async def _watch(replica: StandbyReplica, stop: asyncio.Event, say: Callable[[str], None]) -> bool:
+async def watch_primary(replica: StandbyReplica, stop: asyncio.Event, say: Callable[[str], None]) -> bool:
+    """True when it is this standby's turn."""
+    trouble = ""
     while not stop.is_set():
         replica.check_epoch()
         if replica.ended:
             say(replica.ended)
             return False
         if gone := replica.gone():
-            say(f"the primary is gone: {gone}; takes over")
-            await replica.take_over()
-            return True
+            if not trouble:
+                say(f"the primary is gone: {gone}; takes over")
+            if not (now := await replica.take_over()):
+                return True
+            if now != trouble:
+                trouble = now
+                say(now)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), LOOK_S)
     await replica.leave()

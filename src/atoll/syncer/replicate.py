@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +81,9 @@ class Replicator:
         self._why = "it has not answered yet"
         self._refused: AtollError | None = None
         self._closed = self._attaching = False
+        self.connect = ShardConnection
+        """How the standby is reached."""
+        self.say: Callable[[str], None] = lambda text: print(text, flush=True)
         self._patience: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._queue: list[Mapping[str, Any]] = []
@@ -97,12 +99,12 @@ class Replicator:
         self.degraded = f"{STANDBY}{self._place.address} does not have everything yet"
         self._be_patient(self._why)
         linking = self._task = self._loop.create_task(self._keep_linked())
-        told_s = time.monotonic()
+        told_s = self._loop.time()
         while self._refused is None and (self.waits or (self._peer is not None and self.degraded)):
             await asyncio.sleep(LOOK_S)
-            if time.monotonic() - told_s >= TELL_EVERY_S:
-                told_s = time.monotonic()
-                print(f"atoll syncer: waits for its standby at {self._place.address} ({self._why})", flush=True)
+            if self._loop.time() - told_s >= TELL_EVERY_S:
+                told_s = self._loop.time()
+                self.say(f"atoll syncer: waits for its standby at {self._place.address} ({self._why})")
         if self._refused is not None:
             raise self._refused
         linking.add_done_callback(lambda _: shell.platform.start(self._end_if_refused()))
@@ -215,7 +217,7 @@ class Replicator:
 
     async def _keep_linked(self) -> None:
         while self._refused is None:
-            connection = ShardConnection(self._place, self._answer)
+            connection = self.connect(self._place, self._answer)
             try:
                 async with connection:
                     await self._use(connection)

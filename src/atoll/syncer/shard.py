@@ -45,6 +45,7 @@ class ShardService:
     def __init__(self, arrays: ShardArrays, overtaken: Callable[[str], None]) -> None:
         self.arrays = arrays
         self._overtaken = overtaken
+        self.say: Callable[[str], None] = lambda text: print(text, flush=True)
         self._peer: ShardPeer | None = None
         self._senders: dict[str, tuple[int, str]] = {}
         """By learner: generation and secret of its session."""
@@ -81,7 +82,7 @@ class ShardService:
         if before is not None:
             before.close(f"a newer syncer (epoch {values['epoch']}) leads this shard now")
         self._peer, self._senders = peer, {}
-        print(f"atoll shard {told['name']}: led by a syncer of epoch {values['epoch']}", flush=True)
+        self.say(f"atoll shard {told['name']}: led by a syncer of epoch {values['epoch']}")
         return told
 
     async def _do(self, method: str, values: dict[str, Any], data: Bytes) -> Reply:

@@ -169,6 +169,8 @@ class ShardFleet:
         self.moves = moves or MoveRecord()
         self.reach = reach or (lambda address: replace(places[0], address=address))
         """How a shard at this address is reached."""
+        self.connect = ShardConnection
+        """The link to a shard at a place."""
         self._met: dict[str, str] = {}
         """By the name of a shard: where it was met by an earlier coordinator."""
         self._say = say
@@ -202,7 +204,7 @@ class ShardFleet:
 
     async def _attach(self, link: ShardLink) -> None:
         while True:
-            connection = ShardConnection(link.place, partial(self._answer, link))
+            connection = self.connect(link.place, partial(self._answer, link))
             await connection.__aenter__()
             try:
                 async with asyncio.timeout(SHARD_ATTACH_S):

@@ -6,7 +6,6 @@ fragment.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -370,7 +369,7 @@ class ShardedShell(SyncerShell):
 
     def must_begin_anew(self) -> bool:
         """True if this coordinator can only go on from what is on disk, as after a crash; `shards.again` says why."""
-        if self.machine.mends_in_vain(time.monotonic_ns()):
+        if self.machine.mends_in_vain(self.platform.now_ns()):
             self.shards.again = self.shards.again or "nobody holds the newest version of what a shard has lost"
         return bool(self.shards.again)
 

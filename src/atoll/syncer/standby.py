@@ -38,31 +38,38 @@ failed calls that it is so."""
 class FolderWatch:
     """Looks at a primary through the run folder that both share."""
 
-    def __init__(self, folder: Path, after_s: float, tls_ca: str = "") -> None:
+    def __init__(
+        self, folder: Path, after_s: float, tls_ca: str = "", now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._now_s = now_s
         self._folder = folder
         self._after_s = after_s
         self._tls_ca = tls_ca
         """Whom the primary's certificate is held against; empty: the file that it names, if this machine has that."""
         self.doubt = ""
         """Why the primary cannot be asked."""
-        self._heard_s = time.monotonic()
+        self._heard_s = self._now_s()
 
     async def look(self) -> str:
         """ENDED, why the primary is gone, or nothing while it lives or was never there."""
         told = self._told()
         if told is None or await self._answers(told):
-            self._heard_s = time.monotonic()
+            self._heard_s = self._now_s()
             return ""
         if told.get("ended"):
             return ENDED
-        held = is_held(self._folder / "state")
+        held = self._held()
         if held and self.doubt:
-            self._heard_s = time.monotonic()
-        silent_s = time.monotonic() - self._heard_s
+            self._heard_s = self._now_s()
+        silent_s = self._now_s() - self._heard_s
         if silent_s < (self._after_s if held else SILENT_S):
             return ""
         still = "and still holds its lock: it is frozen, or out of reach" if held else "and its process is gone"
         return f"{told['address']} has not answered for {silent_s:.0f} s, {still}"
+
+    def _held(self) -> bool:
+        """Whether a living process has the primary's lock."""
+        return is_held(self._folder / "state")
 
     def _told(self) -> dict[str, Any] | None:
         try:

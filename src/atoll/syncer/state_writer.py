@@ -93,7 +93,7 @@ class StateWriter:
         self._pending: dict[int, tuple[Merge, list[RecordPosition]]] = {}
         """By fragment: a merge whose payloads are in the log and which is not committed yet."""
         self._handed: set[ContributionId] = set()
-        self._handover = Handover(store.path / "handover") if store is not None else Handover(Path())
+        self._handover = store.handover() if store is not None else Handover(Path())
 
     @property
     def level(self) -> str:

@@ -41,6 +41,7 @@ from .server import RunningServer, check_options, check_port, serve
 from .service import Bytes, KeyBook, SendToLearner, ServerOptions, SyncerService
 from .shard_peer import ShardConnection, ShardPeer, attach_handler
 from .token import KEY_PREFIX, read_token, split_key
+from .transport import EOF
 
 __all__ = [
     "BACKOFF_FACTOR",
@@ -50,6 +51,7 @@ __all__ = [
     "BULK_DEADLINE_S_MIN",
     "CONNECT_S",
     "CONTROL_KEEPALIVE_TIMEOUT_MS",
+    "EOF",
     "KEEPALIVE_TIME_MS",
     "KEY_PREFIX",
     "LEARNER_CHARS_MAX",

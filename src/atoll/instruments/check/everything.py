@@ -9,12 +9,16 @@ from atoll.instruments.check.blast_radius import BlastRadius
 from atoll.instruments.check.bounded import Bounded
 from atoll.instruments.check.checker import Checkers
 from atoll.instruments.check.commit_first import CommitFirst
+from atoll.instruments.check.copied import CopyFirst
+from atoll.instruments.check.fenced import FencedSaysNothing
 from atoll.instruments.check.finite import Finite
+from atoll.instruments.check.gathered import GatheredOnce
 from atoll.instruments.check.influence import BoundedInfluence
 from atoll.instruments.check.ledger import LedgerAddsUp
 from atoll.instruments.check.liveness import Liveness
 from atoll.instruments.check.loud import Loud
 from atoll.instruments.check.model_moves import ModelMoves
+from atoll.instruments.check.one_owner import OneOwner
 from atoll.instruments.check.replayed import ReplayIsExact
 from atoll.instruments.check.single_writer import SingleWriter
 from atoll.instruments.check.trust import BoundedTrust
@@ -48,5 +52,9 @@ def all_checkers(
             Loud(),
             ModelMoves(step_factor_min, sync_every=sync_every, share_max=share_max),
             BoundedTrust(norm_max),
+            FencedSaysNothing(),
+            CopyFirst(),
+            OneOwner(),
+            GatheredOnce(),
         ]
     )

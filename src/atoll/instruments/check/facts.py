@@ -58,6 +58,8 @@ class Committed:
     """Of the weights, what a learner that lies has."""
     liar_weight_max: float = 1.0
     """And what it may have by its true size, the others' and the time that it has claimed more."""
+    at_relays: tuple[Identity, ...] = ()
+    """Of the contributions that weigh anything, those whose bytes were at a relay."""
 
 
 @values.dataclass(frozen=True, slots=True)
@@ -67,6 +69,42 @@ class Durable:
     epoch: int
     fragment: int
     version: int
+
+
+@values.dataclass(frozen=True, slots=True)
+class Copied:
+    """This version is on the disk of a standby."""
+
+    fragment: int
+    version: int
+    checksum: int
+
+
+@values.dataclass(frozen=True, slots=True)
+class Owned:
+    """A shard has put a version of this fragment on its disk, led by a syncer of this epoch."""
+
+    epoch: int
+    fragment: int
+    shard: str
+
+
+@values.dataclass(frozen=True, slots=True)
+class Moved:
+    """The coordinator has given this fragment to another shard, and has that on its tape."""
+
+    fragment: int
+    shard: str
+
+
+@values.dataclass(frozen=True, slots=True)
+class Gathered:
+    """A relay has made one payload of these contributions, for this version."""
+
+    relay: str
+    fragment: int
+    version: int
+    contributions: tuple[Identity, ...]
 
 
 @values.dataclass(frozen=True, slots=True)
@@ -90,6 +128,8 @@ class Told:
     version: int
     checksum: int
     promised: bool = True
+    copied: bool = False
+    """A standby with a disk of its own is promised to have it, too."""
 
 
 @values.dataclass(frozen=True, slots=True)
@@ -284,6 +324,10 @@ Fact = (
     | Restored
     | Committed
     | Durable
+    | Copied
+    | Owned
+    | Moved
+    | Gathered
     | Healed
     | Told
     | Adopted

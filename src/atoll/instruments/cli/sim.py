@@ -15,7 +15,7 @@ from atoll.instruments.cli.goodput import goodput
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from atoll.instruments.sim import Explained, FuzzReport, RunReport
+    from atoll.instruments.sim import Explained, FuzzReport, RunReport, Scenario
 
 Draw = Annotated[int | None, typer.Option(help="The version of drawing that the seeds are of (newest if not given).")]
 EXIT_VIOLATION = 1
@@ -146,6 +146,7 @@ def _print_totals(console: Console, report: FuzzReport) -> None:
         ("seeds", f"{report.seeds:,}: {report.first} to {last} of draw {values['draw']}"),
         ("with the default settings", f"{report.defaults:,}"),
         ("with a learner that lies", f"{report.liars:,}"),
+        ("with a fabric", f"{report.fabrics:,}"),
         ("faults", f"{values['faults']:,} of {len(report.faults)} kinds"),
         ("simulated hours", f"{values['simulated_hours']}"),
         ("commits", f"{report.commits:,}"),
@@ -187,6 +188,14 @@ def _print_failure(console: Console, seed: int, explained: Explained) -> None:
     )
 
 
+def _fabric(scenario: Scenario) -> str:
+    """What the run has besides a syncer and its learners."""
+    parts = [f"standby {scenario.standby}"] if scenario.standby else []
+    parts += [f"{scenario.shards} shards"] if scenario.shards else []
+    parts += [f"a relay before {scenario.relayed} learners"] if scenario.relayed else []
+    return "".join(f"{part}, " for part in parts)
+
+
 def _print_run(console: Console, report: RunReport) -> None:
     scenario = report.scenario
     config = scenario.config
@@ -195,7 +204,7 @@ def _print_run(console: Console, report: RunReport) -> None:
         f"seed {scenario.seed}{drawn}: {len(scenario.learners)} learners, {config.fragments} fragments, "
         f"H {config.sync_every}, tau {config.overlap}, quorum {config.quorum}, "
         f"{config.codec_up} up, {config.codec_down} down, adopt {config.adopt}, durability {scenario.durability}, "
-        f"{'arrays' if scenario.arrays else 'no arrays'}, {len(scenario.faults)} faults",
+        f"{'arrays' if scenario.arrays else 'no arrays'}, {_fabric(scenario)}{len(scenario.faults)} faults",
         markup=False,
         soft_wrap=True,
     )

@@ -46,7 +46,7 @@ _codecs: dict[int, tuple[weakref.ref[U8], str]] = {}
 """What payloads are encoded in, by their identity: whoever merges one again (a replay, the next syncer) must know."""
 
 
-def _encoded_in(payload: U8, codec: str) -> str:
+def encoded_in(payload: U8, codec: str) -> str:
     """This codec, which is remembered; or, if none is given, the one that was."""
     key, known = id(payload), _codecs.get(id(payload))
     if codec:
@@ -73,7 +73,7 @@ class ArraySyncer:
         key = id(payload)
         looked = self._looked.get(key)
         if looked is None or looked[0]() is not payload:
-            codec = _encoded_in(payload, codec)
+            codec = encoded_in(payload, codec)
             finite, held = self.state.inspect(fragment, payload, codec)
             reference = weakref.ref(payload, lambda _: self._looked.pop(key, None))
             self._looked[key] = looked = (reference, finite, held.norms, held.codec)

@@ -9,41 +9,47 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from atoll.core import FetchRequest, PushHeader, PushReply, Refusal
-from atoll.instruments.sim.link import DOWN, UP, Stream
+from atoll.instruments.sim.link import DOWN, UP, Stream, VirtualLink
 from atoll.wire import BULK_DEADLINE_S_MIN
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.learner_host import LearnerHost
+    from atoll.instruments.sim.parties import Server
     from atoll.instruments.sim.payloads import Payload
-    from atoll.instruments.sim.syncer_host import SyncerHost
+    from atoll.instruments.sim.relay_process import RelayProcess
 
 DEADLINE_NS = int(BULK_DEADLINE_S_MIN * 1e9)
 HEADER_BYTES = 200
 
 
 class Call:
-    def __init__(self, learner: LearnerHost, size: int) -> None:
+    def __init__(self, learner: LearnerHost | RelayProcess, size: int, fragment: int = -1) -> None:
         self._learner = learner
-        self._syncer: SyncerHost | None = learner.world.reachable()
+        self._syncer: Server | None
+        self._syncer, self._link = learner.way(fragment)
         self._size = size
         self._stream = Stream()
         self._done: Callable[[Any], None] | None = None
-        self._broken = learner.link.breaks()
+        self._broken = self._link.breaks()
         self._reset = False
         self._open = False
         """A push whose header the syncer has let in."""
+        self._asked = False
+        """Its header is there, and has no answer yet."""
+        self._ended: tuple[PushHeader, Payload] | None = None
+        """Its bytes are there as well."""
 
     def push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
         """`done` hears the reply, or None when the call did not come through."""
         self._begin(done)
-        link = self._learner.link
+        link = self._link
         link.carry(UP, HEADER_BYTES, self._stream, self._at_syncer, self._push_begins, header)
         link.carry(UP, self._size, self._stream, self._at_syncer, self._push_ends, header, payload)
 
     def fetch(self, request: FetchRequest, done: Callable[[tuple[int, Payload, int] | str | None], None]) -> None:
         """`done` hears version, bytes and size, or the code of a refusal, or None."""
         self._begin(done)
-        self._learner.link.carry(UP, self._size, self._stream, self._at_syncer, self._fetch_here, request)
+        self._link.carry(UP, self._size, self._stream, self._at_syncer, self._fetch_here, request)
 
     def _begin(self, done: Callable[[Any], None]) -> None:
         self._done = done
@@ -52,8 +58,11 @@ class Call:
         if self._syncer is None:
             self._learner.later(1_000_000, self.give_up)
 
-    def goes_to(self, syncer: SyncerHost) -> bool:
+    def goes_to(self, syncer: object) -> bool:
         return self._syncer is syncer
+
+    def goes_over(self, link: VirtualLink) -> bool:
+        return self._link is link
 
     def give_up(self, reset: bool = False) -> None:
         """The connection broke, or the deadline has passed."""
@@ -73,7 +82,7 @@ class Call:
         if syncer is None or self._reset:
             return
         if syncer.dead or not syncer.serving:
-            self._learner.link.carry(DOWN, 40, self._stream, self._at_learner, None)
+            self._link.carry(DOWN, 40, self._stream, self._at_learner, None)
             return
         syncer.call(action, *arguments)
 
@@ -82,20 +91,32 @@ class Call:
         if self._broken and self._learner.dice.random() < 0.5:
             self._answer(None, 40)  # broken off before it did anything
             return
-        refusal = self._syncer.push_begin(header)
+        self._asked = True
+        self._syncer.begin_push(header, self._push_opened)
+
+    def _push_opened(self, refusal: PushReply | None) -> None:
+        self._asked, ended, self._ended = False, self._ended, None
         if refusal is not None:
             self._answer(refusal, HEADER_BYTES)
         self._open = refusal is None
+        if ended is not None:
+            self._push_ends(*ended)
 
     def _push_ends(self, header: PushHeader, payload: Payload) -> None:
         assert self._syncer is not None
+        if self._asked:
+            self._ended = (header, payload)
+            return
         if not self._open:
             return  # nobody listens: it was answered when its header came
-        if self._learner.link.damaged(UP):
+        if self._link.damaged(UP):
             # The checksum of a part does not fit: the transfer is refused before the syncer's machine hears of it.
             self._answer(PushReply(False, Refusal.CHECKSUM, "the bytes are not the ones that were sent"), HEADER_BYTES)
             return
-        self._answer(self._syncer.push_complete(header, payload), HEADER_BYTES)
+        self._syncer.end_push(header, payload, self._push_done)
+
+    def _push_done(self, reply: PushReply) -> None:
+        self._answer(reply, HEADER_BYTES)
 
     def _fetch_here(self, request: FetchRequest) -> None:
         assert self._syncer is not None
@@ -106,13 +127,13 @@ class Call:
 
     def _answer(self, result: Any, size: int) -> None:
         answer = None if self._broken else result
-        self._learner.link.carry(DOWN, size, self._stream, self._at_learner, answer)
+        self._link.carry(DOWN, size, self._stream, self._at_learner, answer)
 
     # ------------------------------------------------------------ back at the learner
 
     def _at_learner(self, result: Any) -> None:
         if self._reset or self._learner.dead:
             return
-        if isinstance(result, tuple) and self._learner.link.damaged(DOWN):
+        if isinstance(result, tuple) and self._link.damaged(DOWN):
             result = (result[0], None, result[2])  # a checksum does not fit
         self._learner.call(self._finish, result)

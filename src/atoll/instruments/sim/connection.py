@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from atoll.core import Hello, InlinePush, Published
-from atoll.instruments.sim.link import DOWN, UP, Stream
+from atoll.instruments.sim.link import DOWN, UP, Stream, VirtualLink
 from atoll.wire import SYNCER_ENDED
 
 if TYPE_CHECKING:
-    from atoll.instruments.sim.learner_host import LearnerHost
-    from atoll.instruments.sim.liar import Phantom
-    from atoll.instruments.sim.syncer_host import SyncerHost
+    from atoll.instruments.sim.parties import Caller, Server
 
 MESSAGE_BYTES = 120
 """A small control message with its frames."""
@@ -26,17 +24,21 @@ class Connection:
 
     __slots__ = ("_learner", "_link", "_stream", "_syncer", "key", "learner_open", "reset", "session", "syncer_open")
 
-    def __init__(self, session: int, learner: LearnerHost | Phantom, syncer: SyncerHost) -> None:
+    def __init__(self, session: int, learner: Caller, syncer: Server, link: VirtualLink | None = None) -> None:
         self.session = session
         self.key = learner.key
         """Whose key the connection was made with, in runs with keys."""
         self._learner = learner
         self._syncer = syncer
-        self._link = learner.link
+        self._link = link or learner.link
         self._stream = Stream()
         self.learner_open = True
         self.syncer_open = True
         self.reset = False
+
+    @property
+    def link(self) -> VirtualLink:
+        return self._link
 
     # ------------------------------------------------------------ messages
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from atoll.core import SECOND_NS, SyncConfig, fragments_for, parse_quorum
 from atoll.instruments.chaos import KINDS, LIES
+from atoll.instruments.sim.drawing_fabric import FABRIC_CHANCE, draw_fabric
 from atoll.instruments.sim.ranges import whole
 from atoll.instruments.sim.scenario import (
     LEARNERS_WITH_LIAR,
@@ -25,7 +26,7 @@ from atoll.instruments.sim.scenario import (
     SimFault,
 )
 
-DRAW_VERSION = 5
+DRAW_VERSION = 6
 """Raise it with every change of what a seed becomes, and with every new setting: "seed 4711" means a scenario only
 together with this number. Reports say both, and a scenario that is kept is a file. 1 is all that came before it had a
 number."""
@@ -144,7 +145,7 @@ def draw(seed: int, version: int = DRAW_VERSION) -> Scenario:
     keys = (tongue.random() < 0.5 and not crowds) or steals
     if version >= 5 and not any(fault.kind == "lie" for fault in faults):
         faults = _with_operator(Random(f"scenario/{seed}/operator"), count, seconds, faults, keys=keys)
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         draw=version,
         config=config,
@@ -160,6 +161,10 @@ def draw(seed: int, version: int = DRAW_VERSION) -> Scenario:
         sync_ns=dice.choice([1, 5, 50]) * 1_000_000,
         commit_ns=dice.choice([2, 20, 200]) * 1_000_000,
     )
+    fabric = Random(f"scenario/{seed}/fabric")
+    if version >= 6 and not scenario.liar and fabric.random() < FABRIC_CHANCE:
+        return draw_fabric(fabric, scenario)
+    return scenario
 
 
 def _draw_learner(dice: Random, pace_ns: int) -> LearnerSpec:

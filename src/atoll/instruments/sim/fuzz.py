@@ -40,6 +40,8 @@ class SeedOutcome:
     """Whether it ran the settings that a user gets who chooses none."""
     liar: bool
     """Whether one of its learners lies."""
+    fabric: bool
+    """Whether it has a standby, shards or a relay."""
     undecidable: int = 0
     """Versions that the liar made up and nobody could tell (`RunReport`)."""
 
@@ -53,6 +55,8 @@ class FuzzReport:
     """Seeds that ran the default settings."""
     liars: int = 0
     """Seeds in which a learner lies."""
+    fabrics: int = 0
+    """Seeds with a standby, shards or a relay."""
     events: int = 0
     simulated_ns: int = 0
     commits: int = 0
@@ -68,6 +72,7 @@ class FuzzReport:
         self.seeds += 1
         self.defaults += outcome.defaults
         self.liars += outcome.liar
+        self.fabrics += outcome.fabric
         self.events += outcome.events
         self.simulated_ns += outcome.simulated_ns
         self.commits += outcome.commits
@@ -85,6 +90,7 @@ class FuzzReport:
             "seeds": self.seeds,
             "defaults": self.defaults,
             "liars": self.liars,
+            "fabrics": self.fabrics,
             "violations": len(self.failures),
             "failing_seeds": [outcome.seed for outcome in self.failures],
             "failing": {str(outcome.seed): str(outcome.violations[0]) for outcome in self.failures},
@@ -114,7 +120,7 @@ def run_seed(seed: int, version: int = DRAW_VERSION) -> SeedOutcome:
     scenario = report.scenario
     kinds = tuple(f"lie {fault.variant}" if fault.kind == "lie" else fault.kind for fault in scenario.faults)
     made = (report.events, report.simulated_ns, kinds, report.commits)
-    about = (is_default(scenario.config), bool(scenario.liar), report.undecidable)
+    about = (is_default(scenario.config), bool(scenario.liar), scenario.fabric, report.undecidable)
     return SeedOutcome(seed, report.violations, *made, *about)
 
 

@@ -22,6 +22,7 @@ from atoll.core import (
     DataLeases,
     FetchAnswer,
     FetchedPayload,
+    FetchKind,
     FetchRequest,
     Hello,
     LearnerDriver,
@@ -50,6 +51,7 @@ from atoll.instruments.sim.calls import Call
 from atoll.instruments.sim.connection import Connection
 from atoll.instruments.sim.data_reader import DataReader
 from atoll.instruments.sim.link import VirtualLink
+from atoll.instruments.sim.parties import Server
 from atoll.instruments.sim.payloads import LearnerPayloads
 from atoll.instruments.sim.process import Process
 from atoll.wire import (
@@ -352,11 +354,16 @@ class LearnerHost(Process, LearnerDriverHost):
         if self.connection is not None:
             self.connection.to_syncer(message)
 
+    def way(self, fragment: int) -> tuple[Server | None, VirtualLink]:
+        """Who serves this fragment (-1: who serves the rest), and the link there."""
+        return self.world.way_to(self, fragment)
+
     def push(self, header: PushHeader, payload: Payload, done: Callable[[PushReply | None], None]) -> None:
         if self.mute and header.kind is PushKind.CONTRIBUTION:
             done(None)
         else:
-            Call(self, header.size).push(header, payload, done)
+            fragment = -1 if header.kind is PushKind.INNER else header.fragment
+            Call(self, header.size, fragment).push(header, payload, done)
 
     @property
     def inline_bytes_max(self) -> int:
@@ -366,7 +373,8 @@ class LearnerHost(Process, LearnerDriverHost):
         def came(result: tuple[int, Payload, int] | str | None) -> None:
             done(FetchedPayload(*result) if isinstance(result, tuple) else result)
 
-        Call(self, 100).fetch(request, came)
+        fragment = -1 if request.kind is FetchKind.INNER else request.fragment
+        Call(self, 100, fragment).fetch(request, came)
 
     def note(self, note: fx.Note) -> None:
         self.world.note(self.instance, note)

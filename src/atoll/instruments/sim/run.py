@@ -55,7 +55,7 @@ class RunReport:
 
 
 def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checkers | None = None) -> RunReport:
-    world = World(scenario, tracing=tracing, checkers=checkers)
+    world = world_of(scenario, tracing=tracing, checkers=checkers)
     crash: list[Violation] = []
     try:
         _run(world)
@@ -63,6 +63,8 @@ def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checker
         crash.append(Violation("assert", f"{error or 'an assertion failed'} ({_where(error)})"))
     except Exception as error:  # a machine must never raise: that is a finding, with its seed, like any other
         crash.append(Violation("crash", f"{type(error).__name__}: {error} ({_where(error)})"))
+    finally:
+        world.close()
     syncer = world.syncer
     final: tuple[tuple[int, int], ...] = ()
     if syncer is not None:
@@ -80,6 +82,15 @@ def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checker
         final,
         world.undecidable,
     )
+
+
+def world_of(scenario: Scenario, *, tracing: bool = False, checkers: Checkers | None = None) -> World:
+    """The world in which this scenario takes place."""
+    if not scenario.fabric:
+        return World(scenario, tracing=tracing, checkers=checkers)
+    from atoll.instruments.sim.fabric import FabricWorld  # production's shells take a second to import
+
+    return FabricWorld(scenario, tracing=tracing, checkers=checkers)
 
 
 def _where(error: BaseException) -> str:
@@ -190,7 +201,7 @@ def _last_checks(world: World) -> None:
     for host in honest:
         _lived(world, host)
     _books(world)
-    whole = world.disk.lossless and syncer.level == "commit"
+    whole = world.lossless and syncer.level == "commit"
     total = sum(host.machine.tokens for host in world.hosts)
     told = [host for host in honest if host.ended == "left"] if whole else []
     most = total if not world.scenario.liar else sys.maxsize  # what a liar claims is its own affair
@@ -253,7 +264,7 @@ def _compare(world: World) -> None:
 
 
 def _twin(scenario: Scenario, faults: tuple[SimFault, ...]) -> World:
-    twin = World(replace(scenario, faults=faults))
+    twin = World(replace(scenario, faults=faults))  # no fabric has a liar
     _run(twin)
     return twin
 
@@ -286,6 +297,7 @@ def _look(world: World) -> None:
         world.observe(facts.Sizes("rows on the tape", len(world.disk.rows), ids + fragments + 8 + data_rows))
         kept = max((len(m) for x in syncer.machine.members.values() for m in x.merged), default=0)
         world.observe(facts.Sizes("merged contributions remembered", kept, MERGED_KEPT))
+        world.look()
         _look_at_trust(world, syncer)
     for host in world.learners.values():
         outstanding, prepared = host.machine.waiting_most
@@ -307,7 +319,7 @@ def _look_at_trust(world: World, syncer: SyncerHost) -> None:
     world.observe(
         facts.Sizes("contributions held of one learner and fragment", max(each.values(), default=0), HELD_MAX)
     )
-    lossless = world.disk.lossless and world.one_run and syncer.level == "commit"
+    lossless = world.lossless and world.one_run and syncer.level == "commit"
     if lossless and STREAM in machine.data_status():
         done = [chunk for chunk in range(CHUNKS_LOOKED_AT) if machine.data_fate(STREAM, chunk) == "done"]
         gone = set(done) - world.finished - world.leased_to_liar

@@ -40,6 +40,10 @@ must be sent again; break: `amount` of all calls are broken off, before or after
 learner's reports arrive, its contributions do not (an uplink that is too thin for them); dismiss: the operator asks the
 syncer to let it leave; revoke: the operator revokes its key, and its next process has a new one; lie: the learner tells
 a lie, whose name is the `variant` (`lies.LIES`), and goes on telling it when the world is healed."""
+AT_ANY_PLACE = frozenset({"kill", "freeze"})
+"""What may hit a learner and the syncer alike."""
+LINK_KINDS = frozenset({"partition", "stall", "delay", "limit", "corrupt", "cut", "lose", "break"})
+"""What hits links: a learner's, those of a place of the fabric, or (`syncer~shard-0`) the one between two of them."""
 AMOUNTS: Mapping[str, tuple[float, float]] = {
     **{name: kind.amount_allowed for name, kind in KINDS.items() if kind.amount is not None},
     "disk_slow": (1.0, 1000.0),
@@ -52,6 +56,7 @@ TARGET_CHARS_MAX = 200
 """As for a plan of `atoll.instruments.chaos`."""
 LEARNERS_WITH_LIAR = 3
 """As few honest learners as outvote a liar, and the liar."""
+SHARDS_MAX = 64
 DURABILITIES = ("commit", "interval", "none")
 LEARNERS_MAX = 1_000_000
 FAULTS_MAX = 10_000
@@ -87,7 +92,7 @@ class SimFault:
         what = f"fault {self.kind} on {self.target}"
         real(f"{what}: at_s", self.at_s, 0.0, SECONDS_MAX)
         real(f"{what}: lasts_s", self.lasts_s, 0.0, SECONDS_MAX)
-        if bool(self.lasts_s) != lasts and not (self.kind == "kill" and self.target != "syncer"):
+        if bool(self.lasts_s) != lasts and self.kind != "kill":
             raise ConfigError(f"{what} {'lasts: give lasts_s' if lasts else 'is an instant: leave out lasts_s'}")
         if self.kind in AMOUNTS:
             real(f"{what}: amount", self.amount, *AMOUNTS[self.kind])
@@ -96,9 +101,9 @@ class SimFault:
             one_of(f"{what}: variant", self.variant, KINDS["poison"].variants)
         if self.kind == "lie":
             one_of(f"{what}: variant", self.variant, tuple(LIES))
-        if self.target == "syncer" and hits != "syncer" and self.kind not in ("kill", "freeze"):
+        if self.target == "syncer" and hits != "syncer" and self.kind not in AT_ANY_PLACE | LINK_KINDS:
             raise ConfigError(f"fault {self.kind} cannot hit the syncer; name a learner, such as learner-0")
-        if self.target != "syncer" and hits == "syncer":
+        if self.target.startswith(("learner-", "guest-")) and hits == "syncer":
             raise ConfigError(f"fault {self.kind} hits the syncer, not {self.target!r}; use syncer as its target")
 
     @classmethod
@@ -159,6 +164,15 @@ class Scenario:
     merge_ns: int = 2_000_000
     sync_ns: int = 3_000_000
     commit_ns: int = 10_000_000
+    standby: str = ""
+    """A second syncer that takes over: `folder` shares the run folder, `replicate` has a copy on a disk of its own."""
+    standby_after_s: float = 15.0
+    shards: int = 0
+    """Processes that serve the fragments; 0: the syncer does."""
+    relayed: int = 0
+    """How many of the learners, from the first on, are behind a relay."""
+    relay_merges: bool = True
+    """Or it passes contributions on, one by one."""
     draw: int = 0
     """The version of `drawing.draw` that made it of its seed, and of which it is what the shrinker left. 0: none."""
 
@@ -173,20 +187,23 @@ class Scenario:
         if self.config.fragments < 1:
             raise ConfigError("a scenario says how many fragments there are; give its config fragments of at least 1")
         one_of("durability", self.durability, DURABILITIES)
-        for name in ("arrays", "inline", "inner", "keys"):
+        self._check_fabric()
+        for name in ("arrays", "inline", "inner", "keys", "relay_merges"):
             flag(name, getattr(self, name))
         for name in ("merge_ns", "sync_ns", "commit_ns"):
             whole(name, getattr(self, name), 0, TOOK_NS_MAX)
-        known = {f"learner-{index}" for index in range(len(self.learners))}
+        known = {f"learner-{index}" for index in range(len(self.learners))} | set(self.places)
         for fault in self.faults:
             guest = fault.kind == "join"
             if guest and fault.target in known:
                 raise ConfigError(f"{fault.target} takes part already; a learner that joins is called guest-0 or so")
-            if fault.target != "syncer" and not guest and fault.target not in known:
+            ends = fault.target.split("~")
+            if not guest and (not set(ends) <= known or len(ends) > 2):
                 raise ConfigError(
                     f"fault {fault.kind} hits {fault.target!r}, and the scenario has learner-0 to "
-                    f"learner-{len(self.learners) - 1}; correct its target"
+                    f"learner-{len(self.learners) - 1}{self._places_told()}; correct its target"
                 )
+        self._check_places()
         liars = {fault.target for fault in self.faults if fault.kind == "lie"}
         if len(liars) > 1 or (liars and len(self.learners) < LEARNERS_WITH_LIAR):
             raise ConfigError(
@@ -197,6 +214,47 @@ class Scenario:
             raise ConfigError("without keys there is none to revoke; let the scenario have keys, or leave out revoke")
         if not self.keys and any(fault.kind == "lie" and LIES[fault.variant].steals for fault in self.faults):
             raise ConfigError("without keys anybody may be anybody; let the scenario have keys, or leave out that lie")
+
+    def _check_places(self) -> None:
+        for fault in self.faults:
+            at_place, hits = fault.target in self.places, SIM_KINDS[fault.kind][0]
+            if fault.target == "syncer" and fault.kind in LINK_KINDS and not self.fabric:
+                raise ConfigError(f"fault {fault.kind} cannot hit the syncer; name a learner, such as learner-0")
+            if at_place and hits != "syncer" and fault.kind not in AT_ANY_PLACE | LINK_KINDS:
+                raise ConfigError(f"fault {fault.kind} cannot hit {fault.target}; name a learner, such as learner-0")
+            if "~" in fault.target and fault.kind not in LINK_KINDS:
+                raise ConfigError(f"fault {fault.kind} hits no link; name one end of {fault.target}")
+
+    def _check_fabric(self) -> None:
+        one_of("standby", self.standby, ("", "folder", "replicate"))
+        real("standby_after_s", self.standby_after_s, 0.1, SECONDS_MAX)
+        whole("shards", self.shards, 0, SHARDS_MAX)
+        whole("relayed", self.relayed, 0, len(self.learners))
+        if not self.fabric:
+            return
+        if not self.arrays or any(fault.kind == "lie" for fault in self.faults):
+            raise ConfigError("a scenario with a standby, shards or a relay has arrays and nobody who lies")
+        if self.standby and self.durability == "none":
+            raise ConfigError("a standby has nothing to go on from with durability none; let it be commit")
+        if self.standby == "replicate" and (self.shards or self.durability != "commit"):
+            raise ConfigError("replicate goes with durability commit, and not with shards")
+        if self.relayed and self.keys:
+            raise ConfigError("a relay shows its own token: leave out keys, or the relay")
+
+    @property
+    def fabric(self) -> bool:
+        """Whether the run is more than a syncer and its learners."""
+        return bool(self.standby or self.shards or self.relayed)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where its processes run but for the learners."""
+        standby = ("standby",) if self.standby else ()
+        relays = ("relay-0",) if self.relayed else ()
+        return ("syncer", *standby, *(f"shard-{index}" for index in range(self.shards)), *relays)
+
+    def _places_told(self) -> str:
+        return f", {', '.join(self.places)}" if self.fabric else ""
 
     @property
     def liar(self) -> str:

@@ -45,17 +45,14 @@ from atoll.core import (
     SyncerMachine,
     SyncerMessage,
     VersionToStore,
-    age_limit,
-    contribution_weight,
     messages,
-    scales_steps,
 )
 from atoll.core import ContributionRecord as Merged
 from atoll.core import effects as fx
 from atoll.instruments.check import facts
-from atoll.instruments.sim.believed import MergeWithLies
 from atoll.instruments.sim.data_reader import STREAM
-from atoll.instruments.sim.payloads import Made, Payload, SyncerPayloads
+from atoll.instruments.sim.merge_facts import MergeFacts
+from atoll.instruments.sim.payloads import Payload, SyncerPayloads
 from atoll.instruments.sim.process import Process
 
 if TYPE_CHECKING:
@@ -75,7 +72,7 @@ class Timing:
     commit_ns: int = 10_000_000
 
 
-class SyncerHost(Process):
+class SyncerHost(MergeFacts, Process):
     """The platform of a SyncerDriver (`core.syncer_driver`)."""
 
     def __init__(self, world: World, name: str) -> None:
@@ -254,49 +251,6 @@ class SyncerHost(Process):
         self.world.record_merge(self.epoch, merge, made.checksum, payloads)
         done(fx.MergeFinished(merge.fragment, finite=True, checksum=made.checksum, merge_ns=1_000_000))
 
-    def _fact_of(self, merge: fx.Merge, made: Made) -> facts.Committed:
-        items = self.machine.merging(merge.fragment)
-        oldest = max(merge.version - 1 - item.base_version for item in items)
-        carried = age_limit(self.machine.config, aside=True)
-        self.world.observe(facts.Sizes("versions is the age of a merged contribution", oldest, carried))
-        weights = tuple(weight / sum(merge.weights) for weight in merge.weights)
-        lies = self._with_lies(merge, items)
-        self.world.lies_merged += lies.honest.count(False)
-        return facts.Committed(
-            self.epoch,
-            merge.fragment,
-            merge.version,
-            made.checksum,
-            tuple((i.learner, i.generation, i.seq) for i in merge.contributions),
-            tuple(item.tokens for item in items),
-            tuple(item.norm for item in items),
-            tuple(item.steps for item in items),
-            made.theta_finite,
-            weights,
-            self._share(merge, items),
-            made.gradient_norm,
-            tuple(self.world.steps_true.get(item.id, item.steps) for item in items),
-            lies.weight(merge.weights),
-            lies.weight_max(max(spec.tokens for spec in self.world.specs.values()), self.world.lies_merged),
-        )
-
-    def _with_lies(self, merge: fx.Merge, items: list[Merged]) -> MergeWithLies:
-        found = self.machine.merging_discounts(merge.fragment)
-        honest = [self.world.is_honest(item.id.learner) for item in items]
-        ages, left = [age for age, _ in found], [discount for _, discount in found]
-        return MergeWithLies(self.machine.config, items, ages, left, honest)
-
-    def _share(self, merge: fx.Merge, items: list[Merged]) -> float:
-        """How much of a merged step is taken, of what its contributions by themselves would give."""
-        config = self.machine.config
-        if not scales_steps(config):
-            return 1.0
-        found = self.machine.merging_discounts(merge.fragment)
-        pairs = list(zip(items, found, strict=True))
-        alone = [contribution_weight(config, item.steps, item.tokens, age) for item, (age, _) in pairs]
-        left = sum(weight * discount for weight, (_, discount) in zip(alone, found, strict=True))
-        return sum(merge.weights) / (left / sum(alone) if any(alone) else 1.0)
-
     def publish(self, merge: fx.Merge, announce: Callable[[], None]) -> None:
         self._state_made(merge.fragment)
         # A process may die here: on disk, and nobody has heard of it.
@@ -447,6 +401,12 @@ class SyncerHost(Process):
             return None
         self.world.refused[header.learner, header.generation, header.fragment] += header.tokens
         return reply
+
+    def begin_push(self, header: PushHeader, answered: Callable[[PushReply | None], None]) -> None:
+        answered(self.push_begin(header))
+
+    def end_push(self, header: PushHeader, payload: Payload, answered: Callable[[PushReply], None]) -> None:
+        answered(self.push_complete(header, payload))
 
     def push_complete(self, header: PushHeader, payload: Payload) -> PushReply:
         if self.payloads is None:

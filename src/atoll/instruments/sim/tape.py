@@ -30,6 +30,10 @@ class SimTape:
         self._seed: dict[int, tuple[int, int, Any]] = {}
         self._merges: list[Recorded] = []
 
+    def forget(self) -> None:
+        """Some of what was merged is not known as it came: there is nothing to replay."""
+        self.wanted, self._layout = False, None
+
     def seed(self, epoch: int, payloads: SyncerPayloads, machine: SyncerMachine) -> None:
         if not self.wanted:
             return

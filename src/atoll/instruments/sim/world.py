@@ -29,6 +29,7 @@ from atoll.instruments.sim.disk import VirtualDisk
 from atoll.instruments.sim.learner_host import CONNECT_NS, LearnerHost
 from atoll.instruments.sim.liar import LyingLearner, Phantom
 from atoll.instruments.sim.link import LinkWeather, VirtualLink, combined
+from atoll.instruments.sim.parties import Server
 from atoll.instruments.sim.payloads import LearnerPayloads, Payload, SyncerPayloads
 from atoll.instruments.sim.references import WHOLE_BYTES, ReferenceLearner, ReferenceSyncer
 from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
@@ -121,6 +122,11 @@ class World:
     def one_run(self) -> bool:
         """False once a syncer has come back without its state and begun anew."""
         return self._seeds == 1
+
+    @property
+    def lossless(self) -> bool:
+        """False once anything was lost on a disk."""
+        return self.disk.lossless
 
     @property
     def now_ns(self) -> int:
@@ -275,6 +281,10 @@ class World:
         """The syncer that listens on the run's address."""
         syncer = self.syncer
         return syncer if syncer is not None and not syncer.dead and syncer.serving else None
+
+    def way_to(self, learner: LearnerHost, fragment: int) -> tuple[Server | None, VirtualLink]:
+        """Who serves this fragment (-1: who serves the rest), and the link there."""
+        return self.reachable(), learner.link
 
     def connect(self, learner: LearnerHost | Phantom) -> None:
         link = learner.link
@@ -486,6 +496,12 @@ class World:
             self.start_learner(name)
         else:
             self.clock.after(SECOND, self._start_when_gone, name)
+
+    def look(self) -> None:
+        """Every few seconds, while a syncer leads: what else there is, and how much of it."""
+
+    def close(self) -> None:
+        """Nothing happens any more."""
 
     def heal(self) -> None:
         """End everything that is wrong, but not the lies: the others must do without the liar. Whoever is down is

@@ -1,0 +1,191 @@
+"""Defects of the fabric put in on purpose: at least one for each party that is not a syncer or a learner.
+
+As in `sim_mutants` each is a small mistake that a person could make, applied by patching for the length of one test.
+The scenarios are made for them, so that the proof takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pytest import MonkeyPatch
+
+from atoll.core import StoreOutcome, SyncConfig
+from atoll.instruments.sim import store
+from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
+from atoll.syncer import relay_links, relay_merge, replica, replicate, shard_arrays, sharded
+
+LEARNERS = (
+    LearnerSpec(step_ns=100_000_000, tokens=5),
+    LearnerSpec(step_ns=100_000_000, tokens=16),
+    LearnerSpec(step_ns=130_000_000, tokens=3),
+)
+SECONDS = 30.0
+
+
+def scenario(
+    *faults: SimFault,
+    seed: int = 0,
+    config: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Scenario:
+    settings = {"fragments": 4, "learners_expected": 3, "sync_every": 8, **(config or {})}
+    return Scenario(seed, SyncConfig(**settings), LEARNERS, seconds=SECONDS, faults=faults, **changes)
+
+
+FREEZE = SimFault("freeze", "syncer", 8.0, 12.0)
+"""A primary that sleeps while its standby takes over, and wakes up."""
+CUT_OFF = SimFault("partition", "syncer~standby", 8.0, 15.0)
+"""A primary that its standby cannot hear any more, and learners can."""
+FOLDER = scenario(FREEZE, standby="folder", standby_after_s=5.0)
+REPLICATED = scenario(FREEZE, standby="replicate", standby_after_s=5.0)
+DIVIDED = scenario(CUT_OFF, standby="replicate", standby_after_s=5.0)
+SHARDED = scenario(SimFault("kill", "shard-0", 8.0, 4.0), SimFault("kill", "shard-1", 16.0, 3.0), shards=2)
+LED_TWICE = scenario(FREEZE, SimFault("cut", "syncer~shard-1", 20.0), shards=2, standby="folder", standby_after_s=5.0)
+RELAYED = scenario(
+    SimFault("kill", "relay-0", 8.0, 4.0),
+    SimFault("freeze", "relay-0", 15.0, 3.0),
+    SimFault("cut", "relay-0~syncer", 21.0),
+    relayed=3,
+)
+
+HELD_LONG = scenario(
+    SimFault("mute", "learner-2", 5.0, 6.0),
+    SimFault("kill", "relay-0", 8.0, 4.0),
+    config={"quorum": "all"},
+    relayed=2,
+)
+"""Rounds wait for a learner whose contributions do not arrive; what they have of the others waits at the relay."""
+
+QUIET = scenario(relayed=3)
+
+
+@dataclass(frozen=True, slots=True)
+class FabricMutant:
+    breaks: str
+    apply: Callable[[MonkeyPatch], None]
+    scenario: Scenario
+    invariants: tuple[str, ...]
+    """Any of which shows it."""
+
+
+# ---------------------------------------------------------------- a standby
+
+
+def _fenced_primary_writes(patch: MonkeyPatch) -> None:
+    patch.setattr(store.VirtualStore, "check_epoch", lambda self: None)
+
+
+def _published_without_the_copy(patch: MonkeyPatch) -> None:
+    commit = replicate.Replicator.commit
+
+    async def at_once(self: Any, item: Any, arrays: Any) -> None:
+        self._loop.create_task(commit(self, item, {name: array.copy() for name, array in arrays.items()}))
+
+    patch.setattr(replicate.Replicator, "commit", at_once)
+
+
+def _primary_goes_on_alone(patch: MonkeyPatch) -> None:
+    def lost(self: Any, why: str, peer: Any) -> None:
+        if peer is self._peer and not self._closed:
+            self._go_alone(why)
+
+    patch.setattr(replicate.Replicator, "_lost", lost)
+
+
+def _standby_keeps_its_epoch(patch: MonkeyPatch) -> None:
+    from atoll.instruments.sim import syncer_process
+
+    patch.setattr(syncer_process, "epoch_of", lambda kept, found, hold, take_over: 1)
+
+
+def _standby_has_nothing(patch: MonkeyPatch) -> None:
+    async def nothing(self: Any, values: Any, data: Any) -> dict[str, Any]:
+        return {"checksum": int(values["checksum"])}
+
+    patch.setattr(replica.StandbyReplica, "_take_commit", nothing)
+
+
+# ---------------------------------------------------------------- shards
+
+
+def _told_before_the_shard_has_it(patch: MonkeyPatch) -> None:
+    store_there = sharded.ShardedPlatform.store
+
+    def at_once(self: Any, item: Any, done: Any) -> None:
+        store_there(self, item, lambda outcome: None)
+        done(StoreOutcome())
+
+    patch.setattr(sharded.ShardedPlatform, "store", at_once)
+
+
+def _shard_forgets_its_disk(patch: MonkeyPatch) -> None:
+    """It begins with zeros and says that it has what it had."""
+    lay_out = shard_arrays.ShardArrays.lay_out
+
+    def forgets(self: Any, values: Any) -> None:
+        for one in self._loaded.fragments.values():
+            one.arrays = {}
+        lay_out(self, values)
+
+    patch.setattr(shard_arrays.ShardArrays, "lay_out", forgets)
+
+
+def _shard_follows_anybody(patch: MonkeyPatch) -> None:
+    """An older coordinator that comes back leads it again."""
+    patch.setattr(shard_arrays.ShardArrays, "_check_leader", lambda self, values: None)
+    patch.setattr(store.VirtualStore, "check_epoch", lambda self: None)
+
+
+# ---------------------------------------------------------------- a relay
+
+
+def _lost_at_the_relay_counts(patch: MonkeyPatch) -> None:
+    """What a dead relay held is merged as nothing, and counted as merged."""
+    group = relay_links.RelayLinks._group
+
+    async def nothing(self: Any, merge: Any, peer: Any, indices: Any) -> Any:
+        found = await group(self, merge, peer, indices)
+        return "" if found is None else found
+
+    patch.setattr(relay_links.RelayLinks, "_group", nothing)
+
+
+def _relay_forgets_nothing(patch: MonkeyPatch) -> None:
+    answer = relay_merge.SiteMerges._answer
+
+    async def keeps(self: Any, method: str, values: Any, data: Any) -> Any:
+        return ({}, b"") if method == "forget" else await answer(self, method, values, data)
+
+    patch.setattr(relay_merge.SiteMerges, "_answer", keeps)
+
+
+def _relay_sends_one_for_all(patch: MonkeyPatch) -> None:
+    """The payload of a group is its first contribution alone."""
+    gather = relay_merge.SiteMerges._gather
+
+    async def first(self: Any, link: Any, values: dict[str, Any]) -> Any:
+        values["ids"], values["weights"] = values["ids"][:1], [sum(values["weights"])]
+        return await gather(self, link, values)
+
+    patch.setattr(relay_merge.SiteMerges, "_gather", first)
+
+
+FABRIC_MUTANTS: dict[str, FabricMutant] = {
+    apply.__name__[1:]: FabricMutant(breaks, apply, made_for, invariants)
+    for apply, breaks, made_for, invariants in (
+        (_fenced_primary_writes, "a primary that was overtaken writes on", FOLDER, ("I11", "I16", "I1")),
+        (_published_without_the_copy, "a version is told before the standby has it", REPLICATED, ("I17",)),
+        (_primary_goes_on_alone, "a primary whose standby is away publishes", DIVIDED, ("I4", "I16")),
+        (_standby_keeps_its_epoch, "a standby serves under its primary's epoch", REPLICATED, ("I11",)),
+        (_standby_has_nothing, "a standby says that it has what it has not", REPLICATED, ("I17", "I4")),
+        (_told_before_the_shard_has_it, "a version is told before its shard has it", SHARDED, ("I4",)),
+        (_shard_forgets_its_disk, "a shard that is back begins with zeros", SHARDED, ("I1", "I9", "I5", "assert")),
+        (_shard_follows_anybody, "a shard is led by an older coordinator again", LED_TWICE, ("I18", "I16", "I11")),
+        (_lost_at_the_relay_counts, "what died with a relay counts as merged", HELD_LONG, ("I19", "assert", "crash")),
+        (_relay_forgets_nothing, "a relay keeps what was merged long ago", QUIET, ("I10",)),
+        (_relay_sends_one_for_all, "a relay sends one contribution for all", RELAYED, ("I19",)),
+    )
+}

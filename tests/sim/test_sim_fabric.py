@@ -1,0 +1,142 @@
+"""A standby, shards and a relay in virtual time: they do what they promise, and checkers can tell if they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fabric_mutants import DIVIDED, FABRIC_MUTANTS, FOLDER, HELD_LONG, LED_TWICE, RELAYED, REPLICATED, SHARDED, scenario
+
+from atoll.errors import ConfigError
+from atoll.instruments.check import Violation, all_checkers, facts
+from atoll.instruments.sim.drawing import draw
+from atoll.instruments.sim.run import run_scenario, world_of
+from atoll.instruments.sim.scenario import SimFault, load, to_json
+
+SOUND = {
+    "folder": FOLDER,
+    "replicate": REPLICATED,
+    "divided": DIVIDED,
+    "shards": SHARDED,
+    "shards-standby": LED_TWICE,
+    "relay": RELAYED,
+    "relay-held": HELD_LONG,
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_fabric_keeps_every_invariant_and_its_trace(name: str) -> None:
+    first, again = (run_scenario(SOUND[name], tracing=True) for _ in range(2))
+    assert not first.violations, first.violations[0]
+    assert first.commits > 4 and first.digest == again.digest
+
+
+@pytest.mark.parametrize("name", FABRIC_MUTANTS)
+def test_a_defect_of_the_fabric_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = FABRIC_MUTANTS[name]
+    mutant.apply(monkeypatch)
+    report = run_scenario(mutant.scenario)
+    assert report.violations, f"{mutant.breaks}: nobody sees it any more"
+    assert report.violations[0].invariant in mutant.invariants, report.violations[0]
+
+
+@pytest.mark.parametrize("made", [FOLDER, REPLICATED], ids=["folder", "replicate"])
+def test_the_standby_serves_and_a_primary_that_wakes_up_ends(made: Any) -> None:
+    lines = [line.split(maxsplit=2) for line in run_scenario(made, tracing=True).lines]
+    assert any(who.startswith("syncer-") and what.startswith("ends, fenced") for _, who, what in lines)
+    assert any(who.startswith("standby-") and what == "notes Committed" for _, who, what in lines)
+
+
+def test_shards_have_the_fragments_and_a_relay_merges() -> None:
+    for made in (replace(SHARDED, faults=()), replace(RELAYED, faults=())):
+        seen: list[facts.Fact] = []
+        world = world_of(made)
+        observe = world.observe
+
+        def keep(fact: facts.Fact, kept: Any = seen, told: Any = observe) -> None:
+            kept.append(fact)
+            told(fact)
+
+        world.observe = keep  # type: ignore[method-assign]
+        world.begin()
+        world.clock.run(10 * 10**9)
+        world.close()
+        owners = {fact.shard for fact in seen if isinstance(fact, facts.Owned)}
+        groups = [fact for fact in seen if isinstance(fact, facts.Gathered) and len(fact.contributions) > 1]
+        assert owners == ({"shard-0", "shard-1"} if made.shards else set())
+        assert bool(groups) == bool(made.relayed)
+
+
+# ---------------------------------------------------------------- scenarios as data
+
+
+def test_a_fabric_survives_its_file(tmp_path: Path) -> None:
+    for made in SOUND.values():
+        file = tmp_path / "scenario.json"
+        file.write_text(to_json(made))
+        assert load(file) == made
+
+
+def test_draw_6_draws_every_party_and_leaves_what_it_found() -> None:
+    drawn = [draw(seed, 6) for seed in range(400)]
+    fabric = [made for made in drawn if made.fabric]
+    assert 0.2 < len(fabric) / len(drawn) < 0.5
+    assert {made.standby for made in fabric} == {"", "folder", "replicate"}
+    assert {made.shards for made in fabric} >= {0, 1, 2, 3} and {made.relay_merges for made in fabric} == {True, False}
+    targets = {fault.target for made in fabric for fault in made.faults}
+    assert {"standby", "shard-0", "relay-0", "syncer~standby", "syncer~shard-0"} <= targets
+    for made in fabric:
+        before = draw(made.seed, 5)
+        assert made.learners == before.learners and made.config == before.config
+    for made in [made for made in drawn if not made.fabric][:50]:
+        assert replace(made, draw=5) == draw(made.seed, 5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "faults", "why"),
+    [
+        ({"standby": "twice"}, (), "standby"),
+        ({"standby": "replicate", "shards": 2}, (), "not with shards"),
+        ({"standby": "folder", "durability": "none"}, (), "nothing to go on from"),
+        ({"relayed": 2, "keys": True}, (), "leave out keys"),
+        ({"relayed": 4}, (), "relayed"),
+        ({"shards": 2, "arrays": False}, (), "has arrays"),
+        ({}, (SimFault("kill", "shard-0", 1.0),), "correct its target"),
+        ({}, (SimFault("partition", "syncer", 1.0, 2.0),), "cannot hit the syncer"),
+        ({"shards": 2}, (SimFault("kill", "syncer~shard-0", 1.0),), "hits no link"),
+        ({"shards": 2}, (SimFault("slow", "shard-0", 1.0, 2.0, 2.0),), "name a learner"),
+    ],
+)
+def test_a_fabric_that_cannot_be(changes: dict[str, Any], faults: tuple[SimFault, ...], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        scenario(*faults, **changes)
+
+
+# ---------------------------------------------------------------- the checkers alone
+
+
+def complaints(*given: facts.Fact) -> list[Violation]:
+    checkers = all_checkers(sync_every=8)
+    for fact in given:
+        checkers.feed(fact)
+    return checkers.violations
+
+
+def test_the_new_checkers_complain_and_do_not() -> None:
+    seed, first = facts.Committed(1, 0, 0, 10), facts.Committed(1, 0, 1, 11, (("a", 1, 1),), (4,))
+    durable = (facts.Durable(1, 0, 0), facts.Durable(1, 0, 1))
+    told, copied = facts.Told(1, 0, 1, 11, True, True), facts.Copied(0, 1, 11)
+    sound = (facts.Opened(1), seed, durable[0], first, durable[1], copied, told)
+    assert not complaints(*sound)
+    assert complaints(*sound[:5], told)[0].invariant == "I17"
+    assert not complaints(*sound, facts.Opened(2), replace(told, copied=False))
+    other = facts.Told(1, 0, 1, 12, True)
+    assert "I16" in {one.invariant for one in complaints(*sound, facts.Opened(2), other)}
+    assert complaints(facts.Owned(1, 0, "a"), facts.Owned(1, 0, "b"))[0].invariant == "I18"
+    assert not complaints(facts.Owned(1, 0, "a"), facts.Moved(0, "b"), facts.Owned(1, 0, "b"))
+    relayed = replace(first, at_relays=(("a", 1, 1),))
+    gathered = facts.Gathered("relay-0", 0, 1, (("a", 1, 1),))
+    assert complaints(seed, relayed)[0].invariant == "I19"
+    assert not complaints(seed, gathered, relayed)
