@@ -221,3 +221,13 @@ def test_the_page_takes_day_machine_and_versions_from_the_runs(peers: Any, tmp_p
 def test_wheels_that_are_not_there_are_said_with_what_to_do(tmp_path: Path) -> None:
     done = subprocess.run([str(HERE / "wheels"), "unpack", str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "run benchmarks/peers/wheels fetch first" in done.stderr
+
+
+def test_the_quick_form_is_a_quarter_of_an_hour(peers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.systems.System, "there", True)
+    b = peers.bakeoff
+    options = b.argparse.Namespace(
+        systems="", scenarios="", quick=True, short=False, world=4, repeat=1, folder=tmp_path, resume=None, jobs=1,
+        seconds=b.QUICK_SECONDS, step_ms=b.QUICK_STEP_MS, batch=0, steps=b.QUICK_STEPS,
+    )  # fmt: skip
+    assert b.Bakeoff(options).expected_s() <= 900
