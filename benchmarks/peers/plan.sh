@@ -24,7 +24,8 @@ part() {  # part TITLE SYSTEMS OPTIONS...
 part "nothing, a slow one, a kill, the coordinator's kill" "$systems" --jobs "$jobs" --repeat 3 --seconds 16 \
   --scenarios clean,slow,kill,coordinator
 # A GPU that several share is one run's at a time, beside the others, on cores of its own.
-gpu() { works+=bare, part "one GPU" bare,atoll,torchft,ddp --scenarios gpu --seconds 10 --world 2 --repeat 3 --cores 0-1; }
+gpu() { works+=bare, part "one GPU" bare,atoll,torchft,ddp --scenarios gpu --seconds 10 --world 2 --repeat 3 --cores 0-1 \
+  --until-s 380; }
 if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then gpu; else echo "no GPU here"; fi \
   > "$folder/gpu.txt" 2>&1 &
 part "thin links, a joiner, two generations" "$systems" --jobs "$rest" --cores "2-$(nproc)" --repeat 3 --seconds 16 \
