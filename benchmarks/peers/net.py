@@ -98,7 +98,7 @@ class Net:
         self._rates = rates
         self._delay_ms = delay_ms
         self._carriers: list[subprocess.Popen[bytes]] = []
-        # Shared address space. Of 198.18.0.0/15, which is for benchmarks, libp2p tells nobody: hivemind's peers never met.
+        # Shared address space. libp2p tells nobody of 198.18.0.0/15, as it was before: hivemind's peers never met.
         self.addresses = [f"100.64.7.{1 + host}" for host in range(count)]
 
     def __enter__(self) -> Net:
