@@ -37,7 +37,7 @@ OUTER_TRIED = ("0.7,0.0", "0.7,0.3", "0.7,0.6", "0.7,0.9", "1.0,0.0", "1.0,0.3")
 SEARCH_SEED = 100
 START_S, AFTER_S = 11.0, 4.0
 """What a cell takes before and after its steps where each has two cores, to tell how long a plan will take."""
-QUICK_SECONDS, QUICK_STEP_MS, QUICK_STEPS = 12.0, 150.0, 120
+QUICK_SECONDS, QUICK_SECONDS_MAX, QUICK_STEP_MS, QUICK_STEPS = 10.0, 12.0, 100.0, 96
 """Five processes on two cores: their steps together must fit into a step's time."""
 Cell = tuple[int, str, str, str]
 """Seed, scenario, system, outer settings (empty: its own)."""
@@ -136,7 +136,9 @@ class Bakeoff:
 
     def _scenario(self, label: str) -> s.Scenario:
         options, equal = self._options, label in (s.SEARCH, s.EQUAL_TOKENS)
-        return s.scaled(s.SCENARIOS["clean" if equal else label], options.seconds, options.step_ms, options.batch)
+        one = s.scaled(s.SCENARIOS["clean" if equal else label], options.seconds, options.step_ms, options.batch)
+        shorter = options.quick and not one.faults and one.seconds > QUICK_SECONDS_MAX
+        return s.replace(one, seconds=QUICK_SECONDS_MAX) if shorter else one
 
     def run(self) -> None:
         """A search ends before what depends on it begins."""

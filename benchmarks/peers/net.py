@@ -98,7 +98,8 @@ class Net:
         self._rates = rates
         self._delay_ms = delay_ms
         self._carriers: list[subprocess.Popen[bytes]] = []
-        self.addresses = [f"198.19.7.{1 + host}" for host in range(count)]
+        # Shared address space. libp2p tells nobody of 198.18.0.0/15, as it was before: hivemind's peers never met.
+        self.addresses = [f"100.64.7.{1 + host}" for host in range(count)]
 
     def __enter__(self) -> Net:
         try:

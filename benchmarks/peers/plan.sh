@@ -9,8 +9,7 @@ folder=${1:-bakeoff}
 mkdir -p "$folder"
 jobs=$(($(nproc) / 2))  # five processes on two cores: their steps must fit into a step's time
 rest=$((jobs > 1 ? jobs - 1 : 1))
-half=$((jobs > 1 ? jobs / 2 : 1))  # hivemind has four processes a learner; on two cores their timeouts pass
-systems=atoll,atoll-24,torchft,torchft-streaming,ddp,flower
+systems=atoll,atoll-24,torchft,torchft-streaming,ddp,hivemind,flower
 [ -s "$folder/systems.txt" ] || python3 benchmarks/peers/preflight.py --folder "$folder" || true
 works=,$(cat "$folder/systems.txt"),
 
@@ -24,20 +23,18 @@ part() {  # part TITLE SYSTEMS OPTIONS...
 
 part "nothing, a slow one, a kill, the coordinator's kill" "$systems" --jobs "$jobs" --repeat 3 --seconds 16 \
   --scenarios clean,slow,kill,coordinator
-part "the same" hivemind --jobs "$half" --repeat 3 --seconds 16 --scenarios clean,slow,kill,coordinator
 # A GPU that several share is one run's at a time, beside the others, on cores of its own.
-gpu() { works+=bare, part "one GPU" bare,atoll,torchft,ddp --scenarios gpu --seconds 10 --world 2 --repeat 3 --cores 0-1; }
+gpu() { works+=bare, part "one GPU" bare,atoll,torchft,ddp --scenarios gpu --seconds 10 --world 2 --repeat 3 --cores 0-1 \
+  --until-s 380; }
 if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then gpu; else echo "no GPU here"; fi \
   > "$folder/gpu.txt" 2>&1 &
 part "thin links, a joiner, two generations" "$systems" --jobs "$rest" --cores "2-$(nproc)" --repeat 3 --seconds 16 \
   --scenarios 20mbit-small,thin,join,generations
 wait
 cat "$folder/gpu.txt"
-part "loss at equal tokens" "$systems,hivemind" --jobs "$jobs" --step-ms 60 --scenarios search,tokens --steps 192 --repeat 3
+part "loss at equal tokens" "$systems" --jobs "$jobs" --step-ms 60 --scenarios search,tokens --steps 192 --repeat 3
 part "what failed, again" "$systems" --jobs "$jobs" --repeat 3 --seconds 16 \
   --scenarios clean,slow,kill,coordinator,20mbit-small,thin,join,generations
 part "Atoll's synchronous form" atoll-diloco --jobs "$jobs" --repeat 3 --seconds 16 \
   --scenarios clean,slow,kill,coordinator,20mbit-small,thin,join,generations
-part "thin links, a joiner, two generations" hivemind --jobs "$half" --repeat 3 --seconds 16 \
-  --scenarios 20mbit-small,thin,join,generations
 echo "finished at $SECONDS s"

@@ -34,7 +34,7 @@ IMPORTS = {
 """By environment. Kernels are compiled here, once, as an installation does it."""
 IMPORT_SHARE_MAX = 0.6
 """Of the time that there is."""
-WINDOW_S = 3.0
+WINDOW_S = 6.0
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import ipaddress
 import json
 import subprocess
 import sys
@@ -221,3 +222,20 @@ def test_the_page_takes_day_machine_and_versions_from_the_runs(peers: Any, tmp_p
 def test_wheels_that_are_not_there_are_said_with_what_to_do(tmp_path: Path) -> None:
     done = subprocess.run([str(HERE / "wheels"), "unpack", str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and "run benchmarks/peers/wheels fetch first" in done.stderr
+
+
+def test_the_quick_form_is_a_quarter_of_an_hour(peers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.systems.System, "there", True)
+    b = peers.bakeoff
+    options = b.argparse.Namespace(
+        systems="", scenarios="", quick=True, short=False, world=4, repeat=1, folder=tmp_path, resume=None, jobs=1,
+        seconds=b.QUICK_SECONDS, step_ms=b.QUICK_STEP_MS, batch=0, steps=b.QUICK_STEPS,
+    )  # fmt: skip
+    assert b.Bakeoff(options).expected_s() <= 900
+
+
+def test_hosts_have_addresses_that_libp2p_tells_its_peers_of(peers: Any) -> None:
+    """Public or private ones: of addresses for benchmarks (198.18.0.0/15) it tells nobody, and nothing is averaged."""
+    first = ipaddress.ip_address(peers.net.Net(1, [0.0]).addresses[0])
+    private = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
+    assert any(first in ipaddress.ip_network(net) for net in private)
