@@ -283,6 +283,33 @@ def test_whoever_hands_over_last_does_not_have_the_last_merge_to_itself() -> Non
     world.check_ledger()
 
 
+def test_whoever_hands_over_last_counts_as_one_of_all_beside_the_tails_of_the_others() -> None:
+    """Three of four hand over the step or two since their last round, and wait for the fourth: it brings 40 steps into
+    the same merge, which nothing comes after."""
+    world = running(4, quorum="75%")
+    last = mute(world, "l3@l3-1")
+    world.everyone_steps(41)
+    world.to_syncer(fx.StopRequested("the budget is spent"))
+    world.run()
+    for name in ("l0@l0-1", "l1@l1-1", "l2@l2-1"):
+        world.close(world.learners[name])
+    done = len(world.merges)
+    deliver(world, last)
+    world.close(last)
+    for _ in range(4):
+        world.boundary(last)
+        world.advance(STEP_NS)
+    together = [merge for merge in world.merges[done:] if len({i.learner for i in merge.contributions}) > 1]
+    assert together, "there was no merge of the long one with tails"
+    for merge in together:
+        of = dict.fromkeys((i.learner for i in merge.contributions), 0.0)
+        for identity, weight in zip(merge.contributions, merge.weights, strict=True):
+            of[identity.learner] += weight
+        assert max(of.values()) <= 0.25 + 1e-9, of
+    assert world.finished
+    world.check_ledger()
+
+
 @pytest.mark.parametrize("quorum", ["all", "4"])
 def test_who_holds_everybody_up_is_named_well_before_the_round_is_given_up(quorum: str) -> None:
     world = running(quorum=quorum)
