@@ -12,7 +12,7 @@ from atoll.core.events import MemberAside, RoundAborted, Warned
 from atoll.core.expected_learners import SHORT_SAY_NS, SHORT_WAIT_NS
 from atoll.core.membership import PROOF_NS
 from atoll.core.merge_watch import STALL_SAY_NS
-from atoll.core.policy import ASIDE_PERIODS
+from atoll.core.policy import ASIDE_PERIODS, MISSING_PERIODS
 from atoll.core.seed_intake import SEED_PATIENCE_NS
 from atoll.core.silence import QUIET_NS
 
@@ -293,7 +293,7 @@ def test_whoever_hands_over_last_counts_as_one_of_all_beside_the_tails_of_the_ot
     world.run()
     for name in ("l0@l0-1", "l1@l1-1", "l2@l2-1"):
         world.close(world.learners[name])
-    done = len(world.merges)
+    done, before = len(world.merges), world.theta[0]
     deliver(world, last)
     world.close(last)
     for _ in range(4):
@@ -306,6 +306,8 @@ def test_whoever_hands_over_last_counts_as_one_of_all_beside_the_tails_of_the_ot
         for identity, weight in zip(merge.contributions, merge.weights, strict=True):
             of[identity.learner] += weight
         assert max(of.values()) <= 0.25 + 1e-9, of
+    most = MISSING_PERIODS * world.config.sync_every
+    assert world.theta[0] - before <= 0.25 * (most + 3 * 2) + 1e-6, "40 steps of its way would be too far"
     assert world.finished
     world.check_ledger()
 

@@ -74,7 +74,7 @@ class MergeScales:
             share = min(share, self._config.share_max * len(opened.contributors()))
         # What is taken from old and long contributions is not given to the others: the step is so much smaller.
         weights = [weight * (share / fresh) for weight in weights]
-        left = _as_one_of_all(items, weights, crowd) if crowd else weights
+        left = _as_one_of_all(items, weights, crowd, MISSING_PERIODS * self._config.sync_every) if crowd else weights
         return MergeWeights(left, share * sum(left) / sum(weights) if any(weights) else share)
 
     def _capped(self, items: Sequence[ContributionRecord], weights: list[float]) -> list[float]:
@@ -119,10 +119,14 @@ def _crowd_at_the_end(track: FragmentTrack, opened: Round, ending: int) -> int:
     return ending or (0 if opened.asked else track.asked_last)
 
 
-def _as_one_of_all(items: Sequence[ContributionRecord], weights: Sequence[float], crowd: int) -> list[float]:
-    """Nobody weighs more than one of `crowd`, and what that takes from it is given to nobody. In the last merge most
-    bring the two or three steps since their last round: by tokens, the 163 steps of a thin link took a third of it
-    beside them, and no merge came after it to mend that (1.3% of loss)."""
+def _as_one_of_all(
+    items: Sequence[ContributionRecord], weights: Sequence[float], crowd: int, steps_max: int
+) -> list[float]:
+    """Nobody weighs more than one of `crowd`, nor moves the model further than `steps_max` steps would; what that takes
+    from it is given to nobody. In the last merge most bring the two or three steps since their last round: by tokens,
+    the 163 steps of a thin link took a third of it beside them, and no merge came after it to mend that (1.3% of loss).
+    Most of so long a way the others have gone meanwhile: to go all of it once more is too far."""
+    weights = [w * min(1.0, steps_max / item.steps) for item, w in zip(items, weights, strict=True)]
     of: dict[str, float] = {}
     for item, weight in zip(items, weights, strict=True):
         of[item.id.learner] = of.get(item.id.learner, 0.0) + weight
