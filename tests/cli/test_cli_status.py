@@ -60,6 +60,9 @@ def test_a_syncer_on_all_interfaces_with_tls_is_seen_and_its_learners_leave_when
     assert atoll("leave", run, "one").stdout.endswith("one was gone already (left)\n")
     last = atoll("leave", run, "two").stdout  # the syncer ends with the last one
     assert last.endswith("two has left\n") or "the syncer has ended since" in last
+    deadline_s = time.monotonic() + WAIT_S  # the syncer knows that it left before its own thread has ended
+    while any(learner.error is None for learner in learners) and time.monotonic() < deadline_s:
+        time.sleep(0.1)
     assert [isinstance(learner.error, SystemExit) for learner in learners] == [True, True]
     assert syncer.wait_dead() == 0
     over = atoll("status", run)

@@ -12,7 +12,7 @@ from atoll.core.events import MemberAside, RoundAborted, Warned
 from atoll.core.expected_learners import SHORT_SAY_NS, SHORT_WAIT_NS
 from atoll.core.membership import PROOF_NS
 from atoll.core.merge_watch import STALL_SAY_NS
-from atoll.core.policy import ASIDE_PERIODS
+from atoll.core.policy import ASIDE_PERIODS, MISSING_PERIODS
 from atoll.core.seed_intake import SEED_PATIENCE_NS
 from atoll.core.silence import QUIET_NS
 
@@ -279,6 +279,35 @@ def test_whoever_hands_over_last_does_not_have_the_last_merge_to_itself() -> Non
     mine = [merge for merge in world.merges[done:] if any(i.learner == "l3" for i in merge.contributions)]
     assert mine and all(sum(merge.weights) <= 0.25 + 1e-9 for merge in mine)
     assert world.theta[0] - before < 15, "a quarter of its way"
+    assert world.finished
+    world.check_ledger()
+
+
+def test_whoever_hands_over_last_counts_as_one_of_all_beside_the_tails_of_the_others() -> None:
+    """Three of four hand over the step or two since their last round, and wait for the fourth: it brings 40 steps into
+    the same merge, which nothing comes after."""
+    world = running(4, quorum="75%")
+    last = mute(world, "l3@l3-1")
+    world.everyone_steps(41)
+    world.to_syncer(fx.StopRequested("the budget is spent"))
+    world.run()
+    for name in ("l0@l0-1", "l1@l1-1", "l2@l2-1"):
+        world.close(world.learners[name])
+    done, before = len(world.merges), world.theta[0]
+    deliver(world, last)
+    world.close(last)
+    for _ in range(4):
+        world.boundary(last)
+        world.advance(STEP_NS)
+    together = [merge for merge in world.merges[done:] if len({i.learner for i in merge.contributions}) > 1]
+    assert together, "there was no merge of the long one with tails"
+    for merge in together:
+        of = dict.fromkeys((i.learner for i in merge.contributions), 0.0)
+        for identity, weight in zip(merge.contributions, merge.weights, strict=True):
+            of[identity.learner] += weight
+        assert max(of.values()) <= 0.25 + 1e-9, of
+    most = MISSING_PERIODS * world.config.sync_every
+    assert world.theta[0] - before <= 0.25 * (most + 3 * 2) + 1e-6, "40 steps of its way would be too far"
     assert world.finished
     world.check_ledger()
 
