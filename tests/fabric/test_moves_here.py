@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from cluster import TrainingThread, check_books
 from here import ShardsHere
+from said import command
 from shards import owners
 
 from atoll.core import SyncConfig
@@ -258,6 +260,24 @@ def test_learners_that_do_not_follow_say_hello_again(run: ShardsHere) -> None:
 
 async def watched(run: ShardsHere) -> None:
     run.shell.shards.changes.watch()
+
+
+def test_an_operator_sees_and_moves_fragments_with_one_command(
+    run: ShardsHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    atoll = command(monkeypatch=monkeypatch, capsys=capsys)
+    before = owners(run.status())
+    listed = atoll("shards", "list", run.address)
+    assert listed.code == 0 and all(f"{shard.name}  {shard.address}" in listed.stdout for shard in run.shards)
+    other = other_than(run.status(), before[2])
+    moved = atoll("shards", "move", run.address, other, "2")
+    assert moved.code == 0 and "1 fragment moved" in moved.stdout
+    assert owners(run.status())[2] == other
+    wrong = atoll("shards", "move", run.address, "nobody", "2")
+    assert wrong.code == 2 and "has no shard 'nobody'" in wrong.stderr
+    assert atoll("shards", "remove", run.address, other).code == 0
+    told = json.loads(atoll("shards", "list", run.address, "--json").stdout)
+    assert [shard["fragments"] for shard in told["shards"]] == [[0, 1, 2, 3]] and told["change"]["state"] == "done"
 
 
 def test_what_cannot_be_moved_is_refused_in_words(run: ShardsHere) -> None:

@@ -14,8 +14,8 @@ from cluster import WAIT_S, SyncerProcess, TrainingThread
 from shards import ShardProcess
 from test_shards import refusal
 
-from atoll.errors import AtollError
-from atoll.wire import ClientOptions, fetch_status
+from atoll.errors import AtollError, RefusedError
+from atoll.wire import ClientOptions, change_shards, fetch_status
 
 pytest.importorskip("cryptography")
 
@@ -61,6 +61,15 @@ def test_a_run_with_keys_and_tls_trains_through_its_shards_and_strangers_do_not(
     deadline = time.monotonic() + WAIT_S
     try:
         while min(asyncio.run(fetch_status(place))["versions"], default=0) < 2:
+            assert time.monotonic() < deadline and learner.error is None, syncer.output()
+            time.sleep(0.1)
+        with pytest.raises(RefusedError, match="cannot move fragments between shards; use one with --role operator"):
+            asyncio.run(change_shards(place, "move", shards[0].address, [0]))
+        boss = ClientOptions(
+            address=syncer.address, token=(tmp_path / "boss.token").read_text().strip(), tls_ca=authority
+        )
+        asyncio.run(change_shards(boss, "move", shards[0].address, [0, 1]))
+        while [shard["fragments"] for shard in asyncio.run(fetch_status(place))["shards"]] != [[0, 1], []]:
             assert time.monotonic() < deadline and learner.error is None, syncer.output()
             time.sleep(0.1)
     finally:

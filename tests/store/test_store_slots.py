@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_helpers import SIZE, arrays_of, assert_fragment, meta_of, slot_files, versions_of
+from store_helpers import SIZE, arrays_of, assert_fragment, commit_any, follow, meta_of, slot_files, versions_of
 
 from atoll.errors import LocalProtocolError, StoreError
 from atoll.store import open_store, read_state
@@ -216,3 +216,24 @@ def test_files_that_were_mixed_up_are_not_believed(tmp_path: Path) -> None:
     assert versions_of(loaded) == {0: 1}
     assert loaded is not None and "it is of epoch 1" in loaded.problems[0]
     assert "it belongs to another fragment" in loaded.problems[1]
+
+
+def test_a_fragment_that_is_dropped_is_gone_for_good_and_may_come_back_newer(tmp_path: Path) -> None:
+    """Of this epoch or an older one; the merges that the log has of it are nobody's."""
+    with open_store(tmp_path) as store:
+        store.load()
+        for version in range(3):
+            commit_any(store, 0, version, meta_of(0, version), log=version > 0)
+        commit(store, 1, 0)
+        store.drop(0)
+    assert versions_of(follow(read_state(tmp_path))) == {1: 0}
+    with open_store(tmp_path) as store:
+        loaded = store.load()
+        assert loaded is not None and loaded.problems == [] and versions_of(follow(loaded)) == {1: 0}
+        commit(store, 0, 9)
+        store.drop(1)  # the older epoch has it
+        store.drop(5)  # nobody has
+        assert versions_of(read_state(tmp_path)) == {0: 9}
+        store.drop(0)
+        commit(store, 0, 7)
+    assert versions_of(read_state(tmp_path)) == {0: 7}

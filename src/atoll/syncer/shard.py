@@ -36,6 +36,7 @@ from atoll.syncer.state import ModelState, is_usable
 from atoll.wire import Bytes, ShardPeer
 
 NOBODY_LEADS = "no syncer leads this shard at the moment; ask again soon"
+NO_BYTES = np.empty(0, np.uint8)
 Reply = tuple[Mapping[str, Any], memoryview | bytes]
 
 
@@ -85,7 +86,7 @@ class ShardService:
         self.say(f"atoll shard {told['name']}: led by a syncer of epoch {values['epoch']}")
         return told
 
-    async def _do(self, method: str, values: dict[str, Any], data: Bytes) -> Reply:
+    async def _do(self, method: str, values: dict[str, Any], data: Bytes = NO_BYTES) -> Reply:
         arrays = self.arrays
         match method:
             case calls.SENDER:
