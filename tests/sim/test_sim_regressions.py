@@ -54,6 +54,7 @@ STORIES = {
     "draw-4-seed-2025": "a claim of 5000 steps for few tokens made the one beside it weigh nothing",
     "draw-4-seed-2577": "the same with 2000 steps, in the third merge of a run",
     "draw-4-seed-2889": "the same while two others had joined and made nothing yet",
+    "draw-4-seed-2928": "of three learners one brought next to nothing, and the longer honest one was refused",
     "draw-4-seed-3966": "one of two said that its steps take a nanosecond, and the budget was spent in a second",
     "draw-5-seed-10122": "what a leaver handed over broke on the way, and it left without giving it again",
     "draw-3-seed-3212": "a run without state took one learner's made-up version, beside two that agreed",
