@@ -111,7 +111,7 @@ def test_where_one_rank_cannot_restore_its_checkpoint_none_does(tmp_path: Path) 
         assert [(told["moments"], told["counted"]) for told in again] == [(4, 8), (4, 8)], again
         other = Ranks(2, tmp_path / "other", *given, (0,)).results()
         assert [(told["moments"], told["counted"]) for told in other] == [(0, 0), (0, 0)], other
-        assert all("do not fit" in told["why"] for told in other)
+        assert all("does not fit" in told["why"] and "SGD" in told["why"] for told in other), other
     finally:
         syncer.stop()
 

@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from atoll.errors import PayloadError
-from atoll.learner.buffers import BUFFERS, read_buffers
+from atoll.learner.buffers import read_buffers
 from atoll.learner.checkpoint import CheckpointFile
 from atoll.learner.checkpoint_sets import find_sets
 from atoll.learner.inner import InnerAbout, capture, load_saved, pack, places_of, reshard, target_of, unpack
 from atoll.learner.inner.places import Place, copy_common, from_json, to_json
 from atoll.learner.inner_recovery import InnerRecovery
+from atoll.learner.inner_state import BUFFERS
 from atoll.learner.view import RunView
 from atoll.observe import NullWriter
 

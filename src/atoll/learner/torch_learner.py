@@ -19,10 +19,10 @@ from torch import nn
 
 from atoll.core import LearnerMachine
 from atoll.errors import ConfigError, LocalProtocolError
-from atoll.learner.buffers import BUFFERS, KeptBuffers, local_statistics
+from atoll.learner.buffers import KeptBuffers, local_statistics
 from atoll.learner.checks import check_model, check_optimizer, refuse_fsdp1
 from atoll.learner.inner_recovery import InnerRecovery
-from atoll.learner.inner_state import CHECKPOINT_EVERY_S, Stateful
+from atoll.learner.inner_state import BUFFERS, CHECKPOINT_EVERY_S, Stateful
 from atoll.learner.island.gloo import ISLAND_TIMEOUT_S, GlooLink
 from atoll.learner.island.inner import recover_together
 from atoll.learner.island.link import RankLink
