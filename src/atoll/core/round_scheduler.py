@@ -363,7 +363,9 @@ class RoundScheduler:
         given = opened.contributors()
         said: dict[str, Request] = {}
         for member in active:
-            if member.learner not in given:
+            if member.learner in given:
+                self.adaptive.links.held(member.learner)
+            else:
                 codec = self.adaptive.codec(member.learner)
                 codec = codec if CODECS.family(codec) in member.codecs else ""  # it may have come back as another build
                 if codec not in said:
