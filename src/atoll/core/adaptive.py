@@ -214,7 +214,9 @@ class AdaptiveController:
 
     def _uplink(self, learner: str, run: RunMeasured, now_ns: int) -> LinkMeasured | None:
         measured, adopt_ns = self.links.take(learner, now_ns), self.adoptions.of_ns(learner) - run.step_ns
-        return measured if measured is None or not adopt_ns > 0.0 else measured.without(adopt_ns)
+        if measured is None or not adopt_ns > 0.0 or not measured.skipped:
+            return measured  # it was always there when it was asked: no answer has waited for an update
+        return measured.without(adopt_ns)
 
     def _window_ns(self, run: RunMeasured) -> float:
         periods_ns = WINDOW_PERIODS * self.config.sync_every * run.step_ns
