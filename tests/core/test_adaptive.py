@@ -448,18 +448,3 @@ def test_a_link_that_thinned_out_while_it_was_judged_is_not_taken_for_one_that_b
         run = RunMeasured(1e8, 1e7, 1, adopt_ns=adopt_s * 1e9)
         told += [f"{c.what} {c.after}" for c in made.look(now_ns, 30, run, ALL)]
     assert told[0] == "codec_down int2" and made.codec_down == "int2" and made.period > 8, told
-
-
-def test_where_most_answers_come_too_late_for_their_round_they_get_fewer_bits() -> None:
-    """Half of the learners close a round, and those who come after it close the next: each is in every other one."""
-    made, run = controller(fragments=1), RunMeasured(1e8, 2e6, 1, adopt_ns=1e8)
-    told = []
-    for turn in range(3):
-        now_ns = turn * WINDOW_NS_MIN
-        for name, _ in ALL:
-            number = next(ROUNDS)
-            made.asked(name, 0, number, now_ns)
-            made.links.answered(name, 0, number, 1000, now_ns + 3 * SECOND_NS // 10)
-            made.links.held(name)
-        told.append([(c.subject, c.what, c.after) for c in made.look(now_ns + WINDOW_NS_MIN, 100, run, ALL)])
-    assert told == [[], [(name, "codec_up", "int2") for name, _ in ALL], []]

@@ -47,7 +47,7 @@ SPARSE_SHARE = 1.25
 """Of the time in which an answer with every value is wanted, what one takes where values are left out. Below, it comes
 a little late, which costs less."""
 WINDOWS_MIN = 2
-"""In a row, in which most learners skip rounds or come too late for them, before something is done about it."""
+"""In a row, in which most learners skip rounds, before something is done about it."""
 PART_MIN = 0.2
 """Of a period: what takes less is no part of the reason."""
 TIME_SHARE_MIN = 0.25
@@ -72,8 +72,8 @@ class AdaptiveController:
         self._down = LinkPlace(ladder_down(config))
         """Of updates: one place for the run, because an update is encoded once for all."""
         self._most_are_thin = False
-        self._skipping = self._lagging = 0
-        """Windows in a row in which most learners skip rounds, or come too late for them."""
+        self._skipping = 0
+        """Windows in a row in which most learners skip rounds."""
         self._budget = ChangeBudget()
         self._looked_ns: int | None = None
         self._calm = 0
@@ -201,7 +201,6 @@ class AdaptiveController:
         self._said = ""
         known = [link for _, _, link in measured if link is not None]
         self._skipping = self._skipping + 1 if 2 * sum(link.skips for link in known) > len(known) else 0
-        self._lagging = self._lagging + 1 if 2 * sum(link.lags for link in known) > len(known) else 0
         # Requests wait behind updates, too: where those take long, what answers take says nothing about uplinks.
         changes = self._judge_down(run, any_update, now_ns, clock)
         if not changes:
@@ -209,14 +208,12 @@ class AdaptiveController:
             places = [place for place in placed if place is not None]
             changes = self._judge_links(places, run, any_update, now_ns, clock)
         if changes:
-            self._skipping = self._lagging = 0
+            self._skipping = 0
         return kept + changes
 
     def _uplink(self, learner: str, run: RunMeasured, now_ns: int) -> LinkMeasured | None:
         measured, adopt_ns = self.links.take(learner, now_ns), self.adoptions.of_ns(learner) - run.step_ns
-        if measured is None or not adopt_ns > 0.0 or not measured.skipped:
-            return measured  # it was always there when it was asked: no answer has waited for an update
-        return measured.without(adopt_ns)
+        return measured if measured is None or not adopt_ns > 0.0 else measured.without(adopt_ns)
 
     def _window_ns(self, run: RunMeasured) -> float:
         periods_ns = WINDOW_PERIODS * self.config.sync_every * run.step_ns
@@ -335,7 +332,7 @@ class AdaptiveController:
     ) -> Adapted | None:
         adopt_ns = self.adoptions.of_ns(learner) if link.floor >= 0 else 0.0  # a thin one is glad of every answer
         before, time_ns = link.codec, self._time_ns(run, adopt_ns)
-        missing = max(self._skipping, self._lagging) >= WINDOWS_MIN and link.each_ns >= PART_MIN * self._has_ns(run)
+        missing = self._skipping >= WINDOWS_MIN and link.each_ns >= PART_MIN * self._has_ns(run)
         if missing and link.floor >= 0:
             time_ns = min(time_ns, link.each_ns)
         rung, why = next_rung(link, measured, time_ns, now_ns)

@@ -31,17 +31,11 @@ class LinkMeasured:
     """The longest that an answer from before the last decision took."""
     skipped: int = 0
     """Requests that another one has overtaken, and answers without bytes."""
-    late: int = 0
-    """Answers that came after their round was closed, and were kept for the next one."""
 
     @property
     def skips(self) -> bool:
         """It is missing in a third of the rounds or more: when asked, it is not done with the last one."""
         return self.skipped > 0 and 2 * self.skipped >= self.answers
-
-    @property
-    def lags(self) -> bool:
-        return self.late > 0 and 2 * self.late >= self.answers
 
     @property
     def each_ns(self) -> float:
@@ -80,7 +74,6 @@ class _Use:
     answers: int = 0
     before_ns: int = 0
     skipped: int = 0
-    late: int = 0
 
 
 class LinkWatch:
@@ -128,12 +121,7 @@ class LinkWatch:
         use = self._uses.get(learner)
         if use is not None:
             use.fresh_round, use.fresh_ns = use.round_last, now_ns
-            use.busy_ns = use.answers = use.before_ns = use.skipped = use.late = 0
-
-    def held(self, learner: str) -> None:
-        """A round begins with an answer of this learner to an earlier one."""
-        if learner in self._uses:
-            self._uses[learner].late += 1
+            use.busy_ns = use.answers = use.before_ns = use.skipped = 0
 
     def gone(self, learner: str) -> None:
         self._uses.pop(learner, None)
@@ -143,9 +131,8 @@ class LinkWatch:
         use = self._uses.get(learner)
         if use is None:
             return None
-        counts = use.before_ns, use.skipped, use.late
-        measured = LinkMeasured(use.busy_ns, use.answers, self._waiting_ns(use, now_ns), *counts)
-        use.busy_ns = use.answers = use.before_ns = use.skipped = use.late = 0
+        measured = LinkMeasured(use.busy_ns, use.answers, self._waiting_ns(use, now_ns), use.before_ns, use.skipped)
+        use.busy_ns = use.answers = use.before_ns = use.skipped = 0
         return measured
 
     def _waiting_ns(self, use: _Use, now_ns: int) -> int:

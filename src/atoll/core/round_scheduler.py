@@ -363,9 +363,7 @@ class RoundScheduler:
         given = opened.contributors()
         said: dict[str, Request] = {}
         for member in active:
-            if member.learner in given:
-                self.adaptive.links.held(member.learner)
-            else:
+            if member.learner not in given:
                 codec = self.adaptive.codec(member.learner)
                 codec = codec if CODECS.family(codec) in member.codecs else ""  # it may have come back as another build
                 if codec not in said:
