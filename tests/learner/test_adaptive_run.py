@@ -83,7 +83,7 @@ def test_a_link_that_recovers_gets_its_bits_back(parts: list[Any], tmp_path: Pat
     assert not [c for c in changes if "did not help" in c.reason]
 
 
-def test_updates_follow_a_thin_downlink_and_the_recorded_run_is_made_again(parts: list[Any], tmp_path: Path) -> None:
+def test_updates_follow_a_thin_downlink(parts: list[Any], tmp_path: Path) -> None:
     """36 kB of int4 each 0.4 s do not fit into 70 kB/s; 18 kB of int2 do."""
     settings = {"fragments": 1, "sync_every": 8, "adaptive": "network"}
     syncer = SyncerThread(SyncConfig(**settings), folder=tmp_path)  # type: ignore[arg-type]
