@@ -46,9 +46,10 @@ WINDOW_PERIODS = 2
 SPARSE_SHARE = 1.25
 """Of the time in which an answer with every value is wanted, what one takes where values are left out. Below, it comes
 a little late, which costs less."""
-SKIPPING_MIN = 2
-"""Windows in a row in which most learners skip rounds, before they are asked for fewer bits because of that."""
-SKIP_SHARE = 0.2
+WINDOWS_MIN = 2
+"""In a row, in which most learners skip rounds, before something is done about it."""
+PART_MIN = 0.2
+"""Of a period: what takes less is no part of the reason."""
 TIME_SHARE_MIN = 0.25
 """Of the time between two answers that are wanted, what one has at least, however long the other way takes."""
 
@@ -198,15 +199,16 @@ class AdaptiveController:
         if wrong:
             return kept + self._no_decision(clock, wrong)
         self._said = ""
-        skip = sum(link is not None and link.skips for _, _, link in measured)
-        self._skipping = self._skipping + 1 if 2 * skip > len(measured) else 0
+        known = [link for _, _, link in measured if link is not None]
+        self._skipping = self._skipping + 1 if 2 * sum(link.skips for link in known) > len(known) else 0
         # Requests wait behind updates, too: where those take long, what answers take says nothing about uplinks.
         changes = self._judge_down(run, any_update, now_ns, clock)
         if not changes:
             placed = [self._place(*one) for one in measured]
             places = [place for place in placed if place is not None]
             changes = self._judge_links(places, run, any_update, now_ns, clock)
-        self._skipping = 0 if changes else self._skipping
+        if changes:
+            self._skipping = 0
         return kept + changes
 
     def _uplink(self, learner: str, run: RunMeasured, now_ns: int) -> LinkMeasured | None:
@@ -233,7 +235,7 @@ class AdaptiveController:
             return []
         down.floor = -1 if any_update else down.rung
         time_ns = self._time_ns(run, (run.round_ns or 0.0) + run.step_ns)
-        if self._skip_for(run.adopt_ns, run):
+        if self._skipping >= WINDOWS_MIN and run.adopt_ns >= PART_MIN * self._has_ns(run):
             time_ns = min(time_ns, run.adopt_ns)
         measured = LinkMeasured(int(ANSWERS_MIN * run.adopt_ns), ANSWERS_MIN)
         (rung, why), before, changes = next_rung(down, measured, time_ns, now_ns), down.rung, list[Adapted]()
@@ -245,10 +247,6 @@ class AdaptiveController:
             longer = self._longer(run, run.adopt_ns * run.fragments, now_ns, clock)
             changes += [longer] if longer is not None else []
         return changes
-
-    def _skip_for(self, takes_ns: float, run: RunMeasured) -> bool:
-        """Most learners skip rounds, and so much of a period is part of why."""
-        return self._skipping >= SKIPPING_MIN and takes_ns >= SKIP_SHARE * self._has_ns(run)
 
     def _down_to(self, rung: int, why: str, now_ns: int, clock: int) -> Adapted:
         """From now on uplinks show what they are worth: before, requests and answers waited behind updates."""
@@ -334,7 +332,8 @@ class AdaptiveController:
     ) -> Adapted | None:
         adopt_ns = self.adoptions.of_ns(learner) if link.floor >= 0 else 0.0  # a thin one is glad of every answer
         before, time_ns = link.codec, self._time_ns(run, adopt_ns)
-        if link.floor >= 0 and self._skip_for(link.each_ns, run):
+        missing = self._skipping >= WINDOWS_MIN and link.each_ns >= PART_MIN * self._has_ns(run)
+        if missing and link.floor >= 0:
             time_ns = min(time_ns, link.each_ns)
         rung, why = next_rung(link, measured, time_ns, now_ns)
         if rung == link.rung or not self._budget.may(learner, "codec_up", now_ns, more=rung < link.rung):
