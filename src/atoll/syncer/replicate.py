@@ -277,7 +277,7 @@ class Replicator:
         await self.flush()
         for name, (about, payload) in (await asyncio.to_thread(self._shell.keeper.handed_over)).items():
             await peer.call(calls.HANDED, {"name": name, "about": about}, payload.data)
-        # Also of a syncer that has come back and still asks learners for what is newer: what is on its disk may be told.
+        # Also of a syncer that has come back and still asks learners for what is newer: it may tell what its disk has.
         state = self._shell.platform.state
         for fragment in range(len(state.fragments) if state is not None else 0):
             async with self._shell.lock_of(fragment):
