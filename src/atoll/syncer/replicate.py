@@ -277,7 +277,9 @@ class Replicator:
         await self.flush()
         for name, (about, payload) in (await asyncio.to_thread(self._shell.keeper.handed_over)).items():
             await peer.call(calls.HANDED, {"name": name, "about": about}, payload.data)
-        for fragment in range(self._shell.machine.config.fragments if self._shell.machine.committed else 0):
+        # Also of a syncer that has come back and still asks learners for what is newer: it may tell what its disk has.
+        state = self._shell.platform.state
+        for fragment in range(len(state.fragments) if state is not None else 0):
             async with self._shell.lock_of(fragment):
                 item, arrays = self._stored(fragment)
                 if item.version != NO_VERSION and told["held"].get(str(fragment)) != [item.version, item.checksum]:
@@ -294,8 +296,10 @@ class Replicator:
 
     def _stored(self, fragment: int) -> tuple[VersionToStore, Arrays]:
         """A fragment as it stands. The caller has its turn."""
-        assert self._shell is not None and self._shell.state is not None
-        record, arrays = self._shell.machine.fragment_record(fragment), self._shell.state.fragments[fragment]
+        assert self._shell is not None
+        state = self._shell.platform.state
+        assert state is not None
+        record, arrays = self._shell.machine.fragment_record(fragment), state.fragments[fragment]
         return VersionToStore(fragment, arrays.version, int(record["checksum"]), record), arrays.named()
 
     async def _beat(self, peer: ShardPeer) -> None:

@@ -82,7 +82,9 @@ class ShardArrays:
 
     @property
     def keeper(self) -> StateWriter:
-        assert self._keeper is not None
+        """Raises RefusedError where another syncer has attached while work for the one before was under way."""
+        if self._keeper is None:
+            raise RefusedError(Refusal.BUSY, "a syncer is about to lead this shard anew; ask again")
         return self._keeper
 
     async def on_a_worker(self, function: Callable[..., T], *arguments: Any) -> T:

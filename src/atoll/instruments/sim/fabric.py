@@ -9,30 +9,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from random import Random
 from typing import TYPE_CHECKING, Any
 
-from atoll.core import NO_VERSION, Hello
+from atoll.core import NO_VERSION
 from atoll.core import effects as fx
 from atoll.instruments.check import facts
+from atoll.instruments.sim.arrays import encoded_in
 from atoll.instruments.sim.connection import Connection
+from atoll.instruments.sim.fabric_learner import FabricLearner
 from atoll.instruments.sim.learner_host import CONNECT_NS, LearnerHost
-from atoll.instruments.sim.link import LinkWeather, VirtualLink, combined
+from atoll.instruments.sim.link import VirtualLink
 from atoll.instruments.sim.parties import Server
 from atoll.instruments.sim.relay_process import RelayProcess
-from atoll.instruments.sim.scenario import LearnerSpec, SimFault
+from atoll.instruments.sim.scenario import SimFault
 from atoll.instruments.sim.service import ServiceProcess
 from atoll.instruments.sim.shard_process import ShardProcess
 from atoll.instruments.sim.store import FolderDisk
 from atoll.instruments.sim.syncer_process import SyncerProcess
-from atoll.instruments.sim.world import KEEPALIVE_NS, START_NS, SYNCER_RESTART_NS, World
+from atoll.instruments.sim.ways import FAIR, Ways, targets_of
+from atoll.instruments.sim.world import START_NS, SYNCER_RESTART_NS
 from atoll.syncer import InspectedPayload
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.scenario import Scenario
 
-FAIR = LinkWeather(latency_ns=(1_000_000, 1_000_000), jitter_ns=500_000)
-"""Between two places of the fabric."""
 WEATHER = ("partition", "stall", "delay", "limit", "corrupt", "lose", "break")
 HOST_BACK_NS = 5_000_000_000
 """Until somebody has started a host again whose process ended by itself."""
@@ -54,51 +54,7 @@ class Place:
         return f"{self.name}:7077"
 
 
-class FabricLearner(LearnerHost):
-    """A learner that knows several addresses, and sends fragments where the syncer says."""
-
-    world: FabricWorld
-
-    def __init__(self, world: FabricWorld, name: str, instance: str, spec: LearnerSpec, link: VirtualLink) -> None:
-        super().__init__(world, name, instance, spec, link)
-        self.places = list(world.addresses_of(name))
-        self.found = self.places[0]
-        """Where the last session found a syncer, or a relay."""
-        self.shards: tuple[str, ...] = ()
-        self.shard_of: tuple[int, ...] = ()
-        self._tried = 0
-
-    def hello(self) -> Hello:
-        from dataclasses import replace
-
-        return replace(super().hello(), shards=True)
-
-    def not_connected(self) -> None:
-        self.next_place()
-        super().not_connected()
-
-    def next_place(self) -> None:
-        """Each address in turn; one that has opened a session is tried again first."""
-        self.places.append(self.places.pop(0))
-        self._tried += 1
-
-    def on_message(self, connection: Connection, message: Any) -> None:
-        from atoll.core import Refused, Welcome
-
-        if connection is self.connection:
-            if isinstance(message, Welcome):
-                self.found, self._tried = self.places[0], 0
-                self.shards, self.shard_of = message.shards, message.shard_of
-            elif isinstance(message, Refused):
-                self.next_place()
-        super().on_message(connection, message)
-
-    @property
-    def inline_bytes_max(self) -> int:
-        return 0 if self.shard_of else super().inline_bytes_max
-
-
-class FabricWorld(World):
+class FabricWorld(Ways):
     learner_host = FabricLearner
 
     def __init__(self, scenario: Scenario, **named: Any) -> None:
@@ -131,51 +87,6 @@ class FabricWorld(World):
 
     def _is_relayed(self, learner: str) -> bool:
         return learner in self.scenario.names[: self.scenario.relayed]
-
-    def way(self, client: str, server: str) -> VirtualLink:
-        """The link from one place (or learner) to another."""
-        key = (client, server)
-        if key not in self._ways:
-            seed = f"link/{self.scenario.seed}/{client}~{server}"
-            self._ways[key] = VirtualLink(self.clock, Random(seed), FAIR)
-            self._set_way(key)
-        return self._ways[key]
-
-    def _set_way(self, key: tuple[str, str]) -> None:
-        link = self._ways[key]
-        blocked = link.weather.blocked
-        found = [(f.kind, f.direction, f.amount) for f in self._faults if f.target in _targets(key)]
-        link.set(combined(self._fair.get(key[0], FAIR), found))
-        for direction in (0, 1):
-            if link.weather.blocked[direction] and not blocked[direction]:
-                self.clock.after(KEEPALIVE_NS, self._give_up_way, key, link.blocked_since[direction])
-
-    def _set_weather(self, name: str) -> None:
-        """Learners' links are ways like all others here."""
-        for key in self._ways:
-            self._set_way(key)
-
-    def _give_up_way(self, key: tuple[str, str], since_ns: int) -> None:
-        """Nothing has come through for so long that both sides give up what goes over this link, each by itself."""
-        link = self._ways[key]
-        if since_ns not in link.blocked_since:
-            return
-        self._break_way(link, lambda: int(self.dice.uniform(0, 5e9)))
-        self.clock.after(KEEPALIVE_NS, self._give_up_way, key, since_ns)
-
-    def _break_way(self, link: VirtualLink, wait_ns: Any) -> None:
-        for server in self._servers():
-            for connection in [*server.connections.values(), *server.accepted.values()]:
-                if connection.link is link:
-                    connection.reset = True
-                    self.clock.after(wait_ns(), connection.learner_side_down, "no answer to pings")
-                    self.clock.after(wait_ns(), connection.syncer_side_down, "no answer to pings")
-            for end in [end for end in server.pipes if end.link is link]:
-                self.clock.after(wait_ns(), end.cut, "no answer to pings")
-        callers: list[LearnerHost | RelayProcess] = [*self.learners.values(), *self._relays()]
-        for caller in callers:
-            for call in [call for call in caller.calls if call.goes_over(link)]:
-                call.give_up(reset=self.dice.random() < 0.5)
 
     def _servers(self) -> list[ServiceProcess]:
         return [place.process for place in self.places.values() if place.process is not None]
@@ -274,8 +185,6 @@ class FabricWorld(World):
     def record_inspected(
         self, epoch: int, merge: fx.Merge, checksum: int, given: list[InspectedPayload] | None
     ) -> None:
-        from atoll.instruments.sim.arrays import encoded_in
-
         if given is None:
             self.tape.forget()
             return
@@ -292,9 +201,6 @@ class FabricWorld(World):
             self.add_learner(name, spec)
         for fault in self.scenario.faults:
             self.clock.at(int(fault.at_s * 1e9), self._begin_fault, fault)
-
-    def add_learner(self, name: str, spec: LearnerSpec) -> None:
-        super().add_learner(name, spec)
 
     def new_connection(self, caller: Any, server: Any, link: VirtualLink) -> Connection:
         self._sessions += 1
@@ -387,7 +293,7 @@ class FabricWorld(World):
             self.clock.after(int(fault.lasts_s * 1e9), self._fault_is_over, fault)
         elif fault.kind == "cut" and not self.healed:
             self.faults_done += 1
-            for link in [link for key, link in self._ways.items() if fault.target in _targets(key)]:
+            for link in [link for key, link in self._ways.items() if fault.target in targets_of(key)]:
                 self._break_way(link, lambda: 0)
         elif fault.target in self.places and not self.healed:
             self.faults_done += 1
@@ -469,8 +375,3 @@ class FabricWorld(World):
             place.disk.broken, place.disk.slow = "", 1.0
             if place.process is None:
                 self.clock.after(SYNCER_RESTART_NS, self.start_place, place.name)
-
-
-def _targets(key: tuple[str, str]) -> set[str]:
-    """What a fault may be aimed at to hit this link: either end of it, or both."""
-    return {*key, "~".join(key), "~".join(reversed(key))}

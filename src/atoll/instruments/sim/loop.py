@@ -158,7 +158,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         if not self._closed:
-            self._clock.at(round(when * 1e9), self._process.call, self._ring, handle, self._era)
+            # Time goes on: who waits for a moment that is nearer than a nanosecond would else never reach it.
+            at_ns = max(round(when * 1e9), self._clock.now_ns + (when > self.time()))
+            self._clock.at(at_ns, self._process.call, self._ring, handle, self._era)
         return handle
 
     def _ring(self, handle: asyncio.TimerHandle, era: int) -> None:

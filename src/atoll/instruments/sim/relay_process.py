@@ -222,7 +222,9 @@ class RelayProcess(ServiceProcess):
         async def watched(link: Any, values: dict[str, Any]) -> Any:
             answer = await gather(link, values)
             ids = tuple((learner, generation, seq) for learner, generation, _, seq in values["ids"])
-            self.world.observe(facts.Gathered(self.place, int(values["fragment"]), int(values["version"]), ids))
+            version = int(values["version"])
+            if version:  # what a leaver has here goes up alone, and is in no version yet
+                self.world.observe(facts.Gathered(self.place, int(values["fragment"]), version, ids))
             return answer
 
         merges._gather = watched

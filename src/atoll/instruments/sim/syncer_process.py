@@ -155,7 +155,8 @@ class SyncerProcess(MergeFacts, ServiceProcess):
     def fenced(self, reason: str) -> None:
         if self.world.tracing:
             self.world.say(f"{self.name} is fenced: {reason}")
-        self.world.observe(facts.Overtaken(self.epoch, max(self.world.epoch_newest, self.disk.epoch)))
+        if self.counts:  # one that replicates is refused by its standby, whatever the epochs of both
+            self.world.observe(facts.Overtaken(self.epoch, max(self.world.epoch_newest, self.disk.epoch)))
         self.ended(f"fenced: {reason}")
 
     # ------------------------------------------------------------ arrays, wherever they are

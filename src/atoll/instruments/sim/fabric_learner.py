@@ -1,0 +1,55 @@
+"""A learner of a run with a fabric: the same process, with several addresses and a way to each shard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from atoll.core import Hello, Refused, Welcome
+from atoll.instruments.sim.connection import Connection
+from atoll.instruments.sim.learner_host import LearnerHost
+from atoll.instruments.sim.link import VirtualLink
+from atoll.instruments.sim.scenario import LearnerSpec
+
+if TYPE_CHECKING:
+    from atoll.instruments.sim.fabric import FabricWorld
+
+
+class FabricLearner(LearnerHost):
+    """A learner that knows several addresses, and sends fragments where the syncer says."""
+
+    world: FabricWorld
+
+    def __init__(self, world: FabricWorld, name: str, instance: str, spec: LearnerSpec, link: VirtualLink) -> None:
+        super().__init__(world, name, instance, spec, link)
+        self.places = list(world.addresses_of(name))
+        self.found = self.places[0]
+        """Where the last session found a syncer, or a relay."""
+        self.shards: tuple[str, ...] = ()
+        self.shard_of: tuple[int, ...] = ()
+        self._tried = 0
+
+    def hello(self) -> Hello:
+        return replace(super().hello(), shards=True)
+
+    def not_connected(self) -> None:
+        self.next_place()
+        super().not_connected()
+
+    def next_place(self) -> None:
+        """Each address in turn; one that has opened a session is tried again first."""
+        self.places.append(self.places.pop(0))
+        self._tried += 1
+
+    def on_message(self, connection: Connection, message: Any) -> None:
+        if connection is self.connection:
+            if isinstance(message, Welcome):
+                self.found, self._tried = self.places[0], 0
+                self.shards, self.shard_of = message.shards, message.shard_of
+            elif isinstance(message, Refused):
+                self.next_place()
+        super().on_message(connection, message)
+
+    @property
+    def inline_bytes_max(self) -> int:
+        return 0 if self.shard_of else super().inline_bytes_max
