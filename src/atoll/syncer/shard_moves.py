@@ -64,7 +64,7 @@ class FragmentMoves:
             "version": here.version,
             "checksum": here.checksum,
             "parts": [[what, int(data.nbytes), digests[what]] for what, data in parts.items()],
-            "updates": [[version, update.checksum] for version, update in here.ring.items()],
+            "updates": [[version, update.checksum, update.codec] for version, update in here.ring.items()],
             "contributions": [
                 [calls.id_values(one), item.codec.name, handed.get(one)] for one, item in zip(ids, held, strict=True)
             ],
@@ -117,7 +117,8 @@ class FragmentMoves:
             if what.startswith("array ")
         }
         ring = {
-            int(version): Update(bytes_of[f"update {version}"], int(checksum)) for version, checksum in about["updates"]
+            int(version): Update(bytes_of[f"update {version}"], int(checksum), str(codec))
+            for version, checksum, codec in about["updates"]
         }
         arrays.state.take_in(fragment, item.version, item.checksum, named, ring)
         try:
