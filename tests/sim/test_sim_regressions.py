@@ -58,7 +58,6 @@ STORIES = {
     "draw-4-seed-3966": "one of two said that its steps take a nanosecond, and the budget was spent in a second",
     "draw-5-seed-10122": "what a leaver handed over broke on the way, and it left without giving it again",
     "draw-3-seed-3212": "a run without state took one learner's made-up version, beside two that agreed",
-    "draw-6-seed-3026": "a shard failed an assertion where a coordinator attached while it worked for the one before",
     "draw-6-seed-1156": "a primary with --replicate that came back told what its standby had never got",
 }
 """By the file's name: the version of `draw`, where it had a number, and the seed."""
