@@ -260,6 +260,8 @@ class Cluster:
         command += ["--learners", str(self._world), "--run-folder", str(self.folder / "run"), *self._system.settings]
         command += ["--sync-every", str(self._system.period), "--outer-lr", lr, "--outer-momentum", momentum]
         command += ["--token-file", str(token)]
+        if not (self.folder / "run" / "state").exists():
+            command.append("--new-run")  # nobody holds an earlier one, so there is nobody to wait for
         return [*command, "--tls-certificate", str(keys / "cert.pem"), "--tls-key", str(keys / "key.pem")]
 
     def _start(self, host: int, command: list[str], output: str = "") -> None:

@@ -148,3 +148,25 @@ def test_padding_stays_zero(codec: str) -> None:
         held = [state.inspect(0, get_codec(codec).encode(delta))[1]]
         assert state.merge(0, held, (1.0,)).finite
     assert not state.fragments[0].theta[~mask].any()
+
+
+def test_whoever_looks_on_sees_all_fragments_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A seed is committed on a worker thread while the status of a shard is asked for."""
+    state = ModelState(build_layout(TENSORS, 2), SyncConfig(fragments=2))
+    for fragment in state.layout.fragments:
+        state.put_seed(fragment.index, np.zeros(fragment.size, np.float32).view(np.uint8))
+    seen: list[int] = []
+    slices = state._slices
+    monkeypatch.setattr(state, "_slices", _Watched(slices, lambda: seen.append(len(state.fragments))))
+    state.commit_seed()
+    assert seen == [0, 0] and len(state.fragments) == 2
+
+
+class _Watched(list[Any]):
+    def __init__(self, items: list[Any], look: Any) -> None:
+        super().__init__(items)
+        self._look = look
+
+    def __getitem__(self, index: Any) -> Any:
+        self._look()
+        return super().__getitem__(index)

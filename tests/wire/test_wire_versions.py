@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from wire_fakes import FakeSyncer, hello, run, serving, until
 from atoll.core import messages as m
 from atoll.core.config import SyncConfig
 from atoll.errors import RefusedError, RemoteProtocolError
-from atoll.wire import ClientOptions, ControlClient, SendToSyncer, run_sessions
+from atoll.wire import ClientOptions, ControlClient, SendToSyncer, build_version, run_sessions
 from atoll.wire.channel import open_channel
 from atoll.wire.convert import encode_learner_message, encode_syncer_message, parse_syncer_message
 from atoll.wire.generated import atoll_pb2 as pb
@@ -211,3 +212,13 @@ def test_every_kind_of_message_that_came_later_is_listed() -> None:
     later += [field for field in pb.SyncerMessage.DESCRIPTOR.fields if field.number > 10]
     assert {field.message_type.name for field in later} == {kind.__name__ for kind in SINCE}
     assert all(m.PROTOCOL_OLDEST < protocol <= m.PROTOCOL_VERSION for protocol in SINCE.values())
+
+
+def test_a_checkout_that_was_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed every `atoll status`, and with it every relay."""
+
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("atoll.wire.versions.version", missing)
+    assert build_version() == "unknown"

@@ -63,8 +63,7 @@ class MergeScales:
         ]
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
-        ways = self._way_factors(track, items)
-        discounts = [d * way for d, way in zip(discounts_of(self._config, track, items), ways, strict=True)]
+        discounts = discounts_of(self._config, track, items)
         if not scales_steps(self._config):  # only ratios count: what is taken from one is given to the others
             weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
             return MergeWeights(self._capped(items, weights), 1.0)
@@ -82,17 +81,6 @@ class MergeScales:
         weights = [weight * (share / fresh) for weight in weights]
         left = _as_one_of_all(items, weights, crowd, MISSING_PERIODS * self._config.sync_every) if crowd else weights
         return MergeWeights(left, share * sum(left) / sum(weights) if any(weights) else share)
-
-    def _way_factors(self, track: FragmentTrack, items: Sequence[ContributionRecord]) -> list[float]:
-        """Of contributions of learners that were left behind. Where the others have a long way behind them, too, as
-        after an outage of the syncer, that is the usual one."""
-        if len(track.norms) < NORMS_NEEDED:
-            return [1.0] * len(items)
-        long = LEFT_BEHIND_PERIODS * self._config.sync_every
-        behind = {i.id.learner for i in items if i.steps >= long and i.behind >= LEFT_BEHIND_PERIODS}
-        beside = sorted(item.norm for item in items if item.id.learner not in behind)
-        usual = max(usual_norm(self._config, track.norms), low_median(beside))
-        return [way_factor(item.norm, usual) if item.id.learner in behind else 1.0 for item in items]
 
     def _capped(self, items: Sequence[ContributionRecord], weights: list[float]) -> list[float]:
         """No learner weighs more than `share_max`, however many contributions it has in the merge."""
@@ -122,11 +110,24 @@ class MergeScales:
 
 
 def discounts_of(config: SyncConfig, track: FragmentTrack, items: Sequence[ContributionRecord]) -> list[float]:
-    """What is left of the weight of contributions that are too old or, where `robust`, too long."""
+    """What is left of the weight of contributions that are too old, go too far or, where `robust`, are too long."""
     stale = [stale_factor(config, track.age(item)) for item in items]
+    left = [old * way for old, way in zip(stale, _way_factors(config, track, items), strict=True)]
     if config.robust == "off":
-        return stale
-    return [old * long for old, long in zip(stale, length_factors(config, track.norms, items), strict=True)]
+        return left
+    return [one * long for one, long in zip(left, length_factors(config, track.norms, items), strict=True)]
+
+
+def _way_factors(config: SyncConfig, track: FragmentTrack, items: Sequence[ContributionRecord]) -> list[float]:
+    """Of contributions of learners that were left behind. Where the others have a long way behind them, too, as after
+    an outage of the syncer, that is the usual one."""
+    if len(track.norms) < NORMS_NEEDED:
+        return [1.0] * len(items)
+    long = LEFT_BEHIND_PERIODS * config.sync_every
+    behind = {i.id.learner for i in items if i.steps >= long and i.behind >= LEFT_BEHIND_PERIODS}
+    beside = sorted(item.norm for item in items if item.id.learner not in behind)
+    usual = max(usual_norm(config, track.norms), low_median(beside))
+    return [way_factor(item.norm, usual) if item.id.learner in behind else 1.0 for item in items]
 
 
 def _crowd_at_the_end(track: FragmentTrack, opened: Round, ending: int) -> int:

@@ -698,7 +698,7 @@ class SyncerMachine:
         return self.book.merging(fragment)
 
     def merging_discounts(self, fragment: int) -> list[tuple[int, float]]:
-        """Of each of those: its age in versions, and what that and its length leave of its weight."""
+        """Of each of those: its age in versions, and what that, its way and its length leave of its weight."""
         track, items = self.book.tracks[fragment], self.book.merging(fragment)
         left = discounts_of(self.config, track, items)
         return [(track.age(item), discount) for item, discount in zip(items, left, strict=True)]

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from atoll.metrics.of_parts import RelayMetrics, ShardMetrics
 from atoll.metrics.of_syncer import SyncerMetrics
 from atoll.observe import Event, Warned, Writer
 from atoll.private import make_private_folder
+from atoll.wire import build_version
 
 
 class CountedEvents(Protocol):
@@ -114,7 +114,7 @@ class MeteredWriter:
         """What is true of any process."""
         families = self._counted.families
         families.gauge("atoll_build_info", "1; the version and the role are labels.", "version", "role")
-        families.set("atoll_build_info", 1.0, _version(), role)
+        families.set("atoll_build_info", 1.0, build_version(), role)
         families.gauge("atoll_disk_free_bytes", "Free on the disk of the run folder.")
         families.gauge("atoll_disk_size_bytes", "Size of that disk.")
 
@@ -155,10 +155,3 @@ class MeteredWriter:
         partial.write_text(json.dumps([{"targets": [self.address], "labels": {"role": role}}]) + "\n")
         partial.replace(path)
         self._target_file = path
-
-
-def _version() -> str:
-    try:
-        return version("atoll")
-    except PackageNotFoundError:
-        return "unknown"

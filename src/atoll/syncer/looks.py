@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from atoll.core import PROTOCOL_OLDEST, PROTOCOL_VERSION, Member, MemberState
+from atoll.wire import build_version
 
 if TYPE_CHECKING:
     from atoll.syncer.shell import SyncerShell
@@ -22,7 +22,7 @@ def look_in(shell: SyncerShell) -> dict[str, Any]:
     members = sorted(machine.members.values(), key=lambda m: (m.state in GONE, m.learner))
     return {
         "run": machine.run,
-        "build": {"version": version("atoll"), "protocols": [PROTOCOL_OLDEST, PROTOCOL_VERSION]},
+        "build": {"version": build_version(), "protocols": [PROTOCOL_OLDEST, PROTOCOL_VERSION]},
         "epoch": machine.epoch,
         "uptime_s": round(shell.uptime_s, 1),
         "time_s": round(time.time(), 3),

@@ -133,18 +133,18 @@ class ModelState:
         return True
 
     def commit_seed(self) -> tuple[int, ...]:
-        """The seed becomes version 0; returns one checksum per fragment."""
-        for index in range(len(self.layout.fragments)):
-            if index not in self.owned:
-                self.fragments.append(self._elsewhere(index, 0, 0))
-                continue
-            theta = self._seeds[index]
-            residual = np.zeros_like(theta) if self.keeps_residuals else None
-            arrays = FragmentArrays(theta, self._outer.init(theta.size), residual, *self._slices[index])
-            arrays.checksum = xxhash.xxh3_64_intdigest(theta.data)
-            self.fragments.append(arrays)
+        """The seed becomes version 0; returns one checksum per fragment. All are there at once: others look on."""
+        indices = range(len(self.layout.fragments))
+        self.fragments = [self._seeded(i) if i in self.owned else self._elsewhere(i, 0, 0) for i in indices]
         self._seeds.clear()
         return tuple(arrays.checksum for arrays in self.fragments)
+
+    def _seeded(self, index: int) -> FragmentArrays:
+        theta = self._seeds[index]
+        residual = np.zeros_like(theta) if self.keeps_residuals else None
+        arrays = FragmentArrays(theta, self._outer.init(theta.size), residual, *self._slices[index])
+        arrays.checksum = xxhash.xxh3_64_intdigest(theta.data)
+        return arrays
 
     def _elsewhere(
         self, index: int, version: int, checksum: int, _named: Mapping[str, F32] | None = None
@@ -161,10 +161,12 @@ class ModelState:
     def restore(self, stored: Stored) -> None:
         """Put (version, checksum, arrays) of each fragment back. One that is missing waits for a learner's values, and
         arrays that the settings of that time did not need begin as in a new run."""
-        for index in range(len(self.layout.fragments)):
-            version, checksum, named = stored.get(index, (NO_VERSION, 0, {}))
-            made = self._restored if index in self.owned else self._elsewhere
-            self.fragments.append(made(index, version, checksum, named))
+
+        def made(index: int) -> FragmentArrays:
+            make = self._restored if index in self.owned else self._elsewhere
+            return make(index, *stored.get(index, (NO_VERSION, 0, {})))
+
+        self.fragments = [made(index) for index in range(len(self.layout.fragments))]
 
     def _restored(self, index: int, version: int, checksum: int, named: Mapping[str, F32]) -> FragmentArrays:
         size = self.layout.fragments[index].size

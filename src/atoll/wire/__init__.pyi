@@ -42,6 +42,7 @@ from .service import Bytes, KeyBook, SendToLearner, ServerOptions, SyncerService
 from .shard_peer import ShardConnection, ShardPeer, attach_handler
 from .token import KEY_PREFIX, read_token, split_key
 from .transport import EOF
+from .versions import build_version
 
 __all__ = [
     "BACKOFF_FACTOR",
@@ -80,6 +81,7 @@ __all__ = [
     "SyncerService",
     "ask_to_leave",
     "attach_handler",
+    "build_version",
     "certificate_until",
     "change_shards",
     "check_options",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from atoll.core import messages as m
@@ -86,3 +87,11 @@ def settings_in(settings: Mapping[str, Any], protocol: int) -> dict[str, Any]:
     if known.get("merge") not in MERGES_1:
         known.pop("merge", None)
     return {name: value for name, value in known.items() if protocol > 1 or name in SETTINGS_1}
+
+
+def build_version() -> str:
+    """This build's, as it was installed; a checkout that was only put on the path has none."""
+    try:
+        return version("atoll")
+    except PackageNotFoundError:
+        return "unknown"

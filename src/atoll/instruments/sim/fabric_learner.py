@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from atoll.core import Hello, Refused, Welcome
+import numpy as np
+
+from atoll.core import Hello, PreparedVersion, Refused, Welcome
+from atoll.core import effects as fx
 from atoll.instruments.sim.connection import Connection
 from atoll.instruments.sim.learner_host import LearnerHost
 from atoll.instruments.sim.link import VirtualLink
+from atoll.instruments.sim.payloads import Payload
 from atoll.instruments.sim.scenario import LearnerSpec
 
 if TYPE_CHECKING:
@@ -49,6 +54,10 @@ class FabricLearner(LearnerHost):
             elif isinstance(message, Refused):
                 self.next_place()
         super().on_message(connection, message)
+
+    def prepare_update(self, wanted: fx.Fetch, payload: Payload, done: Callable[[PreparedVersion | str], None]) -> None:
+        """What came inside a notice of production's syncer is bytes, as on the wire."""
+        super().prepare_update(wanted, np.frombuffer(payload, np.uint8), done)
 
     @property
     def inline_bytes_max(self) -> int:

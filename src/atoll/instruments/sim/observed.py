@@ -137,7 +137,7 @@ class ObservedPlatform(AsyncioPlatform):
 class ObservedSharded(ObservedPlatform, ShardedPlatform):
     """The order of bases: what is watched is what shards do."""
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         if self.host.world.tracing:
             self.host.world.say(f"{self.host.name} says {text}")
 

@@ -98,6 +98,10 @@ class PipeEnd:
     def link(self) -> VirtualLink:
         return self._link
 
+    def peer(self) -> str:
+        """Who is at the other end, as gRPC says it."""
+        return f"sim:{self.other.process.place}" if self.other is not None else ""
+
 
 def guarded(process: LoopProcess, answer: Any) -> Any:
     """The same, and the world hears of mistakes: a peer that fails otherwise only ends its link."""

@@ -90,7 +90,7 @@ class ServiceProcess(LoopProcess):
         if self.answering is None:
             end.close()
         else:
-            self.spawn(self._attached(end, self.answering))
+            self.watch(self.spawn(self._attached(end, self.answering)))
 
     async def _attached(self, end: PipeEnd, answering: Answering) -> None:
         await attach_handler(lambda peer: guarded(self, answering(peer)))(end)

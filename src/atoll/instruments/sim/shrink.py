@@ -49,7 +49,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         calm = replace(plain, step_ns=spec.step_ns, tokens=spec.tokens)
         if spec != calm:
             yield replace(scenario, learners=(*scenario.learners[:index], calm, *scenario.learners[index + 1 :]))
-    if scenario.arrays:
+    if scenario.arrays and not scenario.fabric:
         yield replace(scenario, arrays=False)
     if not scenario.inline:
         yield replace(scenario, inline=True)
