@@ -49,8 +49,8 @@ def test_a_contribution_is_looked_at_once(layout: Layout, monkeypatch: pytest.Mo
     syncer.look(0, ahead)
     assert [syncer.inspect(0, one) for one in (ahead, late)] == [plain.inspect(0, one) for one in (ahead, late)]
     assert len(looks) == 2
-    made = syncer.merge(0, 1, [ahead, late], [0.5, 0.5])
-    assert made.checksum == plain.merge(0, 1, [ahead, late], [0.5, 0.5]).checksum != 0
+    made = syncer.merge(0, 1, [ahead, late], [0.5, 0.5], "int4")
+    assert made.checksum == plain.merge(0, 1, [ahead, late], [0.5, 0.5], "int4").checksum != 0
     assert len(looks) == 2
 
 

@@ -16,7 +16,7 @@ from atoll.learner.buffers import read_buffers
 from atoll.learner.checkpoint import CheckpointFile
 from atoll.learner.checkpoint_sets import find_sets
 from atoll.learner.inner import InnerAbout, capture, load_saved, pack, places_of, reshard, target_of, unpack
-from atoll.learner.inner.places import Place, copy_common, from_json, to_json
+from atoll.learner.inner.places import HeldPart, copy_common, from_json, to_json
 from atoll.learner.inner_recovery import InnerRecovery
 from atoll.learner.inner_state import BUFFERS
 from atoll.learner.view import RunView
@@ -67,7 +67,7 @@ def test_what_two_places_have_in_common_is_copied_and_nothing_else() -> None:
         for _side in range(2):
             chosen = [np.flatnonzero(random.random(size) < 0.6) for size in shape]
             held.append([(c, tuple((int(i), int(i) + 1) for i in c)) for c in chosen])
-        mine, theirs = (Place("w", "float64", shape, tuple(ranges for _, ranges in side)) for side in held)
+        mine, theirs = (HeldPart("w", "float64", shape, tuple(ranges for _, ranges in side)) for side in held)
         index = [np.ix_(*[c for c, _ in side]) if shape else () for side in held]
         target = torch.full(mine.local_shape, -99.0, dtype=torch.float64)
         count = copy_common(target, mine, whole[index[1]], theirs)

@@ -64,7 +64,7 @@ def test_shards_have_the_fragments_and_a_relay_merges() -> None:
         world.clock.run(10 * 10**9)
         world.close()
         owners = {fact.shard for fact in seen if isinstance(fact, facts.Owned)}
-        groups = [fact for fact in seen if isinstance(fact, facts.Gathered) and len(fact.contributions) > 1]
+        groups = [fact for fact in seen if isinstance(fact, facts.RelayMerged) and len(fact.contributions) > 1]
         assert owners == ({"shard-0", "shard-1"} if made.shards else set())
         assert bool(groups) == bool(made.relayed)
 
@@ -137,6 +137,6 @@ def test_the_new_checkers_complain_and_do_not() -> None:
     assert complaints(facts.Owned(1, 0, "a"), facts.Owned(1, 0, "b"))[0].invariant == "I18"
     assert not complaints(facts.Owned(1, 0, "a"), facts.Moved(0, "b"), facts.Owned(1, 0, "b"))
     relayed = replace(first, at_relays=(("a", 1, 1),))
-    gathered = facts.Gathered("relay-0", 0, 1, (("a", 1, 1),))
+    gathered = facts.RelayMerged("relay-0", 0, 1, (("a", 1, 1),))
     assert complaints(seed, relayed)[0].invariant == "I19"
     assert not complaints(seed, gathered, relayed)

@@ -208,6 +208,13 @@ class LearnerMachine:
         return self._state.fragments
 
     @property
+    def to_fetch_first(self) -> list[int]:
+        """Fragments of which nothing can be given before the newer version that was announced has come."""
+        return [
+            progress.index for progress in self.fragments if progress.too_old and progress.announced > progress.base
+        ]
+
+    @property
     def unanswered_tokens(self) -> list[int]:
         """Of each fragment: tokens that the syncer does not have, as far as it has answered."""
         return [p.unanswered_tokens for p in self.fragments]

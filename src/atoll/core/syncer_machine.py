@@ -703,6 +703,14 @@ class SyncerMachine:
         left = discounts_of(self.config, track, items)
         return [(track.age(item), discount) for item, discount in zip(items, left, strict=True)]
 
+    def is_down(self, fragment: int) -> bool:
+        """True while the shard of this fragment is away."""
+        return fragment in self.book.down
+
+    def is_busy(self, fragment: int) -> bool:
+        """True while a round of this fragment is open, or its merge under way."""
+        return self.book.tracks[fragment].busy
+
     @property
     def is_healing(self) -> bool:
         """True while learners are asked for what this syncer does not have."""

@@ -109,8 +109,7 @@ class HandOver:
     def to_move(self, shell: LearnerShell) -> tuple[int, float]:
         """Bytes that are still to go out, or must come in first, and how many move in a second, as far as is known."""
         taken, wanted = self.bytes()
-        first = [p.index for p in self._machine.fragments if p.too_old and p.announced > p.base]
-        down = sum(4 * self._layout.fragments[index].size for index in first)
+        down = sum(4 * self._layout.fragments[index].size for index in self._machine.to_fetch_first)
         up_rate, down_rate = shell.rate_up, shell.driver.fetches.arriving.rate
         rates = [rate for rate, size in ((up_rate, wanted - taken), (down_rate, down)) if size and rate]
         return wanted - taken + down, min(rates, default=0.0)

@@ -288,13 +288,13 @@ class ShardChanges:
     async def _come_to_rest(self, fragment: int) -> None:
         machine = self._platform.machine
         source = self._fleet.link_of(fragment)
-        if not machine.committed or machine.is_healing or fragment in machine.book.down:
+        if not machine.committed or machine.is_healing or machine.is_down(fragment):
             why = f"shard {source.name} is away" if source.away else "the run is not going on"
             raise StoreError(f"fragment {fragment} cannot move now ({why}); ask again when it does")
         self._rest(frozenset({fragment}))
         wait_s = machine.config.quorum_timeout_ns / 1e9 + REST_MORE_S
         until_s = time.monotonic() + wait_s
-        while machine.book.tracks[fragment].busy:
+        while machine.is_busy(fragment):
             if time.monotonic() > until_s:
                 raise StoreError(f"fragment {fragment} did not come to rest within {wait_s:.0f} s; try again")
             await asyncio.sleep(REST_LOOK_S)

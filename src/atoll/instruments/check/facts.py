@@ -98,7 +98,7 @@ class Moved:
 
 
 @values.dataclass(frozen=True, slots=True)
-class Gathered:
+class RelayMerged:
     """A relay has made one payload of these contributions, for this version."""
 
     relay: str
@@ -327,7 +327,7 @@ Fact = (
     | Copied
     | Owned
     | Moved
-    | Gathered
+    | RelayMerged
     | Healed
     | Told
     | Adopted

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from atoll.instruments.check.checker import Checker
-from atoll.instruments.check.facts import Committed, Gathered, Identity
+from atoll.instruments.check.facts import Committed, Identity, RelayMerged
 
 
 class GatheredOnce(Checker):
@@ -18,7 +18,7 @@ class GatheredOnce(Checker):
         self._sent: dict[int, tuple[int, dict[str, tuple[Identity, ...]]]] = {}
         """By fragment: the newest version that was asked for, and what each relay gave for it last."""
 
-    def on_gathered(self, fact: Gathered) -> None:
+    def on_relaymerged(self, fact: RelayMerged) -> None:
         version, sent = self._sent.get(fact.fragment, (fact.version, {}))
         if version != fact.version:
             sent = {}

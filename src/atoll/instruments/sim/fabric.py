@@ -39,7 +39,7 @@ HOST_BACK_NS = 5_000_000_000
 
 
 @dataclass(slots=True)
-class Place:
+class FabricPlace:
     """Where a process of the fabric runs: its disk stays when it dies."""
 
     name: str
@@ -69,7 +69,7 @@ class FabricWorld(Ways):
         self._faults: list[SimFault] = []
         """Weather that lasts at the moment."""
         names = ["syncer", *(["standby"] if scenario.standby else []), *self.shard_names, *self.relay_names]
-        self.places = {name: Place(name, FolderDisk(name=name)) for name in names}
+        self.places = {name: FabricPlace(name, FolderDisk(name=name)) for name in names}
         if scenario.standby == "folder":
             self.places["standby"].disk = self.places["syncer"].disk
         self.disk = self.places["syncer"].disk
@@ -77,7 +77,7 @@ class FabricWorld(Ways):
 
     # ------------------------------------------------------------ places and ways
 
-    def place_at(self, address: str) -> Place:
+    def place_at(self, address: str) -> FabricPlace:
         return self.places[address.rpartition(":")[0]]
 
     def addresses_of(self, learner: str) -> list[str]:
@@ -228,7 +228,7 @@ class FabricWorld(Ways):
         place.process = process = self._new_process(place, f"{name}-{self._processes}")
         self.clock.after(START_NS, process.call, process.start)
 
-    def _new_process(self, place: Place, name: str) -> ServiceProcess:
+    def _new_process(self, place: FabricPlace, name: str) -> ServiceProcess:
         if place.name in self.shard_names:
             return ShardProcess(self, place.name, name)
         if place.name in self.relay_names:
@@ -305,7 +305,7 @@ class FabricWorld(Ways):
         else:
             super()._begin_fault(fault)
 
-    def _hit_place(self, place: Place, fault: SimFault) -> None:
+    def _hit_place(self, place: FabricPlace, fault: SimFault) -> None:
         process, disk = place.process, place.disk
         if fault.kind == "disk_full":
             disk.broken = "full"
@@ -318,7 +318,7 @@ class FabricWorld(Ways):
         else:
             self._kill(place, process, fault)
 
-    def _kill(self, place: Place, process: ServiceProcess, fault: SimFault) -> None:
+    def _kill(self, place: FabricPlace, process: ServiceProcess, fault: SimFault) -> None:
         """kill, power, rot, wipe."""
         self._dies(process)
         disk = place.disk
@@ -346,7 +346,7 @@ class FabricWorld(Ways):
         else:
             super()._end_fault(fault)
 
-    def _end_at_place(self, place: Place, fault: SimFault) -> None:
+    def _end_at_place(self, place: FabricPlace, fault: SimFault) -> None:
         if fault.kind == "disk_full":
             place.disk.broken = ""
         elif fault.kind == "disk_slow":

@@ -23,7 +23,7 @@ from atoll.syncer import Relay
 from atoll.wire import SYNCER_ENDED, ClientOptions
 
 if TYPE_CHECKING:
-    from atoll.instruments.sim.fabric import FabricWorld, Place
+    from atoll.instruments.sim.fabric import FabricPlace, FabricWorld
 
 HELLO_S = 15.0
 """For an answer to a Hello."""
@@ -116,8 +116,8 @@ class UpstreamBulk:
 
     def __init__(self, relay: RelayProcess) -> None:
         self._relay = relay
-        self._syncer: Place | None = None
-        self._of: tuple[Place, ...] = ()
+        self._syncer: FabricPlace | None = None
+        self._of: tuple[FabricPlace, ...] = ()
         self.bytes_up = self.bytes_down = 0
 
     @property
@@ -224,7 +224,7 @@ class RelayProcess(ServiceProcess):
             ids = tuple((learner, generation, seq) for learner, generation, _, seq in values["ids"])
             version = int(values["version"])
             if version:  # what a leaver has here goes up alone, and is in no version yet
-                self.world.observe(facts.Gathered(self.place, int(values["fragment"]), version, ids))
+                self.world.observe(facts.RelayMerged(self.place, int(values["fragment"]), version, ids))
             return answer
 
         merges._gather = watched

@@ -28,7 +28,7 @@ Names: TypeAlias = Callable[[], Mapping[int, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HeldPart:
     """What one process has of one parameter."""
 
     name: str
@@ -46,7 +46,7 @@ class Place:
         return self.local_shape == self.shape
 
 
-Places: TypeAlias = list[list[Place]]
+Places: TypeAlias = list[list[HeldPart]]
 """For each of torch's optimizers inside of an optimizer, for each of its parameters in the order of its groups."""
 
 
@@ -66,13 +66,13 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def _place(name: str, parameter: torch.Tensor) -> Place:
+def _place(name: str, parameter: torch.Tensor) -> HeldPart:
     shape, dtype = tuple(parameter.shape), str(parameter.dtype).removeprefix("torch.")
     if not is_dtensor(parameter):
-        return Place(name, dtype, shape, tuple(((0, size),) for size in shape))
+        return HeldPart(name, dtype, shape, tuple(((0, size),) for size in shape))
     sharded: Any = parameter
     indices = indices_at(name, sharded, tuple(sharded.device_mesh.get_coordinate() or ()))
-    return Place(name, dtype, shape, tuple(map(ranges_of, indices))[: len(shape)])
+    return HeldPart(name, dtype, shape, tuple(map(ranges_of, indices))[: len(shape)])
 
 
 # ---------------------------------------------------------------- as JSON
@@ -89,10 +89,10 @@ def from_json(value: Any) -> Places:
     return [[_read(*entry) for entry in part] for part in value]
 
 
-def _read(name: Any, dtype: Any, shape: Any, held: Any) -> Place:
+def _read(name: Any, dtype: Any, shape: Any, held: Any) -> HeldPart:
     if type(name) is not str or type(dtype) is not str or len(shape) > limits.DIMENSIONS_MAX:
         raise ValueError("its manifest names something else than parameters")
-    place = Place(name, dtype, tuple(shape), tuple(tuple((start, stop) for start, stop in one) for one in held))
+    place = HeldPart(name, dtype, tuple(shape), tuple(tuple((start, stop) for start, stop in one) for one in held))
     if any(type(size) is not int or not 0 <= size <= limits.COUNT_MAX for size in place.shape):
         raise ValueError(f"its manifest gives {name[:100]!r} a wrong shape")
     for size, ranges in zip(place.shape, place.held, strict=True):
@@ -107,7 +107,7 @@ def _read(name: Any, dtype: Any, shape: Any, held: Any) -> Place:
 # ---------------------------------------------------------------- cutting anew
 
 
-def copy_common(target: torch.Tensor, mine: Place, source: torch.Tensor, theirs: Place) -> int:
+def copy_common(target: torch.Tensor, mine: HeldPart, source: torch.Tensor, theirs: HeldPart) -> int:
     """Copy the elements that both places have; returns how many. Nothing else of the source is read."""
     count = 0
     pairs = [_common(own, other) for own, other in zip(mine.held, theirs.held, strict=True)]

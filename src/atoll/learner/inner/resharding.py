@@ -18,7 +18,7 @@ import torch
 from atoll.errors import PayloadError
 from atoll.learner.inner.captured import Captured, OptimizerLike, raw_bytes, reading
 from atoll.learner.inner.giving import StateGiver
-from atoll.learner.inner.places import Names, Place, Places, copy_common, from_json, places_of, to_json
+from atoll.learner.inner.places import HeldPart, Names, Places, copy_common, from_json, places_of, to_json
 from atoll.learner.inner.restoring import SHAPED_OTHERWISE, ids_of, torch_states
 from atoll.learner.inner.taking import kind_of, parameters_of
 from atoll.learner.warmup import torch_optimizers
@@ -79,7 +79,7 @@ class _Opened:
 class _Source:
     """What one process kept of one parameter."""
 
-    place: Place
+    place: HeldPart
     entry: dict[str, Any]
     settings: dict[str, Any]
     """Of its group."""
@@ -113,7 +113,7 @@ def _by_name(opened: Sequence[_Opened], index: int) -> dict[str, list[_Source]]:
     return found
 
 
-def _found(sources: dict[str, list[_Source]], place: Place) -> list[_Source]:
+def _found(sources: dict[str, list[_Source]], place: HeldPart) -> list[_Source]:
     found = sources.get(place.name)
     if not found:
         raise PayloadError(f"the saved state has no parameter {place.name!r}; {REMEDY}")
@@ -124,7 +124,7 @@ def _found(sources: dict[str, list[_Source]], place: Place) -> list[_Source]:
     return found
 
 
-def _entry(place: Place, sources: list[_Source], kind: str) -> dict[str, Any]:
+def _entry(place: HeldPart, sources: list[_Source], kind: str) -> dict[str, Any]:
     sources = [source for source in sources if source.entry]
     if not sources:
         return {}  # no step was taken with it yet
@@ -133,7 +133,7 @@ def _entry(place: Place, sources: list[_Source], kind: str) -> dict[str, Any]:
     return {key: _value(place, key, sources, kind) for key in sources[0].entry}
 
 
-def _value(place: Place, key: str, sources: list[_Source], kind: str) -> Any:
+def _value(place: HeldPart, key: str, sources: list[_Source], kind: str) -> Any:
     first = sources[0].entry[key]
     if not isinstance(first, torch.Tensor) or not first.dim():
         if not all(same(first, source.entry[key]) for source in sources):
@@ -147,7 +147,7 @@ def _value(place: Place, key: str, sources: list[_Source], kind: str) -> Any:
     raise PayloadError(f"{key} of {place.name!r} is not shaped like its parameter and cannot be cut anew; {REMEDY}")
 
 
-def _put_together(place: Place, key: str, sources: list[_Source]) -> torch.Tensor:
+def _put_together(place: HeldPart, key: str, sources: list[_Source]) -> torch.Tensor:
     first = sources[0].entry[key]
     target = torch.empty(place.local_shape, dtype=first.dtype)
     parts = {source.place.held: source for source in reversed(sources)}  # of replicas the first
