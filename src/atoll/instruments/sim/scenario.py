@@ -231,8 +231,8 @@ class Scenario:
         whole("shards", self.shards, 0, SHARDS_MAX)
         whole("relayed", self.relayed, 0, len(self.learners))
         if not self.fabric:
-            if lasting := [fault for fault in self.faults if fault.kind == "kill" and fault.lasts_s]:
-                raise ConfigError(f"fault kill on {lasting[0].target} is an instant: leave out lasts_s")
+            if any(fault.kind == "kill" and fault.target == "syncer" and fault.lasts_s for fault in self.faults):
+                raise ConfigError("fault kill on syncer is an instant: leave out lasts_s")
             return
         if not self.arrays or any(fault.kind == "lie" for fault in self.faults):
             raise ConfigError("a scenario with a standby, shards or a relay has arrays and nobody who lies")
