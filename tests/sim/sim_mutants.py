@@ -404,7 +404,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
         (_published_before_commit, "a version is published while it is being written", 10, (0,)),
         (_fates_untold, "a learner that comes back hears nothing of its contributions", 10, (1,)),
         (_generations_forgotten, "a restarted syncer gives everybody generation 1", 10, (8, 5)),
-        (_merged_forgotten, "a restarted syncer does not know what it has merged", 450, (242, 220)),
+        (_merged_forgotten, "a restarted syncer does not know what it has merged", 450, (335,)),
         (_fenced_syncer_writes, "a syncer writes on after another one has taken over", 20, (9,)),
         (_heal_believes_anybody, "a healed fragment's checksum is not compared", 10, (2, 12)),
         (_folded_twice, "the line of a generation that is over is added twice", 10, (0,)),
