@@ -229,3 +229,8 @@ def test_a_warning_that_is_said_again_is_counted() -> None:
         (S, "the disk is full", 3),
         (4 * S, "other", 1),
     ]
+
+
+def test_a_rate_beyond_every_unit_is_a_plain_number() -> None:
+    """A probe over loopback may measure no time at all."""
+    assert bits_text(524e9) == "4,192 Gbit/s" and bits_text(6250) == "50 kbit/s"

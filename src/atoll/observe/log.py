@@ -127,7 +127,7 @@ def bits_text(bytes_s: float) -> str:
         if bits_s < 999.5 or unit == "Gbit/s":
             break
         bits_s /= 1000.0
-    return f"{bits_s:.3g} {unit}"
+    return f"{bits_s:.3g} {unit}" if bits_s < 999.5 else f"{bits_s:,.0f} {unit}"
 
 
 def span_text(ns: float) -> str:
