@@ -191,6 +191,7 @@ def test_the_syncer_names_a_link_that_carries_reports_and_no_contribution(
     parts: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """130 kB at 1.5 kB/s: in the 87 s until the first one is here somebody should know why it is set aside."""
+    monkeypatch.setenv("ATOLL_LEAVE_S", "5")  # over such a link it would try for three minutes
     monkeypatch.setattr(platform, "THIN_LOOK_S", 1.0)
     syncer = SyncerThread(config(fragments=1, sync_every=8, learners_expected=2), folder=tmp_path)
     proxy = Proxy(syncer.address, bytes_per_s=1500, ways=("up",))
