@@ -130,7 +130,7 @@ def test_every_option_that_the_pages_type_is_one_that_the_command_has() -> None:
 
     from atoll.app import app
 
-    wrong = []
+    root, wrong = get_command(app), []
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")):
         if page.relative_to(ROOT).parts[1:2] and page.relative_to(DOCS).parts[0] in RECORDED:
             continue
@@ -138,7 +138,7 @@ def test_every_option_that_the_pages_type_is_one_that_the_command_has() -> None:
         typed = re.findall(r"^(?:    |\$ |)(?:\$ |[A-Z_]+=\S+ )*atoll ([^\n]*)", text, re.MULTILINE)
         typed += re.findall(r"`atoll ([^`]*)`", text)
         for words in typed:
-            command, used = get_command(app), words.split("#")[0].split(" -- ")[0].split(";")[0].split()
+            command, used = root, words.split("#")[0].split(" -- ")[0].split(";")[0].split()
             while used and hasattr(command, "commands") and used[0] in command.commands:
                 command, used = command.commands[used[0]], used[1:]
             known = {name for p in command.params for name in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
