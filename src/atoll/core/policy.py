@@ -78,18 +78,29 @@ def first_due_step(config: SyncConfig, fragment: int) -> int:
     return max(1, config.sync_every * (fragment + 1) // config.fragments)
 
 
-def grace_ns(config: SyncConfig, step_ns: float, quorum_ns: float, sync_ns: float) -> tuple[int, str]:
-    """clamp(gamma * (tau * xi_step - xi_quorum - xi_sync), 0, cap): uses only slack (section 4, syncer 3)."""
+def round_steps(fragments: int, period: int, in_flight: int) -> float:
+    """So many steps a round may take before the next ones wait for it: tau, or a little more, where a model has several
+    fragments; a whole period where it is one."""
+    return in_flight * period / fragments
+
+
+def grace_ns(
+    config: SyncConfig, step_ns: float, quorum_ns: float, sync_ns: float, steps: float, *, carried: bool = False
+) -> tuple[int, str]:
+    """clamp(gamma * (steps * xi_step - xi_quorum - xi_sync), 0, cap): uses only slack (section 4, syncer 3). `steps` are
+    those of `round_steps`. With tau instead, a model of one fragment whose answers take longer had no grace at all: half
+    of the learners closed a round, the other half, a moment late, the next one at its launch, and so on for ever.
+
+    `carried`: the quorum is of such late ones, and nobody has had the time to answer. Then as long as answers usually
+    take comes on top, if that fits: so those who have parted meet again."""
     cap = config.grace_cap_steps * step_ns
-    slack = config.overlap * step_ns - quorum_ns - sync_ns
-    window = config.grace_gamma * slack
-    if cap <= 0:
+    slack = steps * step_ns - quorum_ns - sync_ns
+    if cap <= 0 or not config.overlap:
         return 0, "grace is off"
-    if window <= 0:
+    if slack <= 0:
         return 0, "no slack"
-    if window >= cap:
-        return int(cap), "cap"
-    return int(window), "slack"
+    window, reason = min((config.grace_gamma * slack, "slack"), (cap, "cap"))
+    return (int(quorum_ns + window), "others were not asked before") if carried else (int(window), reason)
 
 
 def may_set_aside(config: SyncConfig, counted: int, joined_max: int) -> bool:
