@@ -18,13 +18,16 @@ def contributions(world: World, last: int) -> list[int]:
     return [len(merge.contributions) for merge in world.merges[-last:]]
 
 
-@pytest.mark.parametrize("steps", [1.0, 2.5, 4.0, 6.0])
-def test_answers_that_take_longer_than_tau_steps_are_merged_together(steps: float) -> None:
-    world = World(config(**ONE), 8)
+@pytest.mark.parametrize("fragments", [1, 2, 4])
+@pytest.mark.parametrize("steps", [1.0, 2.5, 4.0, 6.0, 10.0])
+def test_answers_that_take_longer_than_tau_steps_are_merged_together(steps: float, fragments: int) -> None:
+    """4 of 8 in each round is what it was."""
+    world = World(config(**{**ONE, "fragments": fragments}), 8)
     world.join_all()
     delay_all(world, steps)
     world.everyone_steps(160)
     assert contributions(world, 10) == [8] * 10
+    assert len(world.merges) >= 0.8 * fragments * 160 / max(8.0, (steps + 1) * fragments)
     world.check_ledger()
 
 
