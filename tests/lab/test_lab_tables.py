@@ -204,9 +204,7 @@ def test_how_far_each_arm_is_behind_in_every_world_and_in_its_worst(tmp_path: Pa
     """
     study = small_study(tmp_path, text)
     took = {("eager", 0): 20.0, ("eager", 1): 36.0, ("lazy", 0): 40.0, ("lazy", 1): 30.0, ("follows", 0): 21.0}
-    ends = {
-        one.spec.key: (took.get((one.label, int("up_mbit" in one.spec.world)), 31.0), 2.0) for one in study.planned
-    }
+    ends = {one.spec.key: (took.get((one.label, int("up_mbit" in one.spec.world)), 31.0), 2.0) for one in study.planned}
     records = {
         one.spec.key: RunRecord.of(fake_result(one.spec, ends[one.spec.key][1], times_s=[0.0, ends[one.spec.key][0]]))
         for one in study.planned

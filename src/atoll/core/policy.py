@@ -94,7 +94,7 @@ def round_steps(fragments: int, period: int, in_flight: int) -> float:
 def grace_ns(
     config: SyncConfig, step_ns: float, quorum_ns: float, sync_ns: float, steps: float, *, carried: bool = False
 ) -> tuple[int, str]:
-    """clamp(gamma * (steps * xi_step - xi_quorum - xi_sync), 0, cap): uses only slack (section 4, syncer 3). `steps` are
+    """clamp(gamma * (steps * xi_step - xi_quorum - xi_sync), 0, cap): uses only slack (section 4, syncer 3). `steps`:
     those of `round_steps`. Where there is less slack, LATE_SHARE of xi_quorum.
 
     `carried`: the quorum is of contributions that came too late for the round before, and nobody has had the time to
