@@ -673,6 +673,7 @@ class RoundScheduler:
         self.adaptive.published(track.index, track.version, opened.launched_ns, now_ns)
         for item in items:
             self._ledger.merge(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
+            self.adaptive.merged(item.id.learner, track.index, track.version)
             member = self._membership.members.get(item.id.learner)
             if member is not None and member.generation == item.id.generation:
                 kept = member.merged[done.fragment][-MERGED_KEPT + 1 :]
