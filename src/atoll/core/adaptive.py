@@ -270,9 +270,10 @@ class AdaptiveController:
         every_ns = self._has_ns(run) / run.fragments
         return max(TIME_SHARE_MIN * every_ns, min(every_ns, self._has_ns(run) - other_ns))
 
-    def _in_order(self, more: bool) -> bool:
-        """Back in the reverse order: the period first. In a long one every link seems to have room."""
-        return not more or self.period <= self.config.sync_every
+    def _may_code(self, subject: str, what: str, now_ns: int, *, more: bool) -> bool:
+        """Back goes in the reverse order: the period first. In a long one every link seems to have room."""
+        in_order = not more or self.period <= self.config.sync_every
+        return in_order and self._budget.may(subject, what, now_ns, more=more)
 
     # ------------------------------------------------------------ uplinks
 
@@ -346,9 +347,7 @@ class AdaptiveController:
         if missing and link.floor >= 0:
             time_ns = min(time_ns, link.each_ns)
         rung, why = next_rung(link, measured, time_ns, now_ns)
-        if rung == link.rung or not self._in_order(rung < link.rung):
-            return None
-        if not self._budget.may(learner, "codec_up", now_ns, more=rung < link.rung):
+        if rung == link.rung or not self._may_code(learner, "codec_up", now_ns, more=rung < link.rung):
             return None
         link.moved(rung)
         self.links.begin_anew(learner, now_ns)
