@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
 import result as r
 from cluster import Cluster, end_all
+from net import lack_of_links
 from scenarios import MBIT, Fault, Scenario
 from systems import SYSTEMS
 
@@ -124,6 +125,8 @@ def main() -> None:
     if options.list:
         print("\n".join(f"{label}: {scenario.what}, {scenario.seconds:g} s" for label, scenario in SCENARIOS.items()))
         return
+    if lack := lack_of_links():  # asked once, before there are threads: the answer is kept
+        parser.error(lack)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end_all)
     waiting: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
