@@ -12,8 +12,9 @@ from atoll.codec import BLOCK, fragment_codec, get_codec
 from atoll.codec.fragments import Matrix
 from atoll.core.config import SyncConfig
 from atoll.core.layout import build_layout
-from atoll.core.messages import TensorSpec
+from atoll.core.messages import PushHeader, PushKind, TensorSpec
 from atoll.errors import ConfigError, PayloadError
+from atoll.learner.vault import Vault
 
 MATRIX = Matrix(BLOCK, 96, 80)
 SIZE = BLOCK + 96 * 80 + BLOCK
@@ -119,3 +120,55 @@ def test_shapes_come_from_the_layout_and_small_matrices_stay_int4() -> None:
 def test_ranks_that_make_no_sense_are_refused_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' is no low-rank codec"):
         SyncConfig(codec_up=name)
+
+
+def test_with_the_last_factors_to_begin_with_more_is_found_of_what_stays() -> None:
+    """Of a matrix that comes again with noise; whoever decodes knows nothing of it."""
+    dice = np.random.default_rng(7)
+    steady = fragment(4)
+    found = {}
+    for warm in (False, True):
+        last, residual, arrived, total = None, None, np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32)
+        for _ in range(24):
+            x = steady + 0.3 * dice.standard_normal(SIZE).astype(np.float32)
+            begun = CODEC.warmed(last) if warm and last is not None else CODEC
+            last, residual = begun.encode_delta(x, None, residual)
+            CODEC.decode_add(last, arrived)
+            total += x
+        found[warm] = float(np.linalg.norm(total - arrived))
+    assert found[True] < 0.95 * found[False]
+
+
+def test_a_start_of_zeros_is_none() -> None:
+    nothing = CODEC.encode(np.zeros(SIZE, np.float32))
+    x = fragment(5)
+    assert CODEC.warmed(nothing).encode(x).tobytes() == CODEC.encode(x).tobytes()
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_learner_begins_with_its_last_contribution_that_was_merged(merged: bool) -> None:
+    layout = build_layout((TensorSpec("w", (96, 80), "float32"),), 1)
+    config = SyncConfig(fragments=1, codec_up="lowrank:4")
+    size = layout.fragments[0].size
+    vault = Vault(layout, config)
+    vault.current[0] = vault.published(0, 0, np.zeros(size, np.float32), 0)
+    dice, payloads = np.random.default_rng(8), []
+    x = dice.standard_normal(size).astype(np.float32)
+    for seq in range(2):
+        header = PushHeader(PushKind.CONTRIBUTION, "l", 1, 0, 1, 0, seq, 0, 1, 1, "lowrank:4", 0, 0)
+        payloads.append(vault.encode(vault.start_sending(header, Copied(x), (), False)))
+        vault.settle(0, seq, merged)
+    codec = fragment_codec("lowrank:4", layout, 0)
+    begun = codec.warmed(payloads[0]) if merged else codec  # type: ignore[attr-defined]
+    assert payloads[1].tobytes() == begun.encode(x).tobytes()  # type: ignore[attr-defined]
+    assert (payloads[1].tobytes() == payloads[0].tobytes()) != merged
+
+
+class Copied:
+    """A snapshot of these values."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self._values = values
+
+    def values(self) -> np.ndarray:
+        return self._values

@@ -19,6 +19,7 @@ from atoll.core.policy import (
     grace_ns,
     norm_limit,
     quorum_count,
+    round_steps,
     upcoming_steps,
     with_norm,
 )
@@ -55,11 +56,28 @@ def test_first_launches_are_staggered_over_one_period() -> None:
 
 def test_grace_uses_only_slack_and_never_more_than_its_cap() -> None:
     config = SyncConfig(overlap=2, grace_cap_steps=1.0, grace_gamma=0.8)
-    assert grace_ns(config, 100 * MS, 150 * MS, 20 * MS) == (24 * MS, "slack")
-    assert grace_ns(config, 100 * MS, 1 * MS, 1 * MS) == (100 * MS, "cap")
-    assert grace_ns(config, 100 * MS, 300 * MS, 0) == (0, "no slack")
-    assert grace_ns(SyncConfig(grace_cap_steps=0.0), 100 * MS, 0, 0) == (0, "grace is off")
-    assert grace_ns(SyncConfig(overlap=0), 100 * MS, 0, 0)[0] == 0
+    assert grace_ns(config, 100 * MS, 120 * MS, 20 * MS, 2.0) == (48 * MS, "slack")
+    assert grace_ns(config, 100 * MS, 1 * MS, 1 * MS, 2.0) == (100 * MS, "cap")
+    assert grace_ns(config, 100 * MS, 300 * MS, 0, 2.0) == (75 * MS, "late")
+    assert grace_ns(config, 100 * MS, 900 * MS, 0, 2.0) == (100 * MS, "cap")
+    assert grace_ns(config, 100 * MS, 0, 300 * MS, 2.0) == (0, "no slack")
+    assert grace_ns(SyncConfig(grace_gamma=0.0), 100 * MS, 300 * MS, 0, 2.0) == (0, "no slack")
+    assert grace_ns(SyncConfig(grace_cap_steps=0.0), 100 * MS, 0, 0, 2.0) == (0, "grace is off")
+    assert grace_ns(SyncConfig(overlap=0), 100 * MS, 0, 0, 8.0)[0] == 0
+
+
+def test_a_round_has_the_time_until_the_next_one_waits_for_it() -> None:
+    one, many = SyncConfig(sync_every=8, fragments=1), SyncConfig(sync_every=8, fragments=24)
+    assert [round_steps(c.fragments, 8, c.rounds_in_flight_max) for c in (one, many)] == [8.0, 2.0]
+    assert grace_ns(one, 100 * MS, 400 * MS, 0, 8.0) == (100 * MS, "cap")  # answers take twice tau
+
+
+def test_a_quorum_of_late_ones_waits_as_long_as_answers_usually_take() -> None:
+    config = SyncConfig(overlap=2)
+    assert grace_ns(config, 100 * MS, 400 * MS, 0, 8.0, carried=True)[0] == 500 * MS
+    assert grace_ns(config, 100 * MS, 400 * MS, 0, 2.0, carried=True)[0] == 500 * MS
+    assert grace_ns(config, 100 * MS, 500 * MS, 0, 2.0, carried=True) == (100 * MS, "cap")
+    assert grace_ns(config, 100 * MS, 0, 300 * MS, 2.0, carried=True) == (0, "no slack")
 
 
 def test_weights() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from lab_fakes import SMALL, fake_result, records_of, small_study
 
+from atoll.instruments.lab.across_worlds import worlds_table
 from atoll.instruments.lab.store import RunRecord
 from atoll.instruments.lab.study import Study
 from atoll.instruments.lab.tables import Estimate, StudyLine, markdown, reached_s, table_of, text_table, to_dict
@@ -180,3 +181,43 @@ def test_the_time_to_a_loss_is_that_of_every_seed_against_the_quickest_fixed_set
         fake_result(next(p.spec for p in study.planned if p.label == "follows"), 2.9, times_s=[10.0, 22.0])
     )
     assert "not reached" in text_table(study, table_of(study, records)).markdown()
+
+
+def test_how_far_each_arm_is_behind_in_every_world_and_in_its_worst(tmp_path: Path) -> None:
+    for name in ("wide", "thin"):
+        (tmp_path / f"{name}.toml").write_text(f"step_ms = {1 + len(name)}\njitter = 0.{len(name)}\n")
+        (tmp_path / f"{name}.toml").write_text("jitter = 0.1\n" if name == "wide" else "up_mbit = 1\n")
+    text = """
+        time_to = 2.5
+        [base]
+        learners = 2
+        tokens = 20_000
+        world = ["wide.toml", "thin.toml"]
+        [[arm]]
+        label = "eager"
+        [[arm]]
+        label = "lazy"
+        sync = { sync_every = 24 }
+        [[arm]]
+        label = "follows"
+        sync = { adaptive = "network" }
+    """
+    study = small_study(tmp_path, text)
+    took = {("eager", 0): 20.0, ("eager", 1): 36.0, ("lazy", 0): 40.0, ("lazy", 1): 30.0, ("follows", 0): 21.0}
+    ends = {one.spec.key: (took.get((one.label, int("up_mbit" in one.spec.world)), 31.0), 2.0) for one in study.planned}
+    records = {
+        one.spec.key: RunRecord.of(fake_result(one.spec, ends[one.spec.key][1], times_s=[0.0, ends[one.spec.key][0]]))
+        for one in study.planned
+    }
+    made = worlds_table(study, table_of(study, records))
+    assert made is not None and [name.rpartition("/")[2] for name in made.header[1:]] == ["wide", "thin", "worst"]
+    assert {row[0]: row[1:] for row in made.rows} == {
+        "eager": ("+0.0%", "+20.0%", "+20.0%"),
+        "lazy": ("+100.0%", "+0.0%", "+100.0%"),
+        "follows": ("+5.0%", "+3.3%", "+5.0%"),
+    }
+    never = next(one for one in study.planned if one.label == "follows")
+    records[never.spec.key] = RunRecord.of(fake_result(never.spec, 2.9, times_s=[0.0, 20.0]))
+    made = worlds_table(study, table_of(study, records))
+    assert made is not None and made.rows[2][-1] == "not reached"
+    assert worlds_table(small_study(tmp_path), []) is None

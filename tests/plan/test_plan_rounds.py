@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.core.config import TIMEOUT_NS_MAX, SyncConfig
-from atoll.core.policy import grace_ns
+from atoll.core.policy import grace_ns, round_steps
 from atoll.errors import ConfigError
 from atoll.instruments.fleet import YEAR_S, Mechanics, expected_goodput
 from atoll.instruments.plan import Job, Region, job_from, make_plan
@@ -76,7 +76,8 @@ def test_the_quorum_decides_who_is_waited_for_and_whose_steps_count() -> None:
 def test_the_grace_window_is_the_protocols_own() -> None:
     plan = make_plan(job(rtt_ms=300.0, parameters=2 * 10**9))
     times, sync = plan.times, plan.settings.sync
-    window, reason = grace_ns(sync, 1e9, 1e9 * times.quorum_s, 1e9 * (times.merge_s + times.commit_s))
+    steps = round_steps(sync.fragments, sync.sync_every, sync.rounds_in_flight_max)
+    window, reason = grace_ns(sync, 1e9, 1e9 * times.quorum_s, 1e9 * (times.merge_s + times.commit_s), steps)
     assert (times.grace_s, times.grace_reason) == (window / 1e9, reason)
 
 

@@ -14,15 +14,17 @@ value[i, j] = sum over k of left[i, k] * right[k, j], in fp32, one multiplicatio
 going up: every holder of Theta gets the same bits.
 
 The encoder multiplies the matrix with fixed random signs, makes the columns orthonormal, and multiplies twice more
-(PowerSGD's iteration, arXiv 1905.13727, begun anew each time): that finds from 94% to all of what the best matrices of
-that rank have (docs/results/sparse.md). A start from the last round's factors could find the rest, and would have to be
-kept for every fragment by learners, on the syncer's disk and in recordings, because a codec has no memory. What does
-not fit into the rank goes into the residual, all of it.
+(PowerSGD's iteration, arXiv 1905.13727): that finds from 94% to all of what the best matrices of that rank have
+(docs/results/sparse.md). `warmed` begins with the right factors of an earlier payload instead, as PowerSGD does: a
+learner gives its last contribution that was merged. That is state of the encoder alone: whoever decodes knows nothing
+of it. Updates begin anew each time, so that replays need nothing but what is recorded. What does not fit into the rank
+goes into the residual, all of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -54,12 +56,22 @@ class LowRank(PlainCodec):
     matrices: tuple[Matrix, ...] = ()
     inside: int = field(init=False, default=0)
     """Values in matrices."""
+    start: tuple[F32, ...] = field(default=(), compare=False, repr=False)
+    """Of each matrix, the right factors to begin with; none: the signs."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inside", sum(m.rows * m.columns for m in self.matrices))
 
     def shaped(self, matrices: tuple[Matrix, ...]) -> LowRank:
         return _shaped(self.name, self.rank, matrices)
+
+    def warmed(self, payload: U8) -> LowRank:
+        """The same codec, which begins with the factors of this payload of its own; where they are zero, as before."""
+        return replace(self, start=tuple(self._row_start(m, right) for m, _, right in self._of_payload(payload)))
+
+    def _row_start(self, m: Matrix, right: F32) -> F32:
+        rows = right.reshape(self.rank, m.columns)
+        return np.where(rows.any(axis=1, keepdims=True), rows, _signs(self.rank, m.columns))
 
     def size_max(self, n: int) -> int:
         """Bytes of a payload of n values, exactly."""
@@ -71,22 +83,30 @@ class LowRank(PlainCodec):
     def encode(self, values: F32) -> U8:  # type: ignore[override]
         if not np.isfinite(values).all():
             raise not_finite(self.name)
-        factors = [INT8.encode(self._factors(_of(values, m))) for m in self.matrices]
+        starts = self.start or tuple(_signs(self.rank, m.columns) for m in self.matrices)
+        pairs = zip(self.matrices, starts, strict=True)
+        factors = [INT8.encode(self._factors(_of(values, m), start)) for m, start in pairs]
         return np.concatenate([*factors, INT4.encode(values[self._rest(values.size)])])
 
     def decode(self, payload: Payload, n: int) -> F32:
         data, expected = flat_bytes(payload), self.size_max(n)
         if data.size != expected:
             raise PayloadError(f"{self.name} payload of {data.size} bytes, expected {expected} for {n} elements")
-        values, at = np.empty(n, np.float32), 0
+        values = np.empty(n, np.float32)
+        for m, left, right in self._of_payload(data):
+            kernels.expand(_of(values, m), left, right, self.rank)
+        values[self._rest(n)] = INT4.decode(data[-INT4.size_max(n - self.inside) or data.size :], n - self.inside)
+        return values
+
+    def _of_payload(self, data: U8) -> Iterator[tuple[Matrix, F32, F32]]:
+        """Each matrix with its factors, left and right, flat."""
+        at = 0
         for m in self.matrices:
             count = (m.rows + m.columns) * self.rank
             size = INT8.size_max(count)
             left, right = np.split(INT8.decode(data[at : at + size], count), [m.rows * self.rank])
-            kernels.expand(_of(values, m), left, right, self.rank)
+            yield m, left, right
             at += size
-        values[self._rest(n)] = INT4.decode(data[at:], n - self.inside)
-        return values
 
     def _rest(self, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         rest = np.ones(n, bool)
@@ -94,13 +114,12 @@ class LowRank(PlainCodec):
             rest[m.offset : m.offset + m.rows * m.columns] = False
         return rest
 
-    def _factors(self, matrix: F32) -> F32:
+    def _factors(self, matrix: F32, right: F32) -> F32:
         """left, column by column, then right, row by row; each column as long as its row, for they share scales."""
         top = np.float32(np.abs(matrix).max())
         if top < TINY:
             return np.zeros(sum(matrix.shape) * self.rank, np.float32)
         unit = matrix / top  # no product overflows or vanishes
-        right = _signs(self.rank, matrix.shape[1])
         for _ in range(ITERATIONS):
             left = _orthonormal(kernels.times_rows(unit, right))
             right = kernels.times_columns(unit, left)

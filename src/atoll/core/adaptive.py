@@ -160,9 +160,15 @@ class AdaptiveController:
             self.rounds.done(launched_ns, now_ns)
             self.adoptions.published(fragment, version, now_ns)
 
+    def merged(self, learner: str, fragment: int, version: int) -> None:
+        """What this learner gave is in a version."""
+        if self.on:
+            self.links.merged(learner, fragment, version)
+
     def adopted(self, learner: str, bases: Sequence[int], now_ns: int) -> None:
         """A learner reports other versions than before."""
         if self.on:
+            self.links.adopted(learner, bases, now_ns)
             self.adoptions.adopted(learner, bases, now_ns)
 
     def measured(self, step_ns: float) -> RunMeasured:
@@ -195,7 +201,7 @@ class AdaptiveController:
         if not wrong and not 0 <= window_ns <= WINDOW_NS_MAX + self._window_ns(run):
             wrong = f"{window_ns / 1e9:,.0f} s have passed at once"
         self._looked_ns = now_ns
-        measured = [(learner, knows, self._uplink(learner, run, now_ns)) for learner, knows in learners]
+        measured = [(learner, knows, self.links.take(learner, now_ns)) for learner, knows in learners]
         if wrong:
             return kept + self._no_decision(clock, wrong)
         self._said = ""
@@ -210,10 +216,6 @@ class AdaptiveController:
         if changes:
             self._skipping = 0
         return kept + changes
-
-    def _uplink(self, learner: str, run: RunMeasured, now_ns: int) -> LinkMeasured | None:
-        measured, adopt_ns = self.links.take(learner, now_ns), self.adoptions.of_ns(learner) - run.step_ns
-        return measured if measured is None or not adopt_ns > 0.0 else measured.without(adopt_ns)
 
     def _window_ns(self, run: RunMeasured) -> float:
         periods_ns = WINDOW_PERIODS * self.config.sync_every * run.step_ns
@@ -239,7 +241,11 @@ class AdaptiveController:
             time_ns = min(time_ns, run.adopt_ns)
         measured = LinkMeasured(int(ANSWERS_MIN * run.adopt_ns), ANSWERS_MIN)
         (rung, why), before, changes = next_rung(down, measured, time_ns, now_ns), down.rung, list[Adapted]()
-        if rung != before and self._budget.may("run", "codec_down", now_ns, more=rung < before):
+        if (
+            rung != before
+            and self._in_order(rung < before)
+            and self._budget.may("run", "codec_down", now_ns, more=rung < before)
+        ):
             changes.append(self._down_to(rung, _of_updates(why, rung > before, run.adopt_ns, time_ns), now_ns, clock))
             if rung > before:  # what fewer bits should bring
                 run = replace(run, adopt_ns=run.adopt_ns / down.bits(before))
@@ -263,6 +269,11 @@ class AdaptiveController:
         contribution is not answered when the next one is due has half as many."""
         every_ns = self._has_ns(run) / run.fragments
         return max(TIME_SHARE_MIN * every_ns, min(every_ns, self._has_ns(run) - other_ns))
+
+    def _may_code(self, subject: str, what: str, now_ns: int, *, more: bool) -> bool:
+        """Back goes in the reverse order: the period first. In a long one every link seems to have room."""
+        in_order = not more or self.period <= self.config.sync_every
+        return in_order and self._budget.may(subject, what, now_ns, more=more)
 
     # ------------------------------------------------------------ uplinks
 
@@ -336,7 +347,7 @@ class AdaptiveController:
         if missing and link.floor >= 0:
             time_ns = min(time_ns, link.each_ns)
         rung, why = next_rung(link, measured, time_ns, now_ns)
-        if rung == link.rung or not self._budget.may(learner, "codec_up", now_ns, more=rung < link.rung):
+        if rung == link.rung or not self._may_code(learner, "codec_up", now_ns, more=rung < link.rung):
             return None
         link.moved(rung)
         self.links.begin_anew(learner, now_ns)
@@ -389,12 +400,12 @@ class AdaptiveController:
         needs_ns, has_ns = run.needs_ns(shorter, self.overlap), shorter * run.step_ns
         away = self.overlap > self.config.overlap and needs_ns < ROOMY * has_ns
         self._calm = self._calm + 1 if shorter < self.period or away else 0
+        why = f"all rounds need {needs_ns / 1e6:,.0f} ms of {has_ns / 1e6:,.0f}"
+        if shorter < self.period:  # at once: one that is too short slips, and costs less than one that is too long
+            return self._change("period", shorter, why, now_ns, clock)
         if self._calm < CALM_WINDOWS:
             return None
         self._calm = 0
-        why = f"all rounds need {needs_ns / 1e6:,.0f} ms of {has_ns / 1e6:,.0f}"
-        if shorter < self.period:
-            return self._change("period", shorter, why, now_ns, clock)
         return self._change("overlap", self.overlap - 1, why, now_ns, clock)
 
     def _change(self, what: str, after: int, why: str, now_ns: int, clock: int) -> Adapted | None:

@@ -128,7 +128,8 @@ def _has_helped(link: LinkPlace, measured: LinkMeasured) -> bool | None:
     link.answers += measured.answers
     if link.answers < ANSWERS_MIN:
         return None
-    each_ns, before_ns = link.busy_ns / link.answers, link.before_ns
+    # The first answers may have waited behind updates that were encoded as before: the last ones are believed, too.
+    each_ns, before_ns = min(link.busy_ns / link.answers, measured.each_ns), link.before_ns
     link.before_ns = 0.0
     return HELPED * each_ns <= before_ns or each_ns > THINNED_OUT * before_ns
 

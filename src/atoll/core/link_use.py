@@ -4,17 +4,16 @@ A link is in use while a request to its learner is unanswered. How long that is 
 is, whatever makes it long (bytes, delay, packets that are lost) and whatever carries the bytes. Answers of several
 fragments share the link: one takes from its request on, or from the answer before it, whichever was later. A learner
 that computes slowly answers at once, with what it has or with nothing; so a slow machine is not mistaken for a thin
-link. Only the syncer's clock is read.
+link. One that was merged gives nothing new before it has adopted that version; until then its uplink is idle. Only the
+syncer's clock is read.
 
 After a decision only what was asked since counts (`begin_anew`): what is under way is still encoded as before.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-
-UPLINK_SHARE_MIN = 0.25
-"""Of the time of an answer, whatever its learner's downlink takes."""
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,6 @@ class LinkMeasured:
         """Time of one answer: the mean, or what the next one takes already. 0: nothing was measured."""
         return max(self.busy_ns / self.answers if self.answers else 0.0, float(self.waiting_ns))
 
-    def without(self, adopt_ns: float) -> LinkMeasured:
-        """What is left of it for the uplink, where adopting takes so long: a learner that has given twice waits for
-        what became of it before it gives again."""
-        left = max(UPLINK_SHARE_MIN, 1.0 - adopt_ns / self.each_ns) if self.each_ns else 1.0
-        return replace(self, busy_ns=int(left * self.busy_ns), waiting_ns=int(left * self.waiting_ns))
-
 
 @dataclass(slots=True)
 class _Asked:
@@ -70,6 +63,8 @@ class _Use:
     round_last: int = 0
     asked: dict[int, _Asked] = field(default_factory=dict)
     """By fragment."""
+    owed: dict[int, int] = field(default_factory=dict)
+    """By fragment, the version that it must adopt before it can answer."""
     busy_ns: int = 0
     answers: int = 0
     before_ns: int = 0
@@ -108,6 +103,21 @@ class LinkWatch:
             known.first, known.since_ns = known.round, now_ns
         use.answered_ns = now_ns
 
+    def merged(self, learner: str, fragment: int, version: int) -> None:
+        """What it gave is in this version."""
+        use = self._uses.get(learner)
+        if use is not None:
+            use.owed[fragment] = version
+
+    def adopted(self, learner: str, bases: Sequence[int], now_ns: int) -> None:
+        """It has these versions: what it was asked for meanwhile begins only now."""
+        use = self._uses.get(learner)
+        for fragment, version in list(use.owed.items()) if use is not None else ():
+            if use is not None and fragment < len(bases) and bases[fragment] >= version:
+                del use.owed[fragment]
+                if fragment in use.asked:
+                    use.asked[fragment].since_ns = max(use.asked[fragment].since_ns, now_ns)
+
     def _count(self, use: _Use, asked: _Asked, round_number: int, now_ns: int) -> None:
         since_ns = max(asked.since_ns, use.answered_ns)
         if round_number > use.fresh_round:
@@ -137,6 +147,7 @@ class LinkWatch:
 
     def _waiting_ns(self, use: _Use, now_ns: int) -> int:
         """0 while something from before the last decision may still be under way."""
-        if not use.asked or any(asked.first <= use.fresh_round for asked in use.asked.values()):
+        asked = [one for fragment, one in use.asked.items() if fragment not in use.owed]
+        if not asked or any(one.first <= use.fresh_round for one in asked):
             return 0
-        return max(0, now_ns - max(min(asked.since_ns for asked in use.asked.values()), use.answered_ns))
+        return max(0, now_ns - max(min(one.since_ns for one in asked), use.answered_ns))

@@ -24,6 +24,13 @@ NORMS_KEPT = 33
 """Norms per fragment behind the running median: odd, and long enough that a few outliers cannot move it."""
 OUTER_FACTOR_END = 0.1
 """What is left of the outer step at the end of a schedule: the usual end of an inner one."""
+LATE_SHARE = 0.25
+"""Of the time that a quorum takes: the grace window where rounds take longer than they should. With none, half of the
+learners close a round, the others, a moment late, are a quorum when the next one is launched, and so on for ever: each
+is in every other round only."""
+CARRIED_ROUNDS_MAX = 2
+"""Times what a round should take: beyond, nobody waits for those who have not been asked. Who is late by more loses
+nothing by it."""
 ASIDE_PERIODS = 3
 """A learner that answers no round of three whole periods is not merely late: what it sends is carried and merged when
 it comes, and nobody counts on it meanwhile."""
@@ -78,18 +85,30 @@ def first_due_step(config: SyncConfig, fragment: int) -> int:
     return max(1, config.sync_every * (fragment + 1) // config.fragments)
 
 
-def grace_ns(config: SyncConfig, step_ns: float, quorum_ns: float, sync_ns: float) -> tuple[int, str]:
-    """clamp(gamma * (tau * xi_step - xi_quorum - xi_sync), 0, cap): uses only slack (section 4, syncer 3)."""
+def round_steps(fragments: int, period: int, in_flight: int) -> float:
+    """So many steps a round may take before the next ones wait for it: tau, or a little more, where a model has several
+    fragments; a whole period where it is one."""
+    return in_flight * period / fragments
+
+
+def grace_ns(
+    config: SyncConfig, step_ns: float, quorum_ns: float, sync_ns: float, steps: float, *, carried: bool = False
+) -> tuple[int, str]:
+    """clamp(gamma * (steps * xi_step - xi_quorum - xi_sync), 0, cap): uses only slack (section 4, syncer 3). `steps`:
+    those of `round_steps`. Where there is less slack, LATE_SHARE of xi_quorum.
+
+    `carried`: the quorum is of contributions that came too late for the round before, and nobody has had the time to
+    answer. Then xi_quorum comes on top, unless that is far more than a round has: so those who have parted meet
+    again."""
     cap = config.grace_cap_steps * step_ns
-    slack = config.overlap * step_ns - quorum_ns - sync_ns
-    window = config.grace_gamma * slack
-    if cap <= 0:
+    if cap <= 0 or not config.overlap:
         return 0, "grace is off"
-    if window <= 0:
-        return 0, "no slack"
-    if window >= cap:
-        return int(cap), "cap"
-    return int(window), "slack"
+    slack = config.grace_gamma * (steps * step_ns - quorum_ns - sync_ns)
+    late = LATE_SHARE * quorum_ns if config.grace_gamma else 0.0
+    window, reason = min((cap, "cap"), max((slack, "slack"), (late, "late")))
+    if carried and window > 0 and quorum_ns <= CARRIED_ROUNDS_MAX * steps * step_ns:
+        return int(quorum_ns + window), "others were not asked before"
+    return (int(window), reason) if window > 0 else (0, "no slack")
 
 
 def may_set_aside(config: SyncConfig, counted: int, joined_max: int) -> bool:

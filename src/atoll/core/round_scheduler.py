@@ -40,6 +40,7 @@ from atoll.core.policy import (
     median,
     moving_average,
     quorum_count,
+    round_steps,
 )
 from atoll.core.publication import committed, notices
 from atoll.core.rounds import ContributionId, ContributionRecord, ContributionsById, FragmentTrack, Round
@@ -442,8 +443,12 @@ class RoundScheduler:
         ids that never answered counted no longer, and the round waited for them all the same)."""
         if opened.quorum_ns < 0 and len(opened.contributors()) >= self.quorum():
             opened.quorum_ns = now_ns - opened.launched_ns
-            self._quorum_ns = moving_average(self._quorum_ns, float(opened.quorum_ns))
-            grace, _ = grace_ns(self.config, self.step_ns(), self._quorum_ns, self._sync_ns)
+            carried = opened.carried
+            if not carried:  # else it says nothing about how long answers take
+                self._quorum_ns = moving_average(self._quorum_ns, float(opened.quorum_ns))
+            steps = round_steps(self.config.fragments, self.tracks[opened.fragment].period, self.adaptive.in_flight_max)
+            times = (self.step_ns(), self._quorum_ns, self._sync_ns)
+            grace, _ = grace_ns(self.config, *times, steps, carried=carried)
             # A learner that reports a step of an hour must not hold the round beyond the time that a quorum has.
             opened.grace_ns = min(grace, max(0, self.config.quorum_timeout_ns - opened.quorum_ns))
 
@@ -668,6 +673,7 @@ class RoundScheduler:
         self.adaptive.published(track.index, track.version, opened.launched_ns, now_ns)
         for item in items:
             self._ledger.merge(item.id.learner, item.id.generation, item.id.fragment, item.tokens)
+            self.adaptive.merged(item.id.learner, track.index, track.version)
             member = self._membership.members.get(item.id.learner)
             if member is not None and member.generation == item.id.generation:
                 kept = member.merged[done.fragment][-MERGED_KEPT + 1 :]

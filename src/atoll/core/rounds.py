@@ -108,6 +108,11 @@ class Round:
     def contributors(self) -> Set[str]:
         return self.contributions.count_of.keys()
 
+    @property
+    def carried(self) -> bool:
+        """All that it has came too late for the round before, or was handed over."""
+        return all(item.round != self.number for item in self.contributions.values())
+
     def close_reason(self, quorum: int, now_ns: int) -> str | None:
         """Why the round may close now, or None. Learners with nothing to give count as present, not as contributors."""
         contributors = len(self.contributors())

@@ -10,9 +10,9 @@ from atoll.core.config import SyncConfig
 FULL = 1.0
 """Of a period: rounds that need more do not fit."""
 ROOMY = 0.7
-FITS = 0.92
+FITS = 1.0
 """Of a period: what rounds should need of a longer one. What is not used is lost: rounds that wait for nobody would
-follow each other as fast as links let them."""
+follow each other as fast as links let them, and one that is a little too short slips."""
 OVERLAP_MAX = 8
 SPARSE_PERIODS = 3
 """Where most links are thin, values are left out of contributions once the period is so many times `sync_every`: up to

@@ -65,6 +65,8 @@ class Vault:
         self.prepared: list[dict[int, HeldVersion]] = [{} for _ in range(count)]
         self.residuals: list[Any] = [None] * count
         self.sending: dict[tuple[int, int], HeldContribution] = {}
+        self._merged: list[tuple[str, U8] | None] = [None] * count
+        """The codec and the bytes of the last one that was merged, where the next one begins with it."""
 
     def small(self, fragment: int) -> bool:
         """True if contributions of this fragment are small enough for the control connection."""
@@ -148,7 +150,7 @@ class Vault:
         """Encode delta (+ residual). Background threads only. A run without feedback never has a residual."""
         fragment, feedback = sending.header.fragment, self.config.feedback_up
         residual = self.residuals[fragment] if sending.feedback else None
-        codec = self.codec(sending.header.codec, fragment)
+        codec = self._begun(sending.header.codec, fragment)
         sending.payload, sending.residual = self.arithmetic.encoded(
             codec, sending.snapshot.values(), sending.origin, residual, feedback=feedback
         )
@@ -159,4 +161,19 @@ class Vault:
         sending = self.sending.pop((fragment, seq), None)
         if sending is not None and merged and sending.residual is not None:
             self.residuals[fragment] = sending.residual
+        if sending is not None and merged and sending.payload is not None:
+            name = sending.header.codec
+            self._merged[fragment] = (name, sending.payload) if _may_begin(self.codec(name, fragment)) else None
         return sending
+
+    def _begun(self, name: str, fragment: int) -> Codec:
+        """The codec, with what it may begin with (`LowRank.warmed`)."""
+        codec, before = self.codec(name, fragment), self._merged[fragment]
+        if before is None or before[0] != name:
+            return codec
+        warmed: Codec = codec.warmed(before[1])  # type: ignore[attr-defined]
+        return warmed
+
+
+def _may_begin(codec: Codec) -> bool:
+    return hasattr(codec, "warmed")

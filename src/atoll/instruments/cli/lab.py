@@ -169,17 +169,20 @@ def report_command(
 ) -> None:
     """Tables and figures of what studies have found so far. Nothing is run."""
     from atoll.errors import ConfigError
-    from atoll.instruments.lab import ResultStore, load_study, tables
+    from atoll.instruments.lab import ResultStore, load_study, tables, worlds_table
 
     console = human(json_wanted=json)
     if store is not None and not store.is_file():
         raise ConfigError(f"--store {store}: there is no such file; give the store that the studies have written")
     loaded = [load_study(path) for path in studies]
     found = [(study, tables.table_of(study, ResultStore(store or study.store).records())) for study in loaded]
+    worlds = [[made] if (made := worlds_table(study, lines)) is not None else [] for study, lines in found]
     if markdown is not None:
-        save_text("--markdown", markdown, "\n".join(tables.markdown(study, lines) for study, lines in found))
-    for study, lines in found:
-        say.print_table(console, study, tables.text_table(study, lines))
+        texts = [tables.markdown(*one, *more) for one, more in zip(found, worlds, strict=True)]
+        save_text("--markdown", markdown, "\n".join(texts))
+    for (study, lines), more in zip(found, worlds, strict=True):
+        for table in (tables.text_table(study, lines), *more):
+            say.print_table(console, study, table)
         unknown, known = tables.unknown_facts(study, lines)
         if unknown:
             text = f"{study.name}: no run has {', '.join(unknown)}, which columns names; there are {', '.join(known)}"

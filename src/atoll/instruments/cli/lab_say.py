@@ -165,6 +165,8 @@ def print_table(console: Console, study: Study, text: TextTable) -> None:
 
 def _spare(text: TextTable) -> list[int]:
     """The columns that a line can be understood without: all but what it is, its loss and the first comparison."""
+    if "seeds" not in text.header:
+        return []
     seeds = text.header.index("seeds")
     kept = text.header[: seeds + 3]
     return [place for place, name in enumerate(text.header) if name == "seeds" or name not in kept]

@@ -1,4 +1,5 @@
 from . import tables
+from .across_worlds import worlds_table
 from .conduct import Forecast, Runner, StudyOutcome, Watcher, check_minutes, conduct, pending
 from .replica import Replica
 from .run import BACKGROUND_THREADS, Workshop, run
@@ -40,4 +41,5 @@ __all__ = [
     "short",
     "tables",
     "text_table",
+    "worlds_table",
 ]

@@ -146,9 +146,15 @@ def _compare_times(lines: Sequence[StudyLine], loss: float) -> None:
         line.reached_s = Estimate.of(known) if known and len(known) == len(times) else None
     for line in lines:
         alike = [o for o in lines if o.spec.world == line.spec.world and all(_same(line, o, n) for n in COMMON)]
-        fixed = [o.reached_s.mean for o in alike if o.reached_s and o.spec.sync.get("adaptive", "off") == "off"]
+        fixed = [o for o in alike if o.reached_s and o.spec.sync.get("adaptive", "off") == "off"]
         if line.reached_s and fixed:
-            line.reached_ratio = line.reached_s.mean / min(fixed)
+            line.reached_ratio = line.reached_s.mean / min(_reached_mean(o, set(line.runs), loss) for o in fixed)
+
+
+def _reached_mean(line: StudyLine, seeds: set[int], loss: float) -> float:
+    """Of these seeds where the line has all of them: a seed's luck is largely common to all settings."""
+    runs = [run for seed, run in line.runs.items() if seed in seeds or not seeds <= set(line.runs)]
+    return fmean(time for run in runs if (time := reached_s(run, loss)) is not None)
 
 
 def _compare(line: StudyLine, baselines: Sequence[StudyLine], label: str) -> None:
@@ -231,8 +237,8 @@ def text_table(study: Study, lines: Sequence[StudyLine]) -> TextTable:
     )
 
 
-def markdown(study: Study, lines: Sequence[StudyLine]) -> str:
-    """A section of a document: what was done, and the table."""
+def markdown(study: Study, lines: Sequence[StudyLine], *more: TextTable) -> str:
+    """A section of a document: what was done, and the tables."""
     head = [f"## {study.name}", ""]
     if study.description:
         head += [study.description.strip(), ""]
@@ -246,7 +252,7 @@ def markdown(study: Study, lines: Sequence[StudyLine]) -> str:
         notes.append("In brackets: times the quickest fixed setting of the same world.")
     if any(line.percent is not None and not line.paired for line in lines):
         notes.append("Percentages with * compare means of different seeds.")
-    return "\n".join([*head, text_table(study, lines).markdown(), " ".join(notes), ""])
+    return "\n".join([*head, text_table(study, lines).markdown(), " ".join(notes), "", *(t.markdown() for t in more)])
 
 
 def unknown_facts(study: Study, lines: Sequence[StudyLine]) -> tuple[list[str], list[str]]:

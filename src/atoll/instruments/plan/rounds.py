@@ -4,7 +4,7 @@
     encode       snapshot - base + residual, on the learner's host
     upload       over the region's link, which its learners share, and into the syncer's
     quorum       when the K-th contribution is there
-    grace        core.policy.grace_ns: gamma * (tau * step - quorum - merge - commit), at most the cap
+    grace        core.policy.grace_ns: gamma * (round_steps * step - quorum - merge - commit), at most the cap
     merge        in the syncer's memory
     commit       onto its disk, before anybody hears of it (durability commit)
     download     a notice, a request and the update; small updates are inside the notice
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from atoll.core import INLINE_BYTES_MAX, SyncConfig, grace_ns, quorum_count
+from atoll.core import INLINE_BYTES_MAX, SyncConfig, grace_ns, quorum_count, round_steps
 from atoll.instruments.plan.job import Job, Region, ranked
 from atoll.instruments.plan.settings import Settings
 from atoll.instruments.plan.traffic import FragmentTraffic, disk_of, fragment_of, up_bytes_of
@@ -95,7 +95,8 @@ def round_times(job: Job, settings: Settings) -> RoundTimes:
     download_s = (
         max(download_s_of(job, place, at_once, fragment) for place in job.places) + encode_s / DECODE_OVER_ENCODE
     )
-    window_ns, reason = grace_ns(sync, 1e9 * job.step_s_median, 1e9 * quorum_s, 1e9 * (merge_s + commit_s))
+    steps = round_steps(sync.fragments, sync.sync_every, sync.rounds_in_flight_max)
+    window_ns, reason = grace_ns(sync, 1e9 * job.step_s_median, 1e9 * quorum_s, 1e9 * (merge_s + commit_s), steps)
     close_s = min(all_s, quorum_s + window_ns / 1e9)
     adopt_s = close_s + merge_s + commit_s + download_s
     period_s = sync.sync_every * job.step_s_of(quorum)
