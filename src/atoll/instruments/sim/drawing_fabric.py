@@ -132,7 +132,9 @@ def _with_changes(dice: Random, scenario: Scenario) -> Scenario:
 def _draw_change(dice: Random, scenario: Scenario) -> list[SimFault]:
     """Something that the operator asks for, and often a fault of somebody who has a part in it, at about that time."""
     shards = [name for name in scenario.places if name.startswith("shard-")]
-    kind, shard, at_s = dice.choice(CHANGE_KINDS), dice.choice(shards), dice.uniform(0.0, 0.95) * scenario.seconds
+    kind, at_s = dice.choice(CHANGE_KINDS), dice.uniform(0.0, 0.95) * scenario.seconds
+    spares = shards[scenario.shards :]
+    shard = dice.choice(spares if kind == "add" and spares and dice.random() < 0.9 else shards)
     moved = sorted(dice.sample(range(scenario.config.fragments), min(dice.randint(1, 3), scenario.config.fragments)))
     variant = ",".join(map(str, moved)) if kind == "move" else ""
     made = [SimFault(kind, shard, round(at_s, 3), variant=variant)]
