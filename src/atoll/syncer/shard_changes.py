@@ -96,6 +96,8 @@ class ShardChanges:
         """Begin it. Raises RefusedError where that makes no sense."""
         if self.busy:
             raise RefusedError(Refusal.BUSY, f"another change is under way ({self.text}); ask again when it is done")
+        if self._begins:
+            raise RefusedError(Refusal.BUSY, "the run is beginning; ask again when it has its first parameters")
         match action:
             case "move":
                 link, moved = self._known(shard), self._checked(fragments)
@@ -111,9 +113,17 @@ class ShardChanges:
                 self._others(link)
                 if not link.away:
                     raise RefusedError(Refusal.NOT_ALLOWED, f"shard {link.name} is there; take it out with remove")
+                if self._platform.machine.is_healing:
+                    raise RefusedError(Refusal.BUSY, "learners are bringing back what was lost; ask again soon")
                 return self._begin(f"shard {link.name} at {link.address} is given up", self._give_up(link))
             case _:
                 raise RefusedError(Refusal.BAD_REQUEST, f"{action!r} is none of {', '.join(ACTIONS)}")
+
+    @property
+    def _begins(self) -> bool:
+        """Shards have been told what they will have, and have nothing yet: who has what must not change now."""
+        machine = self._platform.machine
+        return machine.layout is not None and not machine.committed
 
     def _begin(self, text: str, work: Coroutine[Any, Any, str]) -> tuple[str, int]:
         self.number, self.text, self.failed = self.number + 1, text, False

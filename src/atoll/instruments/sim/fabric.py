@@ -67,8 +67,8 @@ class FabricWorld(Ways):
         self.made_of: dict[int, facts.Committed] = {}
         """By fragment: a merge that is on no disk yet, and was told to nobody."""
         self.epoch_newest = 0
-        self.moves = self.given_up = 0
-        """Fragments that have moved, and shards that were given up."""
+        self.moves = 0
+        """Fragments that have moved."""
         self._shard_at: dict[str, str] = {}
         """By the name that a shard has given itself: its place."""
         self._owners: dict[int, str] = {}

@@ -236,6 +236,9 @@ class Scenario:
                 raise ConfigError(f"fault {fault.kind} cannot hit the syncer; name a learner, such as learner-0")
             if at_place and hits != "syncer" and fault.kind not in AT_ANY_PLACE | LINK_KINDS | CHANGES:
                 raise ConfigError(f"fault {fault.kind} cannot hit {fault.target}; name a learner, such as learner-0")
+            count = self.config.fragments
+            if fault.kind == "move" and any(int(one) >= count for one in fault.variant.split(",")):
+                raise ConfigError(f"fault move: the run has fragments 0 to {count - 1}, not all of {fault.variant}")
             if "~" in fault.target and fault.kind not in LINK_KINDS:
                 raise ConfigError(f"fault {fault.kind} hits no link; name one end of {fault.target}")
 
