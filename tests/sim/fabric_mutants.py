@@ -13,9 +13,20 @@ from typing import Any
 from pytest import MonkeyPatch
 
 from atoll.core import StoreOutcome, SyncConfig
+from atoll.errors import AtollError
 from atoll.instruments.sim import store
 from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
-from atoll.syncer import relay_links, relay_merge, replica, replicate, shard_arrays, sharded
+from atoll.syncer import (
+    relay_links,
+    relay_merge,
+    replica,
+    replicate,
+    shard_arrays,
+    shard_changes,
+    shard_moves,
+    sharded,
+    state,
+)
 
 LEARNERS = (
     LearnerSpec(step_ns=100_000_000, tokens=5),
@@ -60,6 +71,21 @@ HELD_LONG = scenario(
 """Rounds wait for a learner whose contributions do not arrive; what they have of the others waits at the relay."""
 
 QUIET = scenario(relayed=3)
+MOVED = scenario(
+    SimFault("move", "shard-1", 8.0, variant="0,2"),
+    SimFault("add", "shard-2", 12.0),
+    SimFault("remove", "shard-0", 16.0),
+    SimFault("kill", "syncer", 20.0),
+    SimFault("kill", "shard-1", 24.0, 3.0),
+    shards=2,
+    spares=1,
+)
+"""Fragments go from shard to shard and stay in use; then the coordinator and a shard come back."""
+NOT_MOVED = scenario(
+    SimFault("disk_full", "shard-1", 7.0, 3.0), SimFault("move", "shard-1", 8.0, variant="0,1,2,3"), shards=2
+)
+"""The shard that is to have the fragments cannot write them."""
+GIVEN_UP = scenario(SimFault("kill", "shard-1", 8.0, 15.0), SimFault("give-up", "shard-1", 10.0), shards=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +165,71 @@ def _shard_follows_anybody(patch: MonkeyPatch) -> None:
     patch.setattr(store.VirtualStore, "check_epoch", lambda self: None)
 
 
+# ---------------------------------------------------------------- fragments that move
+
+
+def _deleted_before_the_tape_says_so(patch: MonkeyPatch) -> None:
+    copy = shard_changes.ShardChanges._copy
+
+    async def hasty(self: Any, item: Any, source: Any, target: Any) -> None:
+        await copy(self, item, source, target)
+        await self._drop(source, item.fragment)
+
+    patch.setattr(shard_changes.ShardChanges, "_copy", hasty)
+
+
+def _moved_into_memory_alone(patch: MonkeyPatch) -> None:
+    async def nothing(self: Any, item: Any) -> None:
+        return
+
+    patch.setattr(shard_moves.FragmentMoves, "_to_disk", nothing)
+
+
+def _tape_never_hears_of_a_move(patch: MonkeyPatch) -> None:
+    async def nothing(self: Any, names: Any, moves: Any) -> None:
+        return
+
+    patch.setattr(shard_changes.ShardChanges, "_record", nothing)
+
+
+def _momentum_stays_behind(patch: MonkeyPatch) -> None:
+    take_in = state.ModelState.take_in
+
+    def without(self: Any, fragment: int, version: int, checksum: int, named: Any, ring: Any) -> None:
+        only = {name: array if name == "theta" else array * 0 for name, array in named.items()}
+        take_in(self, fragment, version, checksum, only, ring)
+
+    patch.setattr(state.ModelState, "take_in", without)
+
+
+def _a_move_that_failed_counts(patch: MonkeyPatch) -> None:
+    switch = shard_changes.ShardChanges._copy_and_switch
+
+    async def anyway(self: Any, fragment: int, source: Any, target: Any) -> None:
+        try:
+            await switch(self, fragment, source, target)
+        except AtollError:
+            names = [target.name if f == fragment else name for f, name in enumerate(self._fleet.names)]
+            self._fleet.follow(names, self._fleet.moves)
+            raise
+
+    patch.setattr(shard_changes.ShardChanges, "_copy_and_switch", anyway)
+
+
+def _a_failed_move_deletes(patch: MonkeyPatch) -> None:
+    """Both copies go, and not that of the shard to which it should have gone."""
+    drop, switch = shard_changes.ShardChanges._drop, shard_changes.ShardChanges._copy_and_switch
+
+    async def both(self: Any, fragment: int, source: Any, target: Any) -> None:
+        try:
+            await switch(self, fragment, source, target)
+        except AtollError:
+            await drop(self, source, fragment)
+            raise
+
+    patch.setattr(shard_changes.ShardChanges, "_copy_and_switch", both)
+
+
 # ---------------------------------------------------------------- a relay
 
 
@@ -184,6 +275,12 @@ FABRIC_MUTANTS: dict[str, FabricMutant] = {
         (_told_before_the_shard_has_it, "a version is told before its shard has it", SHARDED, ("I4",)),
         (_shard_forgets_its_disk, "a shard that is back begins with zeros", SHARDED, ("I1", "I9", "I5", "assert")),
         (_shard_follows_anybody, "a shard is led by an older coordinator again", LED_TWICE, ("I18", "I16", "I11")),
+        (_deleted_before_the_tape_says_so, "a shard deletes what is still its own", MOVED, ("I20",)),
+        (_moved_into_memory_alone, "a fragment moves to a shard that has it in memory alone", MOVED, ("I20",)),
+        (_tape_never_hears_of_a_move, "a move is on no tape", MOVED, ("I18", "I20")),
+        (_momentum_stays_behind, "a fragment moves without its momentum", MOVED, ("I9",)),
+        (_a_move_that_failed_counts, "a move that failed counts", NOT_MOVED, ("I20",)),
+        (_a_failed_move_deletes, "a move that failed deletes what was there", NOT_MOVED, ("I20",)),
         (_lost_at_the_relay_counts, "what died with a relay counts as merged", HELD_LONG, ("I19", "assert", "crash")),
         (_relay_forgets_nothing, "a relay keeps what was merged long ago", QUIET, ("I10",)),
         (_relay_sends_one_for_all, "a relay sends one contribution for all", RELAYED, ("I19",)),

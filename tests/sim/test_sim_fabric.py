@@ -7,7 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fabric_mutants import DIVIDED, FABRIC_MUTANTS, FOLDER, HELD_LONG, LED_TWICE, RELAYED, REPLICATED, SHARDED, scenario
+from fabric_mutants import (
+    DIVIDED,
+    FABRIC_MUTANTS,
+    FOLDER,
+    GIVEN_UP,
+    HELD_LONG,
+    LED_TWICE,
+    MOVED,
+    NOT_MOVED,
+    RELAYED,
+    REPLICATED,
+    SHARDED,
+    scenario,
+)
 
 from atoll.errors import ConfigError
 from atoll.instruments.check import Violation, all_checkers, facts
@@ -23,6 +36,9 @@ SOUND = {
     "shards-standby": LED_TWICE,
     "relay": RELAYED,
     "relay-held": HELD_LONG,
+    "moved": MOVED,
+    "not-moved": NOT_MOVED,
+    "given-up": GIVEN_UP,
 }
 
 
@@ -69,6 +85,35 @@ def test_shards_have_the_fragments_and_a_relay_merges() -> None:
         assert bool(groups) == bool(made.relayed)
 
 
+def test_fragments_move_and_shards_come_and_go() -> None:
+    said = [line.split(" says ")[1] for line in run_scenario(MOVED, tracing=True).lines if " says " in line]
+    assert any("moved" in text for text in said) and any("is in, and has" in text for text in said)
+    assert any("is out, and others have its" in text for text in said)
+    world: Any = world_of(MOVED)
+    world.begin()
+    world.clock.run(19 * 10**9)
+    world.close()
+    assert world.moves >= 3 and "shard-0" not in world._owners.values() and "shard-2" in world._owners.values()
+
+
+def test_a_move_that_cannot_be_and_a_shard_that_is_given_up() -> None:
+    said = [line for line in run_scenario(NOT_MOVED, tracing=True).lines if "this did not go through" in line]
+    assert said and "cannot be written there" in said[0]
+    lines = run_scenario(GIVEN_UP, tracing=True).lines
+    assert any("learners bring its 2 fragments to others" in line for line in lines)
+    assert any("HealCommitted" in line for line in lines)
+    by_itself = replace(GIVEN_UP, faults=GIVEN_UP.faults[:1], lost_after_s=3.0)
+    assert any("is away for 3 s, and given up" in line for line in run_scenario(by_itself, tracing=True).lines)
+
+
+def test_older_learners_say_hello_again_after_a_move() -> None:
+    report = run_scenario(replace(MOVED, follows=False), tracing=True)
+    assert not report.violations and report.commits > 4
+    assert sum("SessionOpened" in line for line in report.lines) > sum(
+        "SessionOpened" in line for line in run_scenario(MOVED, tracing=True).lines
+    )
+
+
 # ---------------------------------------------------------------- scenarios as data
 
 
@@ -94,6 +139,29 @@ def test_draw_6_draws_every_party_and_leaves_what_it_found() -> None:
         assert replace(made, draw=5) == draw(made.seed, 5)
 
 
+def test_draw_7_moves_fragments_and_cuts_every_pair_that_talks() -> None:
+    fabric = [made for made in (draw(seed, 7) for seed in range(1500)) if made.fabric]
+    sharded = [made for made in fabric if made.shards]
+    kinds = {fault.kind for made in sharded for fault in made.faults}
+    assert kinds >= {"move", "add", "remove", "give-up"}
+    assert {made.spares for made in sharded} >= {0, 1, 2} and {made.follows for made in sharded} == {True, False}
+    assert {made.lost_after_s for made in sharded} >= {0.0, 5.0, 15.0}
+    cut = {
+        (frozenset(end.split("-")[0] for end in fault.target.split("~")), fault.direction)
+        for made in fabric
+        for fault in made.faults
+        if fault.kind == "partition" and "~" in fault.target
+    }
+    pairs = ["learner shard", "learner syncer", "learner standby", "learner relay", "syncer shard", "standby shard"]
+    pairs += ["syncer standby", "relay syncer", "relay standby", "relay shard"]
+    for pair in pairs:
+        for direction in ("both", "up", "down"):
+            assert (frozenset(pair.split()), direction) in cut, (pair, direction)
+    for made in fabric[:50]:
+        assert draw(made.seed, 6).learners == made.learners and draw(made.seed, 6).config == made.config
+        assert set(draw(made.seed, 6).faults) <= set(made.faults)
+
+
 @pytest.mark.parametrize(
     ("changes", "faults", "why"),
     [
@@ -107,11 +175,30 @@ def test_draw_6_draws_every_party_and_leaves_what_it_found() -> None:
         ({}, (SimFault("partition", "syncer", 1.0, 2.0),), "cannot hit the syncer"),
         ({"shards": 2}, (SimFault("kill", "syncer~shard-0", 1.0),), "hits no link"),
         ({"shards": 2}, (SimFault("slow", "shard-0", 1.0, 2.0, 2.0),), "name a learner"),
+        ({}, (SimFault("add", "shard-0", 1.0),), "correct its target"),
+        ({"spares": 1}, (), "are of runs with shards"),
+        ({"lost_after_s": 5.0}, (), "are of runs with shards"),
+        ({"shards": 2}, (SimFault("move", "shard-1", 1.0, variant="9"),), "has fragments 0 to 3"),
     ],
 )
 def test_a_fabric_that_cannot_be(changes: dict[str, Any], faults: tuple[SimFault, ...], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         scenario(*faults, **changes)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"kind": "move", "target": "learner-0", "variant": "0"}, "is about a shard"),
+        ({"kind": "remove", "target": "syncer"}, "is about a shard"),
+        ({"kind": "move", "target": "shard-0"}, "which fragments move"),
+        ({"kind": "move", "target": "shard-0", "variant": "0,x"}, "which fragments move"),
+        ({"kind": "add", "target": "shard-0", "lasts_s": 1.0}, "is an instant"),
+    ],
+)
+def test_a_change_that_makes_no_sense(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        SimFault(at_s=1.0, **values)
 
 
 # ---------------------------------------------------------------- the checkers alone
@@ -140,3 +227,21 @@ def test_the_new_checkers_complain_and_do_not() -> None:
     gathered = facts.RelayMerged("relay-0", 0, 1, (("a", 1, 1),))
     assert complaints(seed, relayed)[0].invariant == "I19"
     assert not complaints(seed, gathered, relayed)
+
+
+def test_moves_lose_nothing_and_failed_ones_change_nothing() -> None:
+    mine = (facts.Moved(0, "a"), facts.Owned(1, 0, "a", 4, 44))
+    copy, goes = facts.Arrived(0, "b", 4, 44), facts.Moved(0, "b", whole=True)
+    assert not complaints(*mine, copy, goes, facts.Dropped(0, "a"), facts.Owned(1, 0, "b", 5, 55))
+    for wrong in (
+        (*mine, goes),
+        (*mine, facts.Arrived(0, "b", 3, 33), goes),
+        (*mine, facts.Arrived(0, "b", 4, 45), goes),
+        (*mine, copy, facts.Dropped(0, "b"), goes),
+        (*mine, copy, facts.Dropped(0, "a")),
+        (*mine, facts.NotMoved(0, "a", "b", True)),
+        (*mine, facts.NotMoved(0, "a", "a", False)),
+    ):
+        assert [one.invariant for one in complaints(*wrong)] == ["I20"], wrong
+    assert not complaints(*mine, facts.Moved(0, "b")), "something was lost on a disk"
+    assert complaints(*mine, copy, goes, facts.Owned(1, 0, "a", 5, 55))[0].invariant == "I18"

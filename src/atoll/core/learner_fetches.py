@@ -134,9 +134,16 @@ class VersionFetches:
             self._broken(FetchBroken(fragment, wanted.version, gone=True))
             return
         self._host.came(wanted, made.version, size, self._host.now_ns() - began_ns)
-        self._handle(Fetched(fragment, made.version, wanted.version, made.checksum))
-        if self._machine.will_adopt(fragment, made.version):
-            self._host.arrays.keep(fragment, made)
+        if wanted.kind is FetchKind.THETA and made.version < wanted.version:
+            # Whoever serves it has lost what was announced. Asking at once would go round as fast as the link lets it.
+            self._host.later(RETRY_NS, self._take, wanted, made)
+        else:
+            self._take(wanted, made)
+
+    def _take(self, wanted: Fetch, made: PreparedVersion) -> None:
+        self._handle(Fetched(wanted.fragment, made.version, wanted.version, made.checksum))
+        if self._machine.will_adopt(wanted.fragment, made.version):
+            self._host.arrays.keep(wanted.fragment, made)
         self._host.news()
 
     def _broken(self, event: FetchBroken) -> None:

@@ -15,8 +15,9 @@ from atoll.core.learner_machine import LearnerMachine
 from atoll.core.learner_waits import RETRY_NS
 from atoll.core.messages import HealedVersion, PushHeader, PushReply, Refusal, SeedPart
 
-PUSH_AGAIN = (Refusal.BUSY, Refusal.CHECKSUM)
-"""Refusals of something that the syncer asked for and still waits for: the bytes were damaged, or it had no room."""
+PUSH_AGAIN = (Refusal.BUSY, Refusal.CHECKSUM, Refusal.SECRET)
+"""Refusals of something that the syncer asked for and still waits for: the bytes were damaged, it had no room, or they
+were at a shard before the word of this session's secret."""
 
 
 class LearnerGifts:

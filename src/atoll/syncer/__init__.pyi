@@ -10,7 +10,9 @@ from .replica import StandbyReplica, mark_led, refused_primary, watch_primary
 from .replicate import Replicator
 from .shard import ShardService
 from .shard_arrays import ShardArrays
-from .shard_fleet import Lead, ShardFleet, ShardLink
+from .shard_changes import ACTIONS, ShardChanges
+from .shard_fleet import Lead, MoveRecord, ShardFleet, ShardLink
+from .shard_moves import FragmentMoves
 from .shard_recover import PATIENCE_AGAIN_S, PATIENCE_S, find_rows, with_shards
 from .sharded import ShardedPlatform, ShardedShell
 from .shell import SyncerShell
@@ -19,6 +21,7 @@ from .state import FragmentArrays, InspectedPayload, ModelState
 from .state_writer import StateWriter
 
 __all__ = [
+    "ACTIONS",
     "DERIVED",
     "ENDED",
     "EXIT_FENCED",
@@ -34,13 +37,16 @@ __all__ = [
     "AtRelay",
     "FolderWatch",
     "FragmentArrays",
+    "FragmentMoves",
     "InspectedPayload",
     "Lead",
     "ModelState",
+    "MoveRecord",
     "Relay",
     "RelayOptions",
     "Replicator",
     "ShardArrays",
+    "ShardChanges",
     "ShardFleet",
     "ShardLink",
     "ShardOptions",

@@ -59,15 +59,16 @@ async def merge_contributions(
     gathered: Gathered | None = None,
 ) -> fx.MergeFinished:
     """Merge into the arrays, and note and record the decision. `gathered`: relays have merged some of it."""
-    assert host.state is not None
-    recorder, arrays = host.keeper.recorder, host.state.fragments[merge.fragment]
+    state = host.state
+    assert state is not None
+    recorder, arrays = host.keeper.recorder, state.fragments[merge.fragment]
     await recorder.anchor(merge.fragment, arrays, "gap", merge.round - 1)
     writing = asyncio.ensure_future(recorder.payloads(merge, held))
     logging = asyncio.ensure_future(host.keeper.log_payloads(merge, held))
     started_ns = time.monotonic_ns()
     parts = gathered or Gathered(held, merge.weights)
     result = await host.on_a_worker(
-        host.state.merge, merge.fragment, parts.held, parts.weights, parts.groups, merge.codec_down
+        state.merge, merge.fragment, parts.held, parts.weights, parts.groups, merge.codec_down
     )
     merge_ns = time.monotonic_ns() - started_ns
     places = await writing
@@ -90,10 +91,11 @@ async def merge_contributions(
 
 async def heal_fragment(host: ArraysHost, heal: fx.CommitHealed, payload: NDArray[np.uint8], rounds: int) -> None:
     """Take a learner's parameters of a version that was lost."""
-    assert host.state is not None
-    arrays = host.state.fragments[heal.fragment]
+    state = host.state
+    assert state is not None
+    arrays = state.fragments[heal.fragment]
     await anchor_fragment(host, heal.fragment, rounds)
-    await host.on_a_worker(host.state.heal, heal.fragment, heal.version, heal.checksum, payload)
+    await host.on_a_worker(state.heal, heal.fragment, heal.version, heal.checksum, payload)
     host.copies.pop(heal.fragment, None)
     await host.keeper.recorder.restate(heal.fragment, arrays, "heal", rounds)
 

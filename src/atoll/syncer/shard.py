@@ -6,6 +6,7 @@ coordinator's to say. While none leads it, learners are asked to come again, and
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,6 +37,8 @@ from atoll.syncer.state import ModelState, is_usable
 from atoll.wire import Bytes, ShardPeer
 
 NOBODY_LEADS = "no syncer leads this shard at the moment; ask again soon"
+UNLED_S = 10.0
+"""After so long without a coordinator a shard that has nothing on disk may begin another run."""
 NO_BYTES = np.empty(0, np.uint8)
 Reply = tuple[Mapping[str, Any], memoryview | bytes]
 
@@ -76,7 +79,7 @@ class ShardService:
     async def _attach(self, peer: ShardPeer, values: dict[str, Any]) -> dict[str, Any]:
         before, self._peer = self._peer, None
         try:
-            told = await self.arrays.attach(values)
+            told = await self.arrays.attach(values, unled=self._is_unled(before))
         except RefusedError:
             self._peer = before
             raise
@@ -85,6 +88,11 @@ class ShardService:
         self._peer, self._senders = peer, {}
         self.say(f"atoll shard {told['name']}: led by a syncer of epoch {values['epoch']}")
         return told
+
+    @staticmethod
+    def _is_unled(before: ShardPeer | None) -> bool:
+        """Whether the coordinator that led this shard is gone: one that lives is back within seconds."""
+        return before is None or bool(before.closed and asyncio.get_running_loop().time() - before.closed_s >= UNLED_S)
 
     async def _do(self, method: str, values: dict[str, Any], data: Bytes = NO_BYTES) -> Reply:
         arrays = self.arrays

@@ -135,10 +135,13 @@ class ShardArrays:
 
     # ------------------------------------------------------------ a coordinator comes
 
-    async def attach(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Be led by this coordinator from here on. Says what is on disk here. Raises RefusedError if it may not."""
+    async def attach(self, values: Mapping[str, Any], *, unled: bool = False) -> dict[str, Any]:
+        """Be led by this coordinator from here on. Says what is on disk here. Raises RefusedError if it may not.
+        `unled`: the one before is gone. With durability none its run went with it, and must not keep a new one from
+        beginning here."""
         self._check_leader(values)
-        self._check_run(str(values["run"]))  # before anything that its own run needs is let go
+        if not (unled and self._keeper is not None and self._keeper.level == "none"):
+            self._check_run(str(values["run"]))  # before anything that its own run needs is let go
         if self.state is not None or self._keeper is not None:
             # Off the loop's hands first: whoever looks around meanwhile must not meet a keeper that is closing.
             keeper, self._keeper = self._keeper, None
@@ -237,12 +240,19 @@ class ShardArrays:
 
     # ------------------------------------------------------------ what is done with them
 
-    async def commit_seed(self) -> dict[str, int]:
-        assert self.state is not None
+    async def _remember_for_leader(self) -> ModelState:
+        """Raises RefusedError where another syncer has come meanwhile: what the one before wanted is nobody's."""
+        state = self.state
         await self.remember()
-        checksums = await self.on_a_worker(self.state.commit_seed)
-        self.keeper.begin(self.row["run"], self.state.config, self.state.layout)
-        return {str(f): checksums[f] for f in sorted(self.state.owned)}
+        if state is None or self.state is not state:
+            raise RefusedError(Refusal.BUSY, "a syncer is about to lead this shard anew; ask again")
+        return state
+
+    async def commit_seed(self) -> dict[str, int]:
+        state = await self._remember_for_leader()
+        checksums = await self.on_a_worker(state.commit_seed)
+        self.keeper.begin(self.row["run"], state.config, state.layout)
+        return {str(f): checksums[f] for f in sorted(state.owned)}
 
     async def compare(self, compare: fx.Compare) -> dict[str, float]:
         return dict((await compare_contributions(self, compare, self._given(compare.contributions))).cosines)
@@ -254,7 +264,7 @@ class ShardArrays:
         payload = self.heals.get((heal.fragment, learner))
         if payload is None:
             raise RefusedError(Refusal.UNKNOWN_VERSION, f"{learner!r} has brought no fragment {heal.fragment} here")
-        await self.remember()
+        await self._remember_for_leader()
         await heal_fragment(self, heal, payload, rounds)
         self.heals = {key: one for key, one in self.heals.items() if key[0] != heal.fragment}
 

@@ -13,7 +13,6 @@ give anything away: its fragments go to others (`give_up`), and learners bring t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from atoll.core import Refusal, Refused, Serving, VersionToStore, rebalance, sha
 from atoll.errors import AtollError, FencedSyncerError, RefusedError, StoreError, UnreachableError
 from atoll.store import failpoints
 from atoll.syncer import shard_calls as calls
-from atoll.syncer.shard_fleet import MoveRecord, ShardLink
+from atoll.syncer.shard_fleet import MoveRecord, ShardLink, now_s
 from atoll.wire import SHARDS_MAX
 
 if TYPE_CHECKING:
@@ -97,6 +96,8 @@ class ShardChanges:
         """Begin it. Raises RefusedError where that makes no sense."""
         if self.busy:
             raise RefusedError(Refusal.BUSY, f"another change is under way ({self.text}); ask again when it is done")
+        if self._begins:
+            raise RefusedError(Refusal.BUSY, "the run is beginning; ask again when it has its first parameters")
         match action:
             case "move":
                 link, moved = self._known(shard), self._checked(fragments)
@@ -112,9 +113,17 @@ class ShardChanges:
                 self._others(link)
                 if not link.away:
                     raise RefusedError(Refusal.NOT_ALLOWED, f"shard {link.name} is there; take it out with remove")
+                if self._platform.machine.is_healing:
+                    raise RefusedError(Refusal.BUSY, "learners are bringing back what was lost; ask again soon")
                 return self._begin(f"shard {link.name} at {link.address} is given up", self._give_up(link))
             case _:
                 raise RefusedError(Refusal.BAD_REQUEST, f"{action!r} is none of {', '.join(ACTIONS)}")
+
+    @property
+    def _begins(self) -> bool:
+        """Shards have been told what they will have, and have nothing yet: who has what must not change now."""
+        machine = self._platform.machine
+        return machine.layout is not None and not machine.committed
 
     def _begin(self, text: str, work: Coroutine[Any, Any, str]) -> tuple[str, int]:
         self.number, self.text, self.failed = self.number + 1, text, False
@@ -226,8 +235,8 @@ class ShardChanges:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            now_s, machine = time.monotonic(), self._platform.machine
-            late = [one for one in self._fleet.links if one.away and now_s - one.away_since_s >= self.lost_after_s]
+            machine, before_s = self._platform.machine, now_s() - self.lost_after_s
+            late = [one for one in self._fleet.links if one.away and one.away_since_s <= before_s]
             living = any(not one.away for one in self._fleet.links)
             if late and living and not self.busy and machine.committed and not machine.is_healing:
                 text = f"shard {late[0].name} at {late[0].address} is away for {self.lost_after_s:g} s, and given up"
@@ -293,9 +302,9 @@ class ShardChanges:
             raise StoreError(f"fragment {fragment} cannot move now ({why}); ask again when it does")
         self._rest(frozenset({fragment}))
         wait_s = machine.config.quorum_timeout_ns / 1e9 + REST_MORE_S
-        until_s = time.monotonic() + wait_s
+        until_s = now_s() + wait_s
         while machine.is_busy(fragment):
-            if time.monotonic() > until_s:
+            if now_s() > until_s:
                 raise StoreError(f"fragment {fragment} did not come to rest within {wait_s:.0f} s; try again")
             await asyncio.sleep(REST_LOOK_S)
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,6 +28,11 @@ RETRY_S = 0.5
 TELL_EVERY_S = 10.0
 """How often it is told who is missing."""
 INSTANCE_BYTES = 8
+
+
+def now_s() -> float:
+    """By the loop's clock: in the simulator time is virtual."""
+    return asyncio.get_running_loop().time()
 
 
 class ShardWatcher(Protocol):
@@ -55,7 +59,7 @@ class ShardLink:
     connection: ShardConnection | None = None
     trouble: str = ""
     """Why it could not be reached when that was last tried."""
-    away_since_s: float = field(default_factory=time.monotonic)
+    away_since_s: float = field(default_factory=now_s)
     """When it was last there; while it is, that means nothing."""
 
     @property
@@ -398,7 +402,7 @@ class ShardFleet:
         while True:
             if link.connection is not None and link.connection.running is not None:
                 reason = await asyncio.shield(link.connection.running)
-                link.away_since_s = time.monotonic()
+                link.away_since_s = now_s()
                 watcher.shard_down(link, reason)
             before = link.name
             try:

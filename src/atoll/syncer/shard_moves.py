@@ -145,10 +145,13 @@ class FragmentMoves:
         arrays = self._arrays
         if arrays.keeper.level == "none":
             return
-        await arrays.remember()
-        outcome = await store_version(arrays, item)
-        if outcome.error:
-            raise RefusedError(Refusal.NOT_READY, f"fragment {item.fragment} cannot be written there ({outcome.error})")
+        try:
+            await arrays.remember()
+            error = (await store_version(arrays, item)).error
+        except OSError as full:
+            error = str(full)
+        if error:
+            raise RefusedError(Refusal.NOT_READY, f"fragment {item.fragment} cannot be written there ({error})")
 
     def adopt(self, fragments: list[int]) -> None:
         """The shard that had these is lost: learners will bring them here."""

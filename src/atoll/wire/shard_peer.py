@@ -83,6 +83,7 @@ class ShardPeer:
         self._read, self._write, self._answer = read, write, answer
         self._bytes_max = int(limits.TRANSFER_MEMORY_SHARE * memory_bytes())
         """What may be under way to this side at a time, as for all pushes together."""
+        self._now_s = asyncio.get_running_loop().time
         self._quick: deque[_Outgoing] = deque()
         self._large: deque[_Outgoing] = deque()
         self._wake = asyncio.Event()
@@ -94,6 +95,8 @@ class ShardPeer:
         """From where the other side came, if it was the one that opened the link."""
         self.closed = ""
         """Why nothing more goes through; empty while the link is up."""
+        self.closed_s = 0.0
+        """Since when, by the loop's clock."""
         self._refusal: RefusedError | None = None
         """Why the other side would have none of it: trying again does not help."""
 
@@ -147,7 +150,7 @@ class ShardPeer:
         """Nothing more goes through; whoever waits for an answer hears why."""
         if self.closed:
             return
-        self.closed = reason
+        self.closed, self.closed_s = reason, self._now_s()
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(self._broken())

@@ -23,6 +23,7 @@ from atoll.instruments.check.replayed import ReplayIsExact
 from atoll.instruments.check.single_writer import SingleWriter
 from atoll.instruments.check.trust import BoundedTrust
 from atoll.instruments.check.version_chain import VersionChain
+from atoll.instruments.check.whole_moves import WholeMoves
 
 
 def all_checkers(
@@ -56,5 +57,6 @@ def all_checkers(
             CopyFirst(),
             OneOwner(),
             GatheredOnce(),
+            WholeMoves(),
         ]
     )

@@ -87,14 +87,47 @@ class Owned:
     epoch: int
     fragment: int
     shard: str
+    version: int = -1
+    checksum: int = 0
+
+
+@values.dataclass(frozen=True, slots=True)
+class Arrived:
+    """A shard has put a copy of a fragment that is another's on its disk: it is about to move there."""
+
+    fragment: int
+    shard: str
+    version: int
+    checksum: int
 
 
 @values.dataclass(frozen=True, slots=True)
 class Moved:
-    """The coordinator has given this fragment to another shard, and has that on its tape."""
+    """The coordinator's tape gives this fragment to this shard, from here on."""
 
     fragment: int
     shard: str
+    whole: bool = False
+    """No disk of the run has lost anything so far, and no shard was given up."""
+
+
+@values.dataclass(frozen=True, slots=True)
+class Dropped:
+    """A shard has deleted what it had of this fragment."""
+
+    fragment: int
+    shard: str
+
+
+@values.dataclass(frozen=True, slots=True)
+class NotMoved:
+    """A move of this fragment did not go through: who had it before, who has it now, and whether that one still has it
+    on its disk."""
+
+    fragment: int
+    before: str
+    shard: str
+    there: bool
 
 
 @values.dataclass(frozen=True, slots=True)
@@ -326,7 +359,10 @@ Fact = (
     | Durable
     | Copied
     | Owned
+    | Arrived
     | Moved
+    | Dropped
+    | NotMoved
     | RelayMerged
     | Healed
     | Told

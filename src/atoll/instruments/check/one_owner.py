@@ -5,8 +5,8 @@ from atoll.instruments.check.facts import Moved, Opened, Owned
 
 
 class OneOwner(Checker):
-    """I18. While one coordinator leads, a fragment is written by one shard; another takes it over by a move, or in the
-    place of one that is lost."""
+    """I18. While one coordinator leads, a fragment is written by one shard: the one to which the tape gives it. Another
+    takes it over by a move, or in the place of one that is lost."""
 
     invariant = "I18"
     statement = "a fragment has one owner"

@@ -15,9 +15,10 @@ from typing import Any
 
 from atoll.core import SECOND_NS, SyncConfig, fragments_for, parse_quorum
 from atoll.instruments.chaos import KINDS, LIES
-from atoll.instruments.sim.drawing_fabric import FABRIC_CHANCE, draw_fabric
+from atoll.instruments.sim.drawing_fabric import FABRIC_CHANCE, draw_changes, draw_fabric
 from atoll.instruments.sim.ranges import whole
 from atoll.instruments.sim.scenario import (
+    CHANGES,
     LEARNERS_WITH_LIAR,
     SEED_MAX,
     SIM_KINDS,
@@ -26,7 +27,7 @@ from atoll.instruments.sim.scenario import (
     SimFault,
 )
 
-DRAW_VERSION = 6
+DRAW_VERSION = 7
 """Raise it with every change of what a seed becomes, and with every new setting: "seed 4711" means a scenario only
 together with this number. Reports say both, and a scenario that is kept is a file. 1 is all that came before it had a
 number."""
@@ -163,7 +164,8 @@ def draw(seed: int, version: int = DRAW_VERSION) -> Scenario:
     )
     fabric = Random(f"scenario/{seed}/fabric")
     if version >= 6 and not scenario.liar and fabric.random() < FABRIC_CHANCE:
-        return draw_fabric(fabric, scenario)
+        scenario = draw_fabric(fabric, scenario)
+        return draw_changes(Random(f"scenario/{seed}/changes"), scenario) if version >= 7 else scenario
     return scenario
 
 
@@ -234,7 +236,8 @@ def _draw_all_faults(dice: Random, learners: int, seconds: float) -> tuple[SimFa
 
 def draw_sim_faults(dice: Random, names: list[str], seconds: float, count: int) -> tuple[SimFault, ...]:
     """Harsher than a storm on real processes: faults overlap at will, and everybody may be down at once."""
-    kinds = [kind for kind in sorted(SIM_KINDS) if kind not in ("join", "mute", "lie", "dismiss", "revoke")]
+    apart = {"join", "mute", "lie", "dismiss", "revoke", *CHANGES}  # drawn with dice of their own
+    kinds = [kind for kind in sorted(SIM_KINDS) if kind not in apart]
     kinds += ["kill", "kill", "kill", "cut"]
     faults = []
     for number in range(count):

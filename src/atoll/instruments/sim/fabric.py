@@ -6,12 +6,13 @@ Learners are those of the smaller world. Between any two places there is a link,
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from atoll.core import NO_VERSION
+from atoll.core import NO_VERSION, SECOND_NS
 from atoll.core import effects as fx
 from atoll.instruments.check import facts
 from atoll.instruments.sim.arrays import encoded_in
@@ -28,12 +29,14 @@ from atoll.instruments.sim.store import FolderDisk
 from atoll.instruments.sim.syncer_process import SyncerProcess
 from atoll.instruments.sim.ways import FAIR, Ways, targets_of
 from atoll.instruments.sim.world import START_NS, SYNCER_RESTART_NS
-from atoll.syncer import InspectedPayload
+from atoll.syncer import ACTIONS, SHARDS_ROW, InspectedPayload
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.scenario import Scenario
 
 WEATHER = ("partition", "stall", "delay", "limit", "corrupt", "lose", "break")
+ASKED_MAX = 30
+"""How often an operator asks for one thing."""
 HOST_BACK_NS = 5_000_000_000
 """Until somebody has started a host again whose process ended by itself."""
 
@@ -59,11 +62,17 @@ class FabricWorld(Ways):
 
     def __init__(self, scenario: Scenario, **named: Any) -> None:
         super().__init__(scenario, **named)
-        self.shard_names = [f"shard-{index}" for index in range(scenario.shards)]
+        self.shard_names = [f"shard-{index}" for index in range(scenario.shards + scenario.spares)]
         self.relay_names = ["relay-0"] if scenario.relayed else []
         self.made_of: dict[int, facts.Committed] = {}
         """By fragment: a merge that is on no disk yet, and was told to nobody."""
         self.epoch_newest = 0
+        self.moves = 0
+        """Fragments that have moved."""
+        self._shard_at: dict[str, str] = {}
+        """By the name that a shard has given itself: its place."""
+        self._owners: dict[int, str] = {}
+        """By fragment: the place of the shard that has it, as the coordinator's tape says."""
         self._runs = self._processes = self._shards_named = 0
         self._ways: dict[tuple[str, str], VirtualLink] = {}
         self._faults: list[SimFault] = []
@@ -73,6 +82,8 @@ class FabricWorld(Ways):
         if scenario.standby == "folder":
             self.places["standby"].disk = self.places["syncer"].disk
         self.disk = self.places["syncer"].disk
+        for name in self.upstream_names:
+            self.places[name].disk.mapped = self._mapped
         logging.getLogger("atoll.wire.shard_peer").setLevel(logging.CRITICAL)  # `crashed` tells what matters
 
     # ------------------------------------------------------------ places and ways
@@ -151,6 +162,19 @@ class FabricWorld(Ways):
     def opened(self, epoch: int) -> None:
         self.epoch_newest = max(self.epoch_newest, epoch)
         self.observe(facts.Opened(epoch))
+        for fragment, shard in self._owners.items():
+            self.observe(facts.Moved(fragment, shard))
+
+    def _mapped(self, disk: FolderDisk) -> None:
+        """The tape says anew who has what; or nothing, because a run that never began is forgotten."""
+        names = json.loads(disk.rows.get(SHARDS_ROW, "[]"))
+        if not names:
+            self._owners.clear()
+        for fragment, name in enumerate(names):
+            shard = self._shard_at.get(name, "")
+            if self._owners.get(fragment) != shard:
+                self._owners[fragment] = shard
+                self.observe(facts.Moved(fragment, shard, self.lossless))
 
     def crashed(self, error: Exception) -> None:
         """What fails inside a process where nobody would see it is a finding."""
@@ -213,9 +237,11 @@ class FabricWorld(Ways):
         """Where a syncer may be."""
         return ["syncer", *(["standby"] if self.scenario.standby else [])]
 
-    def new_shard_name(self) -> str:
+    def new_shard_name(self, place: str) -> str:
         self._shards_named += 1
-        return f"s{self._shards_named:03d}"
+        name = f"s{self._shards_named:03d}"
+        self._shard_at[name] = place
+        return name
 
     def start_syncer(self) -> None:
         self.start_place("syncer")
@@ -295,6 +321,9 @@ class FabricWorld(Ways):
             self.faults_done += 1
             for link in [link for key, link in self._ways.items() if fault.target in targets_of(key)]:
                 self._break_way(link, lambda: 0)
+        elif fault.kind in ACTIONS and not self.healed:
+            self.faults_done += 1
+            self._ask(fault, ASKED_MAX)
         elif fault.target in self.places and not self.healed:
             self.faults_done += 1
             if self.tracing:
@@ -304,6 +333,28 @@ class FabricWorld(Ways):
                 self.clock.after(int(fault.lasts_s * 1e9), self._fault_is_over, fault)
         else:
             super()._begin_fault(fault)
+
+    def _ask(self, fault: SimFault, times: int) -> None:
+        """An operator has fragments moved, or a shard taken in or out; whoever is not heard, or told to come again,
+        asks again a second later."""
+        leader: Any = self.syncer
+        if leader is not None and leader.serving and not leader.dead:
+            leader.call(lambda: leader.spawn(self._asked(leader, fault, times)))
+        else:
+            self._ask_again(fault, times)
+
+    async def _asked(self, leader: SyncerProcess, fault: SimFault, times: int) -> None:
+        if self.tracing:
+            self.say(f"the operator asks {leader.name}: {fault.kind} {fault.target} {fault.variant}")
+        fragments = [int(one) for one in fault.variant.split(",") if one]
+        if await leader.change(fault.kind, self.places[fault.target].address, fragments):
+            self._ask_again(fault, times)
+
+    def _ask_again(self, fault: SimFault, times: int) -> None:
+        if times > 1 and not self.healed:
+            self.clock.after(SECOND_NS, self._ask, fault, times - 1)
+        else:
+            self.skipped += 1
 
     def _hit_place(self, place: FabricPlace, fault: SimFault) -> None:
         process, disk = place.process, place.disk

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from atoll.core import Hello, PreparedVersion, Refused, Welcome
+from atoll.core import Hello, PreparedVersion, Refused, Serving, Welcome
 from atoll.core import effects as fx
 from atoll.instruments.sim.connection import Connection
 from atoll.instruments.sim.learner_host import LearnerHost
@@ -35,7 +35,7 @@ class FabricLearner(LearnerHost):
         self._tried = 0
 
     def hello(self) -> Hello:
-        return replace(super().hello(), shards=True)
+        return replace(super().hello(), shards=True, moves=self.world.scenario.follows)
 
     def not_connected(self) -> None:
         self.next_place()
@@ -51,6 +51,9 @@ class FabricLearner(LearnerHost):
             if isinstance(message, Welcome):
                 self.found, self._tried = self.places[0], 0
                 self.shards, self.shard_of = message.shards, message.shard_of
+            elif isinstance(message, Serving):
+                self.shards, self.shard_of = message.shards, message.shard_of
+                return
             elif isinstance(message, Refused):
                 self.next_place()
         super().on_message(connection, message)

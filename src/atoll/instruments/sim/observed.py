@@ -11,12 +11,14 @@ import numpy as np
 from atoll.codec import get_codec
 from atoll.core import PushHeader, PushKind, PushReply
 from atoll.core import effects as fx
+from atoll.errors import AtollError
 from atoll.instruments.check import facts
 from atoll.instruments.sim.payloads import Made
 from atoll.syncer import (
     AsyncioPlatform,
     AtRelay,
     InspectedPayload,
+    ShardChanges,
     ShardedPlatform,
     ShardedShell,
     ShardLink,
@@ -134,8 +136,43 @@ class ObservedPlatform(AsyncioPlatform):
         done()
 
 
+class ObservedChanges(ShardChanges):
+    """Moves, and what becomes of those that do not go through."""
+
+    host: SyncerProcess
+
+    async def _move(self, fragment: int, target: ShardLink) -> None:
+        world, before = self.host.world, self._place_of(fragment)
+        was_there = self._is_on_disk(before, fragment)
+        try:
+            await super()._move(fragment, target)
+        except AtollError:
+            shard = self._place_of(fragment)
+            there = self._is_on_disk(shard, fragment) or not was_there or not world.lossless
+            world.observe(facts.NotMoved(fragment, before, shard, there))
+            raise
+        world.moves += 1
+
+    def _place_of(self, fragment: int) -> str:
+        return self.host.world.place_at(self._fleet.link_of(fragment).address).name
+
+    def _is_on_disk(self, place: str, fragment: int) -> bool:
+        return fragment in self.host.world.places[place].disk.slots
+
+    async def _give_up(self, link: ShardLink) -> str:
+        """What a lost shard had comes from learners, without momentum; what none of them has heard of is gone."""
+        self.host.world.durability_lost()
+        self.host.world.given_up += 1
+        return await super()._give_up(link)
+
+
 class ObservedSharded(ObservedPlatform, ShardedPlatform):
     """The order of bases: what is watched is what shards do."""
+
+    def observed_by(self, host: SyncerProcess) -> None:
+        super().observed_by(host)
+        self.changes = changes = ObservedChanges(self, host.world.scenario.lost_after_s)
+        changes.host = host
 
     def tell(self, text: str) -> None:
         if self.host.world.tracing:

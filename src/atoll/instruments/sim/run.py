@@ -151,9 +151,12 @@ class _Watch:
 
 def _is_lost(world: World) -> bool:
     """Whether a part of the run is nowhere any more, and the syncer says so and waits for its operator's word: with
-    nothing on disk, whoever held it has gone."""
+    nothing on disk, whoever held it has gone. Or its shard was given up, and then whoever held it died."""
     machine = world.syncer.machine if world.syncer is not None else None
-    return machine is not None and machine.is_healing and "--new-run" in machine.waits
+    if machine is None:
+        return False
+    gone = bool(world.given_up) and any(map(machine.is_down, range(len(machine.versions))))
+    return gone or (machine.is_healing and "--new-run" in machine.waits)
 
 
 def _keeps_up(world: World, spec: LearnerSpec) -> bool:

@@ -31,6 +31,7 @@ SIM_KINDS: Mapping[str, tuple[str, bool]] = {
     "dismiss": ("learner", True),
     "revoke": ("learner", False),
     "lie": ("learner", True),
+    **dict.fromkeys(("move", "add", "remove", "give-up"), ("shard", False)),
 }
 """Every kind of fault that this world knows -> (what it hits, whether it lasts). Besides those of `chaos`:
 power: the syncer's machine loses its power, and what was not synced is gone; rot: a slot on its disk becomes
@@ -39,7 +40,10 @@ while the first one still lives; wipe: its machine is lost with all that was on 
 must be sent again; break: `amount` of all calls are broken off, before or after they did their work; mute: the
 learner's reports arrive, its contributions do not (an uplink that is too thin for them); dismiss: the operator asks the
 syncer to let it leave; revoke: the operator revokes its key, and its next process has a new one; lie: the learner tells
-a lie, whose name is the `variant` (`lies.LIES`), and goes on telling it when the world is healed."""
+a lie, whose name is the `variant` (`lies.LIES`), and goes on telling it when the world is healed; move, add, remove,
+give-up: the operator asks for it, as `atoll shards` does; the `variant` of a move is the fragments, such as `0,3`."""
+CHANGES = frozenset({"move", "add", "remove", "give-up"})
+"""What is asked of a coordinator of shards."""
 AT_ANY_PLACE = frozenset({"kill", "freeze"})
 """What may hit a learner and the syncer alike."""
 LINK_KINDS = frozenset({"partition", "stall", "delay", "limit", "corrupt", "cut", "lose", "break"})
@@ -101,6 +105,10 @@ class SimFault:
             one_of(f"{what}: variant", self.variant, KINDS["poison"].variants)
         if self.kind == "lie":
             one_of(f"{what}: variant", self.variant, tuple(LIES))
+        if self.kind in CHANGES and not self.target.startswith("shard-"):
+            raise ConfigError(f"fault {self.kind} is about a shard, not {self.target!r}; name one, such as shard-0")
+        if self.kind == "move" and not all(part.isdecimal() for part in self.variant.split(",")):
+            raise ConfigError(f"{what}: its variant says which fragments move, such as 0,3; not {self.variant!r}")
         if self.target == "syncer" and hits != "syncer" and self.kind not in AT_ANY_PLACE | LINK_KINDS:
             raise ConfigError(f"fault {self.kind} cannot hit the syncer; name a learner, such as learner-0")
         if self.target.startswith(("learner-", "guest-")) and hits == "syncer":
@@ -169,6 +177,12 @@ class Scenario:
     standby_after_s: float = 15.0
     shards: int = 0
     """Processes that serve the fragments; 0: the syncer does."""
+    spares: int = 0
+    """Shards that the run begins without: they may be added."""
+    lost_after_s: float = 0.0
+    """A shard that is away for so long is given up; 0: only if the operator says so."""
+    follows: bool = True
+    """Learners follow a fragment that moves; or they are older, and have to say hello again."""
     relayed: int = 0
     """How many of the learners, from the first on, are behind a relay."""
     relay_merges: bool = True
@@ -188,7 +202,7 @@ class Scenario:
             raise ConfigError("a scenario says how many fragments there are; give its config fragments of at least 1")
         one_of("durability", self.durability, DURABILITIES)
         self._check_fabric()
-        for name in ("arrays", "inline", "inner", "keys", "relay_merges"):
+        for name in ("arrays", "inline", "inner", "keys", "relay_merges", "follows"):
             flag(name, getattr(self, name))
         for name in ("merge_ns", "sync_ns", "commit_ns"):
             whole(name, getattr(self, name), 0, TOOK_NS_MAX)
@@ -220,8 +234,11 @@ class Scenario:
             at_place, hits = fault.target in self.places, SIM_KINDS[fault.kind][0]
             if fault.target == "syncer" and fault.kind in LINK_KINDS and not self.fabric:
                 raise ConfigError(f"fault {fault.kind} cannot hit the syncer; name a learner, such as learner-0")
-            if at_place and hits != "syncer" and fault.kind not in AT_ANY_PLACE | LINK_KINDS:
+            if at_place and hits != "syncer" and fault.kind not in AT_ANY_PLACE | LINK_KINDS | CHANGES:
                 raise ConfigError(f"fault {fault.kind} cannot hit {fault.target}; name a learner, such as learner-0")
+            count = self.config.fragments
+            if fault.kind == "move" and any(int(one) >= count for one in fault.variant.split(",")):
+                raise ConfigError(f"fault move: the run has fragments 0 to {count - 1}, not all of {fault.variant}")
             if "~" in fault.target and fault.kind not in LINK_KINDS:
                 raise ConfigError(f"fault {fault.kind} hits no link; name one end of {fault.target}")
 
@@ -229,6 +246,10 @@ class Scenario:
         one_of("standby", self.standby, ("", "folder", "replicate"))
         real("standby_after_s", self.standby_after_s, 0.1, SECONDS_MAX)
         whole("shards", self.shards, 0, SHARDS_MAX)
+        whole("spares", self.spares, 0, SHARDS_MAX)
+        real("lost_after_s", self.lost_after_s, 0.0, SECONDS_MAX)
+        if (self.spares or self.lost_after_s) and not self.shards:
+            raise ConfigError("spares and lost_after_s are of runs with shards; give shards, or leave them out")
         whole("relayed", self.relayed, 0, len(self.learners))
         if not self.fabric:
             if any(fault.kind == "kill" and fault.target == "syncer" and fault.lasts_s for fault in self.faults):
@@ -253,7 +274,8 @@ class Scenario:
         """Where its processes run but for the learners."""
         standby = ("standby",) if self.standby else ()
         relays = ("relay-0",) if self.relayed else ()
-        return ("syncer", *standby, *(f"shard-{index}" for index in range(self.shards)), *relays)
+        shards = (f"shard-{index}" for index in range(self.shards + self.spares))
+        return ("syncer", *standby, *shards, *relays)
 
     def _places_told(self) -> str:
         return f", {', '.join(self.places)}" if self.fabric else ""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from atoll.core import VersionToStore
 from atoll.errors import FencedSyncerError, StoreError
 from atoll.instruments.check import facts
 from atoll.instruments.sim.service import ServiceProcess
 from atoll.instruments.sim.store import open_virtual
 from atoll.observe import NullWriter
 from atoll.store import Loaded
-from atoll.syncer import ShardArrays, ShardService
+from atoll.syncer import FragmentMoves, ShardArrays, ShardService
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.fabric import FabricWorld
@@ -20,17 +21,41 @@ LOOK_S = 1.0
 """How often a shard looks whether another one has taken its folder over."""
 
 
+class ObservedMoves(FragmentMoves):
+    """What a shard does with fragments that come and go, and somebody who watches."""
+
+    def __init__(self, arrays: VirtualShardArrays) -> None:
+        super().__init__(arrays)
+        self.process = arrays.process
+        self.coming: set[int] = set()
+        """Fragments that are put on disk here while they are another's."""
+
+    async def install(self, fragment: int, item: VersionToStore) -> None:
+        self.coming.add(fragment)
+        try:
+            await super().install(fragment, item)
+        finally:
+            self.coming.discard(fragment)
+
+    async def drop(self, fragment: int) -> None:
+        await super().drop(fragment)
+        self.process.world.observe(facts.Dropped(fragment, self.process.place))
+
+
 class VirtualShardArrays(ShardArrays):
     """A shard's arrays whose folder is one of this world."""
 
+    moves: ObservedMoves
+
     def __init__(self, process: ShardProcess) -> None:
-        self._process = process
+        self.process = process
         super().__init__(None, NullWriter())
+        self.moves = ObservedMoves(self)
         if "shard" not in self._loaded.rows:
-            self.row["name"] = process.world.new_shard_name()
+            self.row["name"] = process.world.new_shard_name(process.place)
 
     def _open(self, take_over: bool) -> None:
-        process = self._process
+        process = self.process
         store: Any = open_virtual(process.disk, process, process.committed, take_over=take_over)
         self._store, self._loaded = store, store.load() or Loaded()
 
@@ -62,8 +87,11 @@ class ShardProcess(ServiceProcess):
 
     def committed(self, fragment: int, version: int, checksum: int) -> None:
         """A version is on this shard's disk: the run's, if it is led by the run's syncer."""
+        if fragment in self.arrays.moves.coming:
+            self.world.observe(facts.Arrived(fragment, self.place, version, checksum))
+            return
         epoch = int(self.arrays.row["epoch"])
-        self.world.observe(facts.Owned(epoch, fragment, self.place))
+        self.world.observe(facts.Owned(epoch, fragment, self.place, version, checksum))
         if epoch >= self.world.epoch_newest or self.world.scenario.durability == "none":
             self.world.is_made(fragment, version)
             self.world.observe(facts.Durable(epoch, fragment, version))

@@ -17,6 +17,7 @@ import numpy as np
 from atoll.errors import FencedSyncerError, StoreError
 from atoll.instruments.sim.disk import VirtualDisk
 from atoll.store import CommitStats, Loaded, LoadedFragment
+from atoll.syncer import SHARDS_ROW
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.loop import LoopProcess
@@ -34,10 +35,17 @@ class FolderDisk(VirtualDisk):
     told: dict[str, Any] | None = None
     left: dict[str, tuple[str, Any]] = field(default_factory=dict)
     """What leavers handed over, by the names of the files."""
+    mapped: Callable[[FolderDisk], None] | None = None
+    """Told when the tape says anew who has which fragment."""
 
     @property
     def held(self) -> bool:
         return self.holder is not None and not self.holder.dead
+
+    def _put(self, batch: Mapping[str, str | None]) -> None:
+        VirtualDisk._put(self, batch)
+        if self.mapped is not None and SHARDS_ROW in batch:
+            self.mapped(self)
 
     def wipe(self) -> None:
         VirtualDisk.wipe(self)
@@ -110,6 +118,12 @@ class VirtualStore:
             self._disk.commit(fragment, version, checksum, dict(fragment_record), copies)
             self._committed(fragment, version, checksum)
         return CommitStats(0, 0, 0)
+
+    def drop(self, fragment: int) -> None:
+        self.check_epoch()
+        self._check_disk()
+        if not self._dead:
+            self._disk.slots.pop(fragment, None)
 
     def describe_log(self, about: Mapping[str, Any]) -> None:
         """There is none."""

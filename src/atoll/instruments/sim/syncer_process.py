@@ -7,14 +7,15 @@ that of `syncer.serve`; every step is production's own.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from atoll.core import ASKED_TO_LEAVE, Begin, Published, Recovery, Start, Stop, SyncerMachine
+from atoll.core import ASKED_TO_LEAVE, Begin, Published, Recovery, Refusal, Start, Stop, SyncerMachine
 from atoll.core import effects as fx
-from atoll.errors import ConfigError, FencedSyncerError, StoreError, UnreachableError
+from atoll.errors import ConfigError, FencedSyncerError, RefusedError, StoreError, UnreachableError
 from atoll.instruments.check import facts
 from atoll.instruments.sim.link import DOWN, UP, Stream
 from atoll.instruments.sim.merge_facts import MergeFacts
@@ -31,6 +32,7 @@ from atoll.syncer import (
     FolderWatch,
     InspectedPayload,
     Lead,
+    MoveRecord,
     Replicator,
     ShardFleet,
     StandbyReplica,
@@ -296,10 +298,13 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         return {f: (version, checksum, None) for f, (version, checksum, _, _) in self.disk.read_slots().items()}
 
     async def _lead(self, found: Recovery | None, epoch: int, patience_s: float) -> ShardFleet:
+        """As `shard_recover.lead_shards`."""
         run = str(found.rows["run"]["run"]) if found is not None else ""
         lead = Lead(run, epoch, self.level, 0.0, record=False)
-        places = [ClientOptions(self.world.places[name].address) for name in self.world.shard_names]
-        fleet = ShardFleet(places, lead, lambda text: None)
+        given = [self.world.places[name].address for name in self.world.shard_names[: self.world.scenario.shards]]
+        moves = MoveRecord.of(found.rows if found is not None else {})
+        places = [ClientOptions(address) for address in moves.places(given)]
+        fleet = ShardFleet(places, lead, lambda text: None, moves, ClientOptions)
         fleet.connect = partial(SimConnection, self)  # type: ignore[assignment]
         await fleet.attach(patience_s if found is not None else None)
         return fleet
@@ -311,6 +316,21 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         replicator.say = lambda text: None
         keeper.replica = replicator
         await replicator.begin(self.shell)
+
+    async def change(self, action: str, address: str, fragments: Sequence[int]) -> bool:
+        """What an operator asks for (`atoll shards`). True if it is to be asked again."""
+        assert isinstance(self.shell, ObservedShardedShell)
+        try:
+            text, _ = await self.shell.shards.changes.asked(action, address, fragments)
+        except RefusedError as error:
+            self._say(f"refuses to {action} {address}: {error.detail}")
+            return error.code == Refusal.BUSY
+        self._say(f"begins: {text}")
+        return False
+
+    def _say(self, text: str) -> None:
+        if self.world.tracing:
+            self.world.say(f"{self.name} {text}")
 
     def _listen(self) -> None:
         machine, relays = self.machine, self.shell.platform.relays
@@ -327,6 +347,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
             if isinstance(self.shell, ObservedShardedShell) and self.shell.must_begin_anew():
                 self.world.leads_no_more(self)
                 self.stop_listening()
+                await self.shell.shards.changes.close()
                 await self.shell.fleet.close()
                 await asyncio.to_thread(self.shell.keeper.close)
                 await self.loop.rest()

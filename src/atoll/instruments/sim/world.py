@@ -50,6 +50,8 @@ LAST_EVENTS = 40
 
 
 class World:
+    given_up = 0
+    """Shards whose fragments were left to the learners."""
     learner_host: type[LearnerHost] = LearnerHost
     """What a learner's process is. The lab's train real models."""
 
