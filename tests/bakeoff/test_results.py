@@ -131,7 +131,7 @@ def test_a_scenario_that_needs_more_learners_is_refused(tmp_path: Path) -> None:
 
 def test_a_resumed_plan_leaves_out_what_was_measured_and_passes_are_whole(peers: Any, tmp_path: Path) -> None:
     options = peers.bakeoff.argparse.Namespace(
-        systems="atoll,ddp", scenarios="clean,slow", quick=False, short=False, world=4, repeat=2, folder=tmp_path,
+        systems="atoll,ddp", scenarios="clean,slow", quick=False, short=False, plan=None, world=4, repeat=2, folder=tmp_path,
         resume=tmp_path / "old.jsonl",
     )  # fmt: skip
     options.resume.write_text(row(peers, "atoll", "clean") + "\n" + row(peers, "ddp", "slow") + "\n")
@@ -178,7 +178,7 @@ def test_a_void_run_keeps_no_number_and_is_tried_again(peers: Any, tmp_path: Pat
     line = json.loads(result.line())
     assert line["steps_per_s"] is line["loss"] is line["pause_s"] is None and "no exchange" in line["why"]
     options = peers.bakeoff.argparse.Namespace(
-        systems="ddp", scenarios="clean", quick=False, short=False, world=4, repeat=1, folder=tmp_path,
+        systems="ddp", scenarios="clean", quick=False, short=False, plan=None, world=4, repeat=1, folder=tmp_path,
         resume=tmp_path / "old.jsonl",
     )  # fmt: skip
     options.resume.write_text(row(peers, "ddp", "clean", why=line["why"]) + "\n")
@@ -228,7 +228,7 @@ def test_the_quick_form_is_a_quarter_of_an_hour(peers: Any, tmp_path: Path, monk
     monkeypatch.setattr(peers.systems.System, "there", True)
     b = peers.bakeoff
     options = b.argparse.Namespace(
-        systems="", scenarios="", quick=True, short=False, world=4, repeat=1, folder=tmp_path, resume=None, jobs=1,
+        systems="", scenarios="", quick=True, short=False, plan=None, world=4, repeat=1, folder=tmp_path, resume=None, jobs=1,
         seconds=b.QUICK_SECONDS, step_ms=b.QUICK_STEP_MS, batch=0, steps=b.QUICK_STEPS,
     )  # fmt: skip
     assert b.Bakeoff(options).expected_s() <= 900
