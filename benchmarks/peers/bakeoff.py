@@ -10,7 +10,8 @@
 
 Each cell is a run of its own, in turn, so that whatever else the machine does hits all alike: one pass over all cells,
 then the next. With `--jobs` so many run side by side, each on cores of its own. Results are appended to
-FOLDER/results.jsonl (bakeoff/ unless told otherwise) as they come; tables go to FOLDER/tables.md.
+FOLDER/results.jsonl (bakeoff/ unless told otherwise) as they come; tables go to FOLDER/tables.md, figures to
+FOLDER/figures.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ import scenarios as s
 import systems as y
 from cluster import WARM_STEPS, Cluster, end_all
 from net import lack_of_delays, lack_of_links
+from pictures import write_figures
 from result import FAILED, Result, read_lines
-from tables import write_tables
+from tables import read_cells, write_tables
 
 OUTER_TRIED = ("0.7,0.0", "0.7,0.3", "0.7,0.6", "0.7,0.9", "1.0,0.0", "1.0,0.3")
 """The same for every system that has outer settings."""
@@ -77,6 +79,16 @@ def main() -> None:
             signal.signal(number, end_all)
         Bakeoff(options).run()
     print(write_tables(options.folder))
+    draw(options.folder)
+
+
+def draw(folder: Path) -> None:
+    try:
+        found = write_figures(read_cells(folder / "results.jsonl"), folder / "figures")
+    except ImportError as error:  # a machine that only measures
+        print(f"no figures here: {error}. Where Atoll is installed, `--table --folder {folder}` draws them.")
+        return
+    print("\n".join([f"tables: {folder / 'tables.md'}", *(f"{title}: {path}" for title, path in found)]))
 
 
 class Bakeoff:
@@ -96,7 +108,9 @@ class Bakeoff:
         """Wrong words are told before an environment that is missing."""
         options = self._options
         if options.plan:
-            parts = [self._part(line) for line in options.plan.read_text().splitlines() if line.partition("#")[0].strip()]
+            parts = [
+                self._part(line) for line in options.plan.read_text().splitlines() if line.partition("#")[0].strip()
+            ]
         else:
             names = y.QUICK if options.quick else y.DEVICE if options.short else None
             which = (*s.QUICK, s.EQUAL_TOKENS) if options.quick else s.DEVICE if options.short else None

@@ -19,8 +19,6 @@ part() {  # part TITLE SECONDS OPTIONS...
     --seconds 16 --until-s "$2" "${@:3}" | grep --line-buffered -E '^\[|cells|^no '
 }
 
-# Outer settings first, where they are not in the folder yet: loss at equal tokens is with the best.
-part "outer settings" $((seconds - SECONDS)) --jobs "$jobs" --scenarios search --steps 192 --systems "$works"
 part "plan.txt" $((seconds - SECONDS)) --jobs "$jobs" --plan benchmarks/peers/plan.txt --steps 192 --systems "$works"
 # A GPU that several share is one run's at a time.
 if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
