@@ -108,9 +108,8 @@ class Bakeoff:
         """Wrong words are told before an environment that is missing."""
         options = self._options
         if options.plan:
-            parts = [
-                self._part(line) for line in options.plan.read_text().splitlines() if line.partition("#")[0].strip()
-            ]
+            lines = (line.partition("#")[0].strip() for line in options.plan.read_text().splitlines())
+            parts = [self._part(line) for line in lines if line]
         else:
             names = y.QUICK if options.quick else y.DEVICE if options.short else None
             which = (*s.QUICK, s.EQUAL_TOKENS) if options.quick else s.DEVICE if options.short else None
@@ -121,7 +120,7 @@ class Bakeoff:
         return parts
 
     def _part(self, line: str) -> Part:
-        words = line.partition("#")[0].split()
+        words = line.split()
         if len(words) != 3 or not words[0].isdigit():
             sys.exit(f"{self._options.plan}: {line!r} is not RUNS SCENARIOS SYSTEMS, as in: 3 clean,kill atoll,ddp")
         names, wanted = self._names(words[2], None), self._names(self._options.systems, None)

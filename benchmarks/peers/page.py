@@ -46,13 +46,13 @@ What to know before reading:
   the best of the same six (row search), tried with a seed of their own.
 - torchft has no retries of its quorum as it comes. With TORCHFT_QUORUM_RETRIES=20 it came back 24 to 28 s after its
   lighthouse did, in an earlier trial; here it is as it comes.
-- NVIDIA FLARE is provisioned, and its server and sites are started, as its kits say; a job is handed in once all sites
-  are there. Its sites start the processes that train: a site that is killed is killed with them. One that comes back
-  registers again, but the job that runs goes on without it, and with all sites in a round it waits for those that began.
-- DDP and FSDP exchange in each step: a killed rank ends all of it, and nobody can come in. Such cells say so, and are no
-  zeros.
-- A cell with one run is marked. There a difference below {noise} counts as a tie; else two are apart whose ranges do not
-  touch.
+- NVIDIA FLARE is provisioned, and its server and sites are started, as its kits say; a job is handed in once all
+  sites are there. A site starts the process that trains, and is killed with it. One that comes back registers again,
+  but the job that runs goes on without it; with all sites in a round it waits for those that began.
+- DDP and FSDP exchange in each step: a killed rank ends all of it, and nobody can come in. Such cells say so, and are
+  no zeros.
+- A cell with one run is marked. There a difference below {noise} counts as a tie; else two are apart whose ranges do
+  not touch.
 - Lines of code: those that the system's script has and the bare one has not, without blank ones, comments and what
   only this benchmark needs.
 """
@@ -72,8 +72,8 @@ def write_page(results: Path, command: str) -> Path:
 
 
 def verdicts(cells: Cells) -> tuple[list[str], list[str], list[str]]:
-    """Atoll's defaults against the best peer of each row, a line a measure. Apart are two whose ranges do not touch; the
-    range of a single run is its noise."""
+    """Atoll's defaults against the best peer of each row, a line a measure. Apart are two whose ranges do not touch;
+    the range of a single run is its noise."""
     worse: dict[str, list[str]] = {}
     ties: dict[str, list[str]] = {}
     better: dict[str, list[str]] = {}

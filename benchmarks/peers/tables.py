@@ -13,8 +13,10 @@ from scenarios import EQUAL_TOKENS, SCENARIOS, SEARCH
 from systems import SYSTEMS
 
 Row = dict[str, Any]
-TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+ |[A-Z][a-z]{2} \d\d [\d:.]+ |\x1b\[\d*m")
-"""Of logs: the same words at another time are the same words."""
+TIMES = re.compile(
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+ (- )?|[A-Z][a-z]{2} \d\d [\d:.]+ |\x1b\[\d*m|\[identity=[^\]]*(\]( -)?|$)"
+)
+"""Of logs: the same words at another time, in another run, are the same words."""
 ONE_RUN = "¹"
 Cells = dict[tuple[str, str], list[Row]]
 MEASURES = {
