@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.."
 folder=${1:-bakeoff} seconds=${2:-100000}
 mkdir -p "$folder"
 jobs=$(($(nproc) > 3 ? $(nproc) / 2 : 1))  # five processes on two cores: their steps must fit into a step's time
-[ -s "$folder/systems.txt" ] || python3 benchmarks/peers/preflight.py --imports --folder "$folder" || true
+[ -s "$folder/systems.txt" ] || python3 benchmarks/peers/preflight.py --imports --seconds-max 90 --folder "$folder" || true
 works=$(cat "$folder/systems.txt")
 
 part() {  # part TITLE SECONDS OPTIONS...
