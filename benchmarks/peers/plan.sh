@@ -9,7 +9,9 @@ export PYTHONUNBUFFERED=1
 cd "$(dirname "$0")/../.."
 folder=${1:-bakeoff} seconds=${2:-100000}
 mkdir -p "$folder"
-jobs=$(($(nproc) > 3 ? $(nproc) / 2 : 1))  # five processes on two cores: their steps must fit into a step's time
+cores=${CORES:-0-$(($(nproc) - 1))}  # FIRST-LAST: these alone
+jobs=$(((${cores#*-} - ${cores%-*} + 1) / 2))  # five processes on two cores: their steps must fit into a step's time
+jobs=$((jobs > 1 ? jobs : 1))
 [ -s "$folder/systems.txt" ] || python3 benchmarks/peers/preflight.py --imports --seconds-max 90 --folder "$folder" || true
 works=$(cat "$folder/systems.txt")
 
@@ -19,7 +21,7 @@ part() {  # part TITLE SECONDS OPTIONS...
     --seconds 16 --until-s "$2" "${@:3}" | grep --line-buffered -E '^\[|cells|^no '
 }
 
-part "plan.txt" $((seconds - SECONDS)) --jobs "$jobs" --plan benchmarks/peers/plan.txt --steps 192 --systems "$works"
+part "plan.txt" $((seconds - SECONDS)) --jobs "$jobs" --cores "$cores" --plan benchmarks/peers/plan.txt --steps 192 --systems "$works"
 # A GPU that several share is one run's at a time.
 if python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
   part "one GPU" $((seconds - SECONDS)) --scenarios gpu --seconds 10 --world 2 --repeat 3 --cores 0-1 \
