@@ -36,11 +36,11 @@ What to know before reading:
 
 - A step takes a fixed time, by sleeping; so equal machines are equal, and what is compared is what the systems add.
 - A run in which nothing was exchanged is an error and no number: steps that nobody merges are easily made.
-- **Useful steps** are those that are in the model. Atoll's ledger, torchft's commits, hivemind's epochs and Flower's
-  merged rounds say which were thrown away.
+- **Useful steps** are those that are in the model. Atoll's ledger, torchft's commits, hivemind's epochs, Flower's
+  merged rounds and those that NVIDIA FLARE has followed with another say which were thrown away.
 - Every host has a network namespace of its own. Links are limited there, for every system alike.
-- Atoll runs with TLS and a token, the others in plain text. Atoll's traffic is coded in 4 bits by default; the others
-  send 32, as they come.
+- Atoll runs with TLS and a token, NVIDIA FLARE with keys on both sides, the others in plain text. Atoll's traffic is
+  coded in 4 bits by default; the others send 32, as they come.
 - Loss at equal time is that of worker 0's own model when the window ends. Loss at equal tokens is that of the model
   that the system hands to its user; for hivemind the mean of all workers' models. Outer settings of each system are
   the best of the same six (row search), tried with a seed of their own.
