@@ -5,11 +5,13 @@
     scripts/bakeoff --systems atoll,torchft --scenarios clean,kill --repeat 3
     scripts/bakeoff --short --repeat 3 --jobs 8 what fits into a quarter of an hour of 16 cores
     scripts/bakeoff --scenarios search,tokens   outer settings of each system by the same search, then loss with them
+    scripts/bakeoff --plan FILE --jobs 8        lines of runs, scenarios and systems, most worth first
     scripts/bakeoff --table                     the tables of what is in results.jsonl
 
 Each cell is a run of its own, in turn, so that whatever else the machine does hits all alike: one pass over all cells,
 then the next. With `--jobs` so many run side by side, each on cores of its own. Results are appended to
-FOLDER/results.jsonl (bakeoff/ unless told otherwise) as they come; tables go to FOLDER/tables.md.
+FOLDER/results.jsonl (bakeoff/ unless told otherwise) as they come; tables go to FOLDER/tables.md, figures to
+FOLDER/figures.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ import scenarios as s
 import systems as y
 from cluster import WARM_STEPS, Cluster, end_all
 from net import lack_of_delays, lack_of_links
+from pictures import write_figures
 from result import FAILED, Result, read_lines
-from tables import write_tables
+from tables import read_cells, write_tables
 
 OUTER_TRIED = ("0.7,0.0", "0.7,0.3", "0.7,0.6", "0.7,0.9", "1.0,0.0", "1.0,0.3")
 """The same for every system that has outer settings."""
@@ -41,14 +44,17 @@ QUICK_SECONDS, QUICK_SECONDS_MAX, QUICK_STEP_MS, QUICK_STEPS = 10.0, 12.0, 100.0
 """Five processes on two cores: their steps together must fit into a step's time."""
 Cell = tuple[int, str, str, str]
 """Seed, scenario, system, outer settings (empty: its own)."""
+Part = tuple[int, list[str], list[str]]
+"""Runs of each cell, scenarios, systems."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--short", action="store_true")
-    parser.add_argument("--systems", default="", help=f"of {', '.join(y.SYSTEMS)}")
+    parser.add_argument("--systems", default="", help=f"of {', '.join(y.SYSTEMS)}; of a plan only these")
     parser.add_argument("--scenarios", default="", help=f"of {', '.join((*s.SCENARIOS, s.SEARCH, s.EQUAL_TOKENS))}")
+    parser.add_argument("--plan", type=Path, help="a file of cells: in each line RUNS SCENARIOS SYSTEMS, # for notes")
     parser.add_argument("--repeat", type=int, default=1, help="runs of each cell (seeds, for loss)")
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--jobs", type=int, default=1, help="cells side by side, each on its share of the cores")
@@ -73,14 +79,23 @@ def main() -> None:
             signal.signal(number, end_all)
         Bakeoff(options).run()
     print(write_tables(options.folder))
+    draw(options.folder)
+
+
+def draw(folder: Path) -> None:
+    try:
+        found = write_figures(read_cells(folder / "results.jsonl"), folder / "figures")
+    except ImportError as error:  # a machine that only measures
+        print(f"no figures here: {error}. Where Atoll is installed, `--table --folder {folder}` draws them.")
+        return
+    print("\n".join([f"tables: {folder / 'tables.md'}", *(f"{title}: {path}" for title, path in found)]))
 
 
 class Bakeoff:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._results = options.folder / "results.jsonl"
-        which, names = self._which(), self._names()  # wrong words are told before an environment that is missing
-        self._cells = list(self._planned(names, which))
+        self._cells = list(self._planned(self._parts()))
         # Asked once, before there are threads: the answers are kept.
         for lack, label in ((lack_of_links(), "limited links"), (lack_of_delays(), "delays")):
             if lack:
@@ -89,32 +104,43 @@ class Bakeoff:
         self._count = itertools.count(1)
         self._writing = threading.Lock()
 
-    def _names(self) -> list[str]:
+    def _parts(self) -> list[Part]:
+        """Wrong words are told before an environment that is missing."""
         options = self._options
-        names = chosen(options.systems, y.SYSTEMS, y.QUICK if options.quick else y.DEVICE if options.short else None)
-        for name in names:
+        if options.plan:
+            lines = (line.partition("#")[0].strip() for line in options.plan.read_text().splitlines())
+            parts = [self._part(line) for line in lines if line]
+        else:
+            names = y.QUICK if options.quick else y.DEVICE if options.short else None
+            which = (*s.QUICK, s.EQUAL_TOKENS) if options.quick else s.DEVICE if options.short else None
+            parts = [(options.repeat, self._which(options.scenarios, which), self._names(options.systems, names))]
+        for name in dict.fromkeys(name for _, _, names in parts for name in names):
             if not y.SYSTEMS[name].there:
                 sys.exit(f"the environment of {name} is missing; run benchmarks/peers/venvs {y.SYSTEMS[name].venv}")
-        return names
+        return parts
 
-    def _which(self) -> list[str]:
-        options, known = self._options, (*s.SCENARIOS, s.SEARCH, s.EQUAL_TOKENS)
-        quick = (*s.QUICK, s.EQUAL_TOKENS) if options.quick else s.DEVICE if options.short else None
-        which = chosen(options.scenarios, known, quick)
+    def _part(self, line: str) -> Part:
+        words = line.split()
+        if len(words) != 3 or not words[0].isdigit():
+            sys.exit(f"{self._options.plan}: {line!r} is not RUNS SCENARIOS SYSTEMS, as in: 3 clean,kill atoll,ddp")
+        names, wanted = self._names(words[2], None), self._names(self._options.systems, None)
+        return int(words[0]), self._which(words[1], None), [name for name in names if name in wanted]
+
+    def _names(self, text: str, default: Iterable[str] | None) -> list[str]:
+        return chosen(text, y.SYSTEMS, default)
+
+    def _which(self, text: str, default: Iterable[str] | None) -> list[str]:
+        which = chosen(text, (*s.SCENARIOS, s.SEARCH, s.EQUAL_TOKENS), default)
         for label in which:
             least = s.SCENARIOS[label].workers_min if label in s.SCENARIOS else 2
-            if options.world < least:
+            if self._options.world < least:
                 sys.exit(f"{label} needs {least} learners; say --world {least}, or leave it out of --scenarios")
         return which
 
-    def _planned(self, names: list[str], which: list[str]) -> Iterable[Cell]:
+    def _planned(self, parts: list[Part]) -> Iterable[Cell]:
         lines = read_lines(self._options.resume) if self._options.resume else []
         done: list[Cell] = [_cell(line) for line in lines if not str(line["why"]).startswith(FAILED)]
-        tried = [(SEARCH_SEED, s.SEARCH, name, outer) for outer in OUTER_TRIED for name in names]
-        searches = [cell for cell in tried if s.SEARCH in which and y.SYSTEMS[cell[2]].outer]
-        rest = [label for label in which if label != s.SEARCH]
-        passes = itertools.product(range(self._options.repeat), rest, names)
-        for cell in [*searches, *((seed, label, name, "") for seed, label, name in passes)]:
+        for cell in dict.fromkeys(itertools.chain.from_iterable(map(_cells, parts))):
             if cell[1] != s.SEARCH and (*cell[:3], "") in done:
                 done.remove((*cell[:3], ""))
             elif cell not in done:
@@ -201,6 +227,15 @@ def cores_of(text: str) -> set[int]:
         sys.exit(f"--cores {text!r}: say FIRST-LAST, as in 0-3")
     cores = os.sched_getaffinity(0) & set(range(int(first), int(last) + 1))
     return cores or os.sched_getaffinity(0)
+
+
+def _cells(part: Part) -> list[Cell]:
+    """One pass over all, then the next; before them the search, whose seed is its own."""
+    repeat, which, names = part
+    tried = [(SEARCH_SEED, s.SEARCH, name, outer) for outer in OUTER_TRIED for name in names]
+    searches = [cell for cell in tried if s.SEARCH in which and y.SYSTEMS[cell[2]].outer]
+    passes = itertools.product(range(repeat), [label for label in which if label != s.SEARCH], names)
+    return [*searches, *((seed, label, name, "") for seed, label, name in passes)]
 
 
 def _cell(line: dict[str, object]) -> Cell:

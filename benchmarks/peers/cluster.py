@@ -23,12 +23,15 @@ from scenarios import Fault, Scenario
 from systems import HERE, System, machine
 
 PORT = 29_417
-START_S_MAX = 90.0
+LISTEN_S_MAX = 90.0
 FIRST_STEPS = 3
 """A worker takes part once it has made so many."""
 WARM_STEPS, WARM_S_MAX = 30, 30.0
 """The window begins when all have made so many, an exchange of every system among them, or after so long."""
 EVALUATE_S_MAX = 5.0
+GO_ON_S_MAX = 50.0
+"""After a cut link is back TCP tries again later and later, after 52 s at most for a cut of a minute: so long whoever
+stands still is watched, beyond the window, before it is said that somebody must do something."""
 FINISH_S_MAX = 300.0
 TICK_S = os.sysconf("SC_CLK_TCK")
 COORDINATOR = 0
@@ -106,7 +109,7 @@ class Cluster:
         while self._fewest_steps(expected) < FIRST_STEPS:
             # -1: the coordinator, where there is one
             gone = [rank for rank in (-1, *expected) if self._has_ended(rank)]
-            if time.monotonic() - began > START_S_MAX or (gone and not self._steps):
+            if time.monotonic() - began > self._scenario.start_s_max or (gone and not self._steps):
                 result.void(f"did not start: {self._last_words(gone[0] if gone else expected[0])}")
                 return
             time.sleep(0.05)
@@ -153,9 +156,22 @@ class Cluster:
                 action(fault)
         time.sleep(max(0.0, end - time.monotonic()))
         self._reduce(result, begin, time.monotonic(), *before)
+        if result.standing and any(fault.what == "partition" for fault in self._scenario.faults):
+            self._watch_those_who_stand(result)
         if self._system.whole and not result.standing and not result.why:
             (self.folder / "evaluate").touch()
             result.loss = self._loss(EVALUATE_S_MAX)
+
+    def _watch_those_who_stand(self, result: Result) -> None:
+        """Numbers stay those of the window."""
+        began, ranks = time.monotonic(), range(self._world)
+        before = [len(r.worker_lines(self.folder, rank)) for rank in ranks]
+        while (gone_s := time.monotonic() - began) < GO_ON_S_MAX and not all(map(self._has_ended, ranks)):
+            if all(len(r.worker_lines(self.folder, rank)) > before[rank] for rank in ranks):
+                result.why += f" (all went on {gone_s:.0f} s after the window)"
+                result.person = "nothing"
+                return
+            time.sleep(0.2)
 
     def _actions(self, begin: float) -> list[Any]:
         found: list[Any] = []
@@ -244,7 +260,7 @@ class Cluster:
     def _wait_until_it_listens(self) -> bool:
         """Its own list of sockets is that of its namespace."""
         host = self._net.addresses[COORDINATOR]
-        folder, deadline = Path(f"/proc/{self._processes[COORDINATOR].pid}/net"), time.monotonic() + START_S_MAX
+        folder, deadline = Path(f"/proc/{self._processes[COORDINATOR].pid}/net"), time.monotonic() + LISTEN_S_MAX
         while time.monotonic() < deadline and not self._has_ended(-1):
             with contextlib.suppress(OSError):
                 if any(_has_listener((folder / name).read_text(), host) for name in ("tcp", "tcp6")):
@@ -287,10 +303,12 @@ class Cluster:
     def _kill(self, host: int) -> None:
         process = self._processes.get(host)
         if process is not None:
-            self._cpu_of_dead_s[host == COORDINATOR] += sum(_cpu_s(f) for _, f in self._stats({process.pid}))
+            found = self._stats({process.pid})
+            self._cpu_of_dead_s[host == COORDINATOR] += sum(_cpu_s(fields) for _, fields in found)
             del self._processes[host]
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            for pid in (process.pid, *(int(path.name) for path, _ in found)):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
 
     # ------------------------------------------------------------ numbers
@@ -370,13 +388,15 @@ class Cluster:
 
     @staticmethod
     def _stats(sessions: set[int]) -> list[tuple[Path, list[str]]]:
-        found = []
+        """Of all processes in these sessions, and of their descendants: some systems give children sessions."""
+        every = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError, IndexError):
-                fields = stat.read_text().rpartition(")")[2].split()
-                if int(fields[3]) in sessions:
-                    found.append((stat.parent, fields))
-        return found
+                every[int(stat.parent.name)] = (stat.parent, stat.read_text().rpartition(")")[2].split())
+        mine = {pid for pid, (_, fields) in every.items() if int(fields[3]) in sessions}
+        while more := {pid for pid, (_, fields) in every.items() if int(fields[1]) in mine} - mine:
+            mine |= more
+        return [every[pid] for pid in mine]
 
     def _cpu_s(self, *, coordinator: bool) -> float:
         living = sum(_cpu_s(fields) for _, fields in self._stats(self._pids(coordinator=coordinator)))
@@ -410,13 +430,13 @@ def _cpu_s(fields: list[str]) -> float:
 
 
 def _has_listener(table: str, host: str) -> bool:
-    """In a text as /proc/net/tcp or tcp6 is, where an address has its last byte first."""
+    """At this address or at all: in a text as /proc/net/tcp or tcp6 is, where an address has its last byte first."""
     wanted = f"{bytes(map(int, reversed(host.split('.')))).hex().upper()}:{PORT:04X}"
     rows = (line.split() for line in table.splitlines()[1:])
-    return any(row[1].endswith(wanted) and row[3] == "0A" for row in rows)
+    return any(row[1].endswith((wanted, f"{0:08X}:{PORT:04X}")) and row[3] == "0A" for row in rows)
 
 
 def _wait_for_text(path: Path) -> None:
-    deadline = time.monotonic() + START_S_MAX
+    deadline = time.monotonic() + LISTEN_S_MAX
     while not path.read_text().strip() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -29,6 +29,7 @@ IMPORTS = {
     "torchft": "import torchft.local_sgd, torchft.coordination",
     "hivemind": "import hivemind",
     "flower": "import flwr.server.strategy, flwr.client",
+    "nvflare": "import nvflare.client, nvflare.app_opt.pt.recipes.fedavg, nvflare.fuel.flare_api.flare_api",
     "": "import atoll, grpc, cryptography, typer; from atoll import kernels; kernels.warm_up()",
 }
 """By environment. Kernels are compiled here, once, as an installation does it."""
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(DEVICE))
     parser.add_argument("--folder", type=Path, default=Path("bakeoff"))
     parser.add_argument("--seconds-max", type=float, default=58.0)
+    parser.add_argument("--imports", action="store_true", help="no short runs: only what can be imported")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds_max
     names = options.systems.split(",")
@@ -52,7 +54,7 @@ def main() -> None:
         found = dict(zip(IMPORTS, pool.map(lack_of_imports, IMPORTS, import_s_max), strict=True))
     lacks = {name: found[SYSTEMS[name].venv] for name in names}
     trying = [name for name in names if not lacks[name]]
-    if trying:
+    if trying and not options.imports:
         lacks |= lacks_of_runs(trying, options.folder / "preflight", deadline)
     for name in names:
         print(f"{name}: {lacks[name] or 'works'}", flush=True)

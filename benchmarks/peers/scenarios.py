@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 
 __all__ = ["DEVICE", "EQUAL_TOKENS", "QUICK", "SCENARIOS", "SEARCH", "Fault", "Scenario", "replace", "scaled"]
 MBIT = 1e6
+MEDIUM_MBIT = 4 * 10.8 * 32
+"""The first parameters of four workers, over one link."""
 EQUAL_TOKENS = "tokens"
 """Every learner makes as many steps, and the model's held-out loss is compared."""
 SEARCH = "search"
@@ -39,6 +41,8 @@ class Scenario:
     seq: int = 64
     """Tokens of a row."""
     device: str = "cpu"
+    start_s_max: float = 90.0
+    """Whoever has not begun by then will not: the first parameters of all must fit into it."""
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -53,8 +57,16 @@ class Scenario:
 
 
 def _medium(rate: float, seconds: float) -> Scenario:
+    """One row a step: four models of this size share two cores."""
     text = f"links of {rate:g} Mbit/s, 10.8M parameters, steps of 0.5 s"
-    return Scenario(text, seconds=seconds, rate=rate * MBIT, shape="medium", step_ms=500)
+    start_s_max = 90.0 + 2 * MEDIUM_MBIT / rate
+    return Scenario(
+        text, seconds=seconds, rate=rate * MBIT, shape="medium", step_ms=500, batch=1, start_s_max=start_s_max
+    )
+
+
+def _small(rate: float) -> Scenario:
+    return Scenario(f"links of {rate:g} Mbit/s, 0.46M parameters", seconds=22, rate=rate * MBIT)
 
 
 SCENARIOS = {
@@ -65,23 +77,24 @@ SCENARIOS = {
     "kill": Scenario("a learner is killed, and started again after 3 s", faults=(Fault(3, "kill", 1),)),
     "kills": Scenario(
         "a learner is killed every 30 s",
-        seconds=100,
-        faults=(Fault(8, "kill", 1), Fault(38, "kill", 2), Fault(68, "kill", 3)),
+        seconds=75,
+        faults=(Fault(2, "kill", 1), Fault(32, "kill", 2), Fault(62, "kill", 3)),
     ),
     "coordinator": Scenario(
         "the coordinator is killed, and started again after 3 s", faults=(Fault(3, "coordinator"),)
     ),
     "partition": Scenario(
-        "a learner is cut off for a minute", seconds=100, faults=(Fault(10, "partition", 1, back_s=60),)
+        "a learner is cut off for a minute", seconds=75, faults=(Fault(3, "partition", 1, back_s=60),)
     ),
     "join": Scenario("the fourth learner comes in the middle", faults=(Fault(3, "join", 3, back_s=0),)),
     "1gbit": _medium(1000, 30),
-    "100mbit": _medium(100, 60),
-    "20mbit": _medium(20, 90),
+    "100mbit": _medium(100, 40),
+    "20mbit": _medium(20, 60),
     "5mbit": _medium(5, 120),
-    "20mbit-small": Scenario(
-        "links of 20 Mbit/s, 0.46M parameters (as 50 Mbit/s for 10.8M, ten times as fast)", seconds=22, rate=20 * MBIT
-    ),
+    "1gbit-small": _small(1000),
+    "100mbit-small": _small(100),
+    "20mbit-small": _small(20),
+    "5mbit-small": _small(5),
     "delay": Scenario("100 ms there and back between any two hosts", delay_ms=50.0),
     "thin": Scenario("one learner of four has 4 Mbit/s", seconds=22, rates={3: 4 * MBIT}),
     "changing": Scenario(
@@ -93,17 +106,17 @@ SCENARIOS = {
     "all": Scenario(
         "two generations, jitter, 50 ms, 100 Mbit/s, one with 2 Mbit/s; a kill, a partition, the coordinator killed, "
         "the fourth learner late",
-        seconds=100,
+        seconds=65,
         factors={2: 1.18, 3: 1.18},
         jitter=0.1,
         rate=100 * MBIT,
         rates={3: 2 * MBIT},
         delay_ms=25.0,
         faults=(
-            Fault(8, "join", 3, back_s=0),
-            Fault(15, "kill", 1),
-            Fault(40, "coordinator"),
-            Fault(60, "partition", 2, back_s=15),
+            Fault(3, "join", 3, back_s=0),
+            Fault(10, "kill", 1),
+            Fault(24, "coordinator"),
+            Fault(36, "partition", 2, back_s=15),
         ),
     ),
     "gpu": Scenario(

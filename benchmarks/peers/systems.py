@@ -200,6 +200,15 @@ SYSTEMS = {
         cannot=CPU_ONLY,
         source=FLOWER + "FedAdam with eta 0.01 and tau 1e-3, of its paper's grid",
     ),
+    "nvflare": System(
+        "NVIDIA FLARE FedAvg",
+        "nvflare_job.py",
+        "nvflare",
+        coordinator="server",
+        listens=True,
+        cannot=CPU_ONLY,
+        source="its FedAvg recipe's defaults, all sites in each round; task_request_interval 0.1 s (2 s unless told)",
+    ),
     "ddp": System("DDP gloo", "ddp.py", period=1, coordinator="rank", cannot=IN_STEP, source=OWN),
     "fsdp": System(
         "FSDP2 gloo", "fsdp.py", period=1, coordinator="rank", cannot={**IN_STEP, **CPU_ONLY}, source=OWN, whole=False
@@ -209,4 +218,6 @@ SYSTEMS = {
     ),
 }
 QUICK = ("atoll", "torchft", "hivemind", "flower", "ddp")
-DEVICE = ("atoll", "atoll-24", "atoll-diloco", "torchft", "torchft-streaming", "hivemind", "flower", "ddp")
+DEVICE = (
+    "atoll", "atoll-24", "atoll-diloco", "torchft", "torchft-streaming", "hivemind", "flower", "nvflare", "ddp", "fsdp",
+)  # fmt: skip

@@ -13,8 +13,11 @@ from scenarios import EQUAL_TOKENS, SCENARIOS, SEARCH
 from systems import SYSTEMS
 
 Row = dict[str, Any]
-TIMES = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+ |[A-Z][a-z]{2} \d\d [\d:.]+ |\x1b\[\d*m")
-"""Of logs: the same words at another time are the same words."""
+TIMES = re.compile(
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+ (- )?|[A-Z][a-z]{2} \d\d [\d:.]+ |\x1b\[\d*m|\[identity=[^\]]*(\]( -)?|$)"
+)
+"""Of logs: the same words at another time, in another run, are the same words."""
+ONE_RUN = "¹"
 Cells = dict[tuple[str, str], list[Row]]
 MEASURES = {
     "steps_per_s": ("Useful steps per second, all learners", "{:.1f}"),
@@ -55,7 +58,7 @@ def head(cells: Cells) -> list[str]:
     cores = ", ".join(map(str, sorted({row["cores"] for row in rows})))
     return [
         f"{'; '.join(places) or 'On an unknown day and machine'}; {cores} cores for each run. "
-        f"{min(runs)} to {max(runs)} runs of each cell: the median, and the range."
+        f"{min(runs)} to {max(runs)} runs of each cell: the median, and the range; {ONE_RUN}: one run."
     ]
 
 
@@ -66,7 +69,7 @@ def tables(cells: Cells) -> list[str]:
     for measure, (title, form) in MEASURES.items():
         shown = [label for label in labels if any(row[measure] is not None for row in _rows(cells, label, names))]
         if shown:
-            body = [[label, *(_cell(cells.get((label, n), []), measure, form) for n in names)] for label in shown]
+            body = [[label, *(_cell_of(cells, label, n, measure, form) for n in names)] for label in shown]
             parts += [f"\n## {title}\n", table(["", *(SYSTEMS[name].title for name in names)], body)]
     return parts
 
@@ -75,7 +78,7 @@ def the_rest(cells: Cells) -> list[str]:
     names = [name for name in SYSTEMS if any(system == name for _, system in cells)]
     parts = ["\n## What a person had to do, besides starting again what was killed\n"]
     parts += _said(cells, "person") or ["- nothing, anywhere"]
-    parts += ["\n## What did not work\n", *_said(cells, "why")]
+    parts += ["\n## What did not work\n", *_said(cells, "why"), *_impossible(cells, names)]
     lines = [
         [SYSTEMS[name].title, versions_of(cells, name), str(SYSTEMS[name].code_lines), SYSTEMS[name].source]
         for name in names
@@ -83,6 +86,17 @@ def the_rest(cells: Cells) -> list[str]:
     parts += ["\n## Versions, lines of code that the system adds to the bare script, and settings\n"]
     parts += [table(["system", "versions", "lines", "its authors' settings"], lines), "\n## Scenarios\n"]
     return parts + [f"- {name}: {one.what}" for name, one in SCENARIOS.items() if any(name == x for x, _ in cells)]
+
+
+def _impossible(cells: Cells, names: list[str]) -> list[str]:
+    """Of scenarios that others ran."""
+    labels = [label for label in SCENARIOS if any(label == one for one, _ in cells)]
+    return [
+        f"- {SYSTEMS[name].title}, {label}: {SYSTEMS[name].cannot[label]}"
+        for name in names
+        for label in labels
+        if label in SYSTEMS[name].cannot and (label, name) not in cells
+    ]
 
 
 def versions_of(cells: Cells, name: str) -> str:
@@ -104,6 +118,12 @@ def _rows(cells: Cells, label: str, names: list[str]) -> list[Row]:
     return [row for name in names for row in cells.get((label, name), [])]
 
 
+def _cell_of(cells: Cells, label: str, name: str, measure: str, form: str) -> str:
+    """What is known to be impossible is said without a run."""
+    reason = SYSTEMS[name].cannot.get(label, "").split(":")[0]
+    return _cell(cells.get((label, name), []), measure, form) or reason
+
+
 def _cell(rows: list[Row], measure: str, form: str) -> str:
     """The median and the range; a measured zero is one, and what is not there says why."""
     found = sorted(row[measure] for row in rows if row[measure] is not None)
@@ -112,7 +132,7 @@ def _cell(rows: list[Row], measure: str, form: str) -> str:
     if not found:
         return "did not return" if absent else _why(rows)
     middle, low, high = (form.format(value) for value in (statistics.median(found), found[0], found[-1]))
-    shown = middle if low == high else f"{middle} ({low} to {high})"
+    shown = f"{middle}{ONE_RUN}" if len(found) == 1 else middle if low == high else f"{middle} ({low} to {high})"
     return f"{shown}; {absent} of {len(rows)} did not return" if absent else shown
 
 

@@ -23,6 +23,7 @@ import os
 import random
 import signal
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -128,7 +129,8 @@ class Workload:
         self._asked: Path | None = options.folder / "evaluate" if options.rank == 0 else None
         self._stopped = False
         self._next = 0.0
-        signal.signal(signal.SIGTERM, self._stop)
+        if threading.current_thread() is threading.main_thread():  # NVIDIA FLARE runs scripts in a thread
+            signal.signal(signal.SIGTERM, self._stop)
 
     def _stop(self, *_: object) -> None:
         self._stopped = True

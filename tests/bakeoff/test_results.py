@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parents[2] / "benchmarks" / "peers"
-MODULES = ("result", "scenarios", "systems", "tables", "net", "cluster", "bakeoff", "preflight", "page")
+MODULES = ("pictures", "result", "scenarios", "systems", "tables", "net", "cluster", "bakeoff", "preflight", "page")
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_page_says_first_where_atoll_loses(peers: Any, tmp_path: Path) -> No
     loses, ties, ahead = (text.index(f"## {title}") for title in ("Where Atoll loses", "Where it ties", "Where it is"))
     assert loses < text.index("third step, s: clean 9.0 against 6.0 (Flower FedAvg)") < ties < ahead
     assert text.index("all learners: clean 71.0 against 61.0 (Flower FedAvg)") > ahead
-    assert (tmp_path / "figures" / "peers.png").stat().st_size > 1000
+    assert (tmp_path / "figures" / "peers-pace.png").stat().st_size > 1000
 
 
 def test_a_scenario_that_needs_more_learners_is_refused(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_scenario_that_needs_more_learners_is_refused(tmp_path: Path) -> None:
 
 def test_a_resumed_plan_leaves_out_what_was_measured_and_passes_are_whole(peers: Any, tmp_path: Path) -> None:
     options = peers.bakeoff.argparse.Namespace(
-        systems="atoll,ddp", scenarios="clean,slow", quick=False, short=False, world=4, repeat=2, folder=tmp_path,
-        resume=tmp_path / "old.jsonl",
+        systems="atoll,ddp", scenarios="clean,slow", quick=False, short=False, plan=None, world=4, repeat=2,
+        folder=tmp_path, resume=tmp_path / "old.jsonl",
     )  # fmt: skip
     options.resume.write_text(row(peers, "atoll", "clean") + "\n" + row(peers, "ddp", "slow") + "\n")
     cells = peers.bakeoff.Bakeoff(options)._cells
@@ -178,7 +178,7 @@ def test_a_void_run_keeps_no_number_and_is_tried_again(peers: Any, tmp_path: Pat
     line = json.loads(result.line())
     assert line["steps_per_s"] is line["loss"] is line["pause_s"] is None and "no exchange" in line["why"]
     options = peers.bakeoff.argparse.Namespace(
-        systems="ddp", scenarios="clean", quick=False, short=False, world=4, repeat=1, folder=tmp_path,
+        systems="ddp", scenarios="clean", quick=False, short=False, plan=None, world=4, repeat=1, folder=tmp_path,
         resume=tmp_path / "old.jsonl",
     )  # fmt: skip
     options.resume.write_text(row(peers, "ddp", "clean", why=line["why"]) + "\n")
@@ -209,6 +209,8 @@ def test_a_row_without_numbers_spoils_no_page_and_times_in_last_words_are_left_o
     (tmp_path / "peers.jsonl").write_text("\n".join(lines) + "\n")
     text = peers.page.write_page(tmp_path / "peers.jsonl", "benchmarks/peers/plan.sh").read_text()
     assert "torchft DiLoCo, clean: failed: [INFO] no quorum (2x)" in text
+    flare = "2026-11-18 18:33:05,606 - ClientRunner - INFO - [identity=site-1, run=e9a5d893, peer=bakeo"
+    assert peers.tables.TIMES.sub("", flare).strip() == "ClientRunner - INFO -"
 
 
 def test_the_page_takes_day_machine_and_versions_from_the_runs(peers: Any, tmp_path: Path) -> None:
@@ -228,7 +230,8 @@ def test_the_quick_form_is_a_quarter_of_an_hour(peers: Any, tmp_path: Path, monk
     monkeypatch.setattr(peers.systems.System, "there", True)
     b = peers.bakeoff
     options = b.argparse.Namespace(
-        systems="", scenarios="", quick=True, short=False, world=4, repeat=1, folder=tmp_path, resume=None, jobs=1,
+        systems="", scenarios="", quick=True, short=False, plan=None, world=4, repeat=1, folder=tmp_path, resume=None,
+        jobs=1,
         seconds=b.QUICK_SECONDS, step_ms=b.QUICK_STEP_MS, batch=0, steps=b.QUICK_STEPS,
     )  # fmt: skip
     assert b.Bakeoff(options).expected_s() <= 900
@@ -239,3 +242,69 @@ def test_hosts_have_addresses_that_libp2p_tells_its_peers_of(peers: Any) -> None
     first = ipaddress.ip_address(peers.net.Net(1, [0.0]).addresses[0])
     private = ("10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.168.0.0/16")
     assert any(first in ipaddress.ip_network(net) for net in private)
+
+
+def plan_of(peers: Any, tmp_path: Path, text: str, systems: str = "") -> list[Any]:
+    (tmp_path / "plan.txt").write_text(text)
+    options = peers.bakeoff.argparse.Namespace(
+        systems=systems, scenarios="", quick=False, short=False, world=4, repeat=1, folder=tmp_path, resume=None,
+        plan=tmp_path / "plan.txt",
+    )  # fmt: skip
+    return list(peers.bakeoff.Bakeoff(options)._cells)
+
+
+def test_a_plan_is_worked_off_by_worth_and_nothing_of_it_twice(peers: Any, tmp_path: Path) -> None:
+    text = "# by worth\n1 kill atoll,ddp\n2 kill,clean ddp  # three more\n"
+    cells = [(0, "kill", "atoll", ""), (0, "kill", "ddp", ""), (0, "clean", "ddp", ""), (1, "kill", "ddp", "")]
+    assert plan_of(peers, tmp_path, text) == [*cells, (1, "clean", "ddp", "")]
+    assert plan_of(peers, tmp_path, text, "atoll") == cells[:1], "what does not work here is left out"
+
+
+@pytest.mark.parametrize("line", ["kill atoll,ddp", "some kill atoll", "1 kil atoll", "1 kill atol"])
+def test_a_line_of_a_plan_that_says_nothing_is_told(peers: Any, tmp_path: Path, line: str) -> None:
+    with pytest.raises(SystemExit, match=r"RUNS SCENARIOS SYSTEMS|choose from"):
+        plan_of(peers, tmp_path, line + "\n")
+
+
+def test_the_plan_of_the_page_names_every_system_and_scenario_of_the_comparison(
+    peers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers.systems.System, "there", True)
+    cells = plan_of(peers, tmp_path, (HERE / "plan.txt").read_text())
+    assert set(peers.systems.DEVICE) <= {name for _, _, name, _ in cells}
+    wanted = ["clean", "jitter", "slow", "generations", "kill", "kills", "coordinator", "partition", "join", "delay"]
+    wanted += ["thin", "all", "tokens"]
+    assert {*wanted, *(f"{rate}-small" for rate in ("1gbit", "100mbit", "20mbit", "5mbit"))} <= {c[1] for c in cells}
+
+
+def test_children_in_sessions_of_their_own_are_counted_and_end_with_their_host(peers: Any) -> None:
+    """NVIDIA FLARE's sites start the process that trains with setsid: who is killed must not go on training."""
+    child = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=True).wait()"
+    one = peers.cluster.Cluster("bare", peers.systems.SYSTEMS["bare"], peers.scenarios.Scenario(""), world=1, seed=0)
+    one._net = peers.net.Loopback(2)
+    one._start(1, [sys.executable, "-c", child])
+    deadline = time.monotonic() + 20
+    while len(alive := one._alive()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(alive) == 2
+    one.clear()
+    time.sleep(0.2)
+    assert not any("sleep" in (Path(f"/proc/{pid}/cmdline").read_text() if Path(f"/proc/{pid}").exists() else "")
+                   for pid in alive)  # fmt: skip
+
+
+def test_a_listener_at_all_addresses_listens_here_too(peers: Any) -> None:
+    table = "  sl  local_address rem_address   st\n   0: 00000000:72E9 00000000:0000 0A 00000000\n"
+    assert peers.cluster._has_listener(table, "100.64.7.1")
+
+
+def test_who_goes_on_after_a_partition_needs_nobody(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = peers.cluster.Cluster("bare", peers.systems.SYSTEMS["bare"], peers.scenarios.Scenario(""), world=1, seed=0)
+    counts = iter([3, 3, 4])
+    monkeypatch.setattr(peers.cluster.r, "worker_lines", lambda *_: [None] * next(counts))
+    result = peers.result.Result(
+        "bare", "partition", 0, standing=1, why="1 of 1 workers stood still", person="start it"
+    )
+    one._watch_those_who_stand(result)
+    one.clear()
+    assert result.person == "nothing" and "all went on 0 s after the window" in result.why
