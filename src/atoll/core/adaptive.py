@@ -241,11 +241,7 @@ class AdaptiveController:
             time_ns = min(time_ns, run.adopt_ns)
         measured = LinkMeasured(int(ANSWERS_MIN * run.adopt_ns), ANSWERS_MIN)
         (rung, why), before, changes = next_rung(down, measured, time_ns, now_ns), down.rung, list[Adapted]()
-        if (
-            rung != before
-            and self._in_order(rung < before)
-            and self._budget.may("run", "codec_down", now_ns, more=rung < before)
-        ):
+        if rung != before and self._may_code("run", "codec_down", now_ns, more=rung < before):
             changes.append(self._down_to(rung, _of_updates(why, rung > before, run.adopt_ns, time_ns), now_ns, clock))
             if rung > before:  # what fewer bits should bring
                 run = replace(run, adopt_ns=run.adopt_ns / down.bits(before))
