@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import secrets
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from itertools import chain
+from contextlib import contextmanager
+from itertools import chain, count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,10 +21,12 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from atoll.wire import checks, limits, parts
-from atoll.wire.assembly import Assembly
+from atoll.wire import checks, direct, limits, parts
+from atoll.wire.assembly import VERIFY_INLINE_BYTES_MAX, Assembly
 from atoll.wire.buffers import Buffers
 from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
+from atoll.wire.direct import Wire
+from atoll.wire.direct_client import Lane, Lanes
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import Bytes
 from atoll.wire.transport import FETCH_METHOD, PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
@@ -49,6 +52,9 @@ class BulkClient:
         self._channels: list[Any] = self._open_channels()
         self._up_channels: list[Any] = self._open_channels()
         """Pushes have connections of their own: on a thin link their answers would wait behind what is fetched."""
+        self._lanes = Lanes(self._options)
+        self._sizes: dict[tuple[m.FetchKind, int], int] = {}
+        """Of what was fetched last, by kind and fragment: large ones go past gRPC."""
         self._buffers = Buffers()
         self._running: set[asyncio.Task[Any]] = set()
         self.bytes_up = 0
@@ -61,6 +67,7 @@ class BulkClient:
         return self._options.address
 
     async def close(self) -> None:
+        self._lanes.close()
         await asyncio.gather(*(channel.close() for channel in (*self._channels, *self._up_channels)))
 
     async def start_again(self) -> None:
@@ -69,6 +76,8 @@ class BulkClient:
         given_up, self._running = self._running, set()
         for task in given_up:
             task.cancel()
+        self._lanes.close()
+        self._lanes = Lanes(self._options)
         old = (*self._channels, *self._up_channels)
         self._channels, self._up_channels = self._open_channels(), self._open_channels()
         await asyncio.gather(*(channel.close() for channel in old))
@@ -125,8 +134,7 @@ class BulkClient:
         stripes = self._stripes(view.nbytes)
         opened = parts.PushOpen(header, secrets.randbits(64), stripes, limits.PART_BYTES)
         # All stripes draw from one sequence: a slow connection then carries less, and the parts arrive nearly in order.
-        offsets = iter(range(0, view.nbytes, limits.PART_BYTES))
-        pieces = ((at, view[at : at + limits.PART_BYTES]) for at in offsets)
+        pieces = _Pieces(view)
         firsts = [next(pieces, (0, view[:0])) for _ in range(stripes)]
         tasks = [
             asyncio.create_task(self._push_stripe(channel, opened, chain([first], pieces)))
@@ -147,6 +155,15 @@ class BulkClient:
     async def _push_stripe(
         self, channel: Any, opened: parts.PushOpen, pieces: Iterator[tuple[int, memoryview]]
     ) -> m.PushReply:
+        header = opened.header
+        if header.size >= limits.DIRECT_BYTES_MIN and header.kind is not m.PushKind.INNER:
+            with self._lanes.one() as lane:
+                if lane is not None:
+                    push = _DirectPush(opened, pieces)
+                    try:
+                        return await lane.do(push.send, deadline_s(header.size))
+                    finally:
+                        self.bytes_up += push.bytes_count
         inner = opened.header.kind is m.PushKind.INNER
         waits = (limits.PUSH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
@@ -162,7 +179,9 @@ class BulkClient:
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             pass  # The call ended before we were done; its answer or error says why.
         try:
-            return parts.parse_push_reply(unseal(await call))
+            reply = parts.parse_push_reply(unseal(await call))
+            self._lanes.told(await call.trailing_metadata())
+            return reply
         except grpc.aio.AioRpcError as error:
             raise call_error(self._options, error) from None
         except PayloadError as error:
@@ -180,16 +199,21 @@ class BulkClient:
         return await self._unless_given_up(self._fetch(request))
 
     async def _fetch(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
-        fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers)
-        # The first range tells the size. When there are several connections it is kept short, the rest is spread.
-        first_stop = limits.STRIPE_BYTES_MIN if len(self._channels) > 1 else None
+        fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers, self._lanes)
+        known = fetch.large_as(self._sizes.get((request.kind, request.fragment), 0))
+        # The first range tells the size. When there are several connections it is kept short, the rest is spread; but
+        # what was too small for that last time comes in one go.
+        first_stop = limits.STRIPE_BYTES_MIN if self._stripes(known or limits.PUSH_BYTES_MAX) > 1 else None
         await fetch.range(self._channels[0], 0, first_stop)
         header, assembly = fetch.header, fetch.assembly
         assert header is not None and assembly is not None
         if not assembly.complete:
             await self._fetch_rest(fetch, header.size)
         self.bytes_down += header.size
+        self._sizes[request.kind, request.fragment] = header.size
         try:
+            if assembly.unhashed_bytes <= VERIFY_INLINE_BYTES_MAX:
+                return header, assembly.verify(header.checksum)
             return header, await asyncio.to_thread(assembly.verify, header.checksum)
         except RefusedError as error:
             raise PayloadError(f"fragment {request.fragment}, version {header.version}: {error.detail}") from None
@@ -199,7 +223,8 @@ class BulkClient:
         return await self._unless_given_up(self._fetch_range(request))
 
     async def _fetch_range(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
-        fetch = _RangeFetch(self._options, request, self._buffers)
+        fetch = _RangeFetch(self._options, request, self._buffers, self._lanes)
+        fetch.large_as(request.length)
         await fetch.range(self._channels[0], request.offset, request.offset + request.length)
         assert fetch.header is not None
         self.bytes_down += request.length
@@ -234,8 +259,9 @@ class BulkClient:
 class _Fetch:
     """One content being fetched: what the first answer said about it, and the bytes so far."""
 
-    def __init__(self, options: ClientOptions, request: m.FetchRequest, buffers: Buffers) -> None:
+    def __init__(self, options: ClientOptions, request: m.FetchRequest, buffers: Buffers, lanes: Lanes) -> None:
         self._options = options
+        self._lanes, self._large = lanes, False
         self._buffers = buffers
         self._request = request
         inner = request.kind is m.FetchKind.INNER
@@ -243,6 +269,11 @@ class _Fetch:
         self._waits = (limits.FETCH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         self.header: m.FetchHeader | None = None
         self.assembly: Assembly | None = None
+
+    def large_as(self, size: int) -> int:
+        """What is fetched will most likely have this size; returns it."""
+        self._large = size >= limits.DIRECT_BYTES_MIN and self._request.kind is not m.FetchKind.INNER
+        return size
 
     async def range(self, channel: Any, start: int, stop: int | None) -> None:
         """Fetch [start, stop) (None: to the end), resuming after faults until BULK_ATTEMPTS_MAX in a row brought
@@ -276,6 +307,12 @@ class _Fetch:
         # Before the first header the size is not known, only its bound.
         size = length or (self.header.size - position if self.header else self._size_max)
         timeout = deadline_s(size, *self._waits)
+        if self._large:
+            with self._lanes.one() as lane:
+                if lane is not None:
+                    async for placed in self._stream_past_grpc(lane, request, timeout):
+                        yield placed
+                    return
         call = channel.unary_stream(FETCH_METHOD)(
             seal(parts.encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
         )
@@ -291,10 +328,43 @@ class _Fetch:
                 placed = self._place(part)
                 position += placed
                 yield placed
+            self._lanes.told(await call.trailing_metadata())
         except grpc.aio.AioRpcError as error:
             raise call_error(self._options, error) from None
         finally:
             call.cancel()
+
+    async def _stream_past_grpc(self, lane: Lane, request: m.FetchRequest, timeout_s: float) -> AsyncIterator[int]:
+        """The same in the thread of a connection of its own; yields once, also for what came before a fault."""
+        come = [request.offset]
+        try:
+            refused = await lane.do(lambda wire: self._receive(wire, request, come), timeout_s)
+        except (UnreachableError, RemoteProtocolError, PayloadError):
+            yield come[0] - request.offset
+            raise
+        yield come[0] - request.offset
+        if refused is not None:
+            raise refused_error(refused.code, refused.detail)
+
+    def _receive(self, wire: Wire, request: m.FetchRequest, come: list[int]) -> m.Refused | None:
+        """Receive straight into the payload. `come` follows: up to where everything is there."""
+        wire.send_message(direct.FETCH, parts.encode_fetch_request(request))
+        _, message = wire.receive_message(direct.HEADER + direct.REFUSED)
+        if isinstance(message, m.Refused):
+            return message
+        header = self._opened(parts.parse_fetch_header(memoryview(message)))
+        stop = min(header.size, request.offset + (request.length or header.size))
+        while come[0] < stop:
+            end = min(stop, (come[0] // limits.PART_BYTES + 1) * limits.PART_BYTES)
+            offset, length, checksum = wire.receive_head()
+            if offset != come[0] or length != end - offset:
+                raise RemoteProtocolError(
+                    f"a part of {length} bytes at {offset}, {end - come[0]} at {come[0]} were next"
+                )
+            with self._room(offset, length) as room:
+                wire.receive_data(room, offset, checksum)
+            come[0] = end
+        return None
 
     def _open(self, part: parts.RawPart) -> None:
         """Look at the first part of a stream. The first stream of all pins the version for the others."""
@@ -303,7 +373,9 @@ class _Fetch:
             raise refused_error(refused.code, refused.detail)
         if part.opening is None:
             raise RemoteProtocolError("the first part of a fetch must carry its header")
-        header = parts.parse_fetch_header(part.opening)
+        self._opened(parts.parse_fetch_header(part.opening))
+
+    def _opened(self, header: m.FetchHeader) -> m.FetchHeader:
         checks.count("FetchHeader.size", header.size, high=self._size_max)
         if self.header is None:
             self.header = header
@@ -316,6 +388,7 @@ class _Fetch:
                 f"version {header.version} of fragment {self._request.fragment} changed while it was fetched; restart "
                 f"this learner, and look at the syncer's log",
             )
+        return header
 
     def _begin(self, header: m.FetchHeader) -> None:
         self.assembly = Assembly(self._buffers.take(header.size), limits.PART_BYTES)
@@ -327,6 +400,21 @@ class _Fetch:
         except RefusedError as error:
             # Not what was asked for: the stream is dropped and resumed here.
             raise RemoteProtocolError(error.detail) from None
+
+    @contextmanager
+    def _room(self, offset: int, length: int) -> Iterator[memoryview]:
+        """Where a part is received straight into."""
+        assert self.assembly is not None
+        try:
+            room = self.assembly.reserve(offset, length)
+        except RefusedError as error:
+            raise RemoteProtocolError(error.detail) from None
+        try:
+            yield room
+        except BaseException:
+            self.assembly.give_up(offset)
+            raise
+        self.assembly.arrived(offset)
 
 
 class _RangeFetch(_Fetch):
@@ -349,3 +437,49 @@ class _RangeFetch(_Fetch):
             raise RemoteProtocolError(f"a part of {part.data.nbytes} bytes at {part.offset} was not asked for")
         self.bytes[start : start + part.data.nbytes] = np.frombuffer(part.data, np.uint8)
         return part.data.nbytes
+
+    @contextmanager
+    def _room(self, offset: int, length: int) -> Iterator[memoryview]:
+        start = offset - self._request.offset
+        yield self.bytes[start : start + length].data
+
+
+class _Pieces:
+    """A payload in parts, for stripes in several threads: each part is drawn once (`count` is one step in C)."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._starts = count(0, limits.PART_BYTES)
+
+    def __iter__(self) -> Iterator[tuple[int, memoryview]]:
+        return self
+
+    def __next__(self) -> tuple[int, memoryview]:
+        start = next(self._starts)
+        if start >= self._view.nbytes:
+            raise StopIteration
+        return start, self._view[start : start + limits.PART_BYTES]
+
+
+class _DirectPush:
+    """One stripe that is sent past gRPC."""
+
+    def __init__(self, opened: parts.PushOpen, pieces: Iterator[tuple[int, memoryview]]) -> None:
+        self._opened, self._pieces = opened, pieces
+        self.bytes_count = 0
+
+    def send(self, wire: Wire) -> m.PushReply:
+        wire.send_message(direct.PUSH, parts.encode_push_open(self._opened))
+        _, said = wire.receive_message(direct.GO + direct.REFUSED)
+        if isinstance(said, m.Refused):
+            return m.PushReply(False, said.code, said.detail)
+        try:
+            for offset, data in self._pieces:
+                wire.send_part(offset, data)
+                self.bytes_count += data.nbytes
+            wire.send_part(0, memoryview(b""))
+        except OSError:
+            pass  # the server has closed it; its answer, if it comes, says why
+        _, answer = wire.receive_message(direct.ANSWER)
+        assert isinstance(answer, bytes)
+        return parts.parse_push_reply(answer)
