@@ -61,6 +61,8 @@ class BulkClient:
         """Payload bytes sent, repeated ones included."""
         self.bytes_down = 0
         """Payload bytes received whole."""
+        self.bytes_past_grpc = 0
+        """Of both, what had a socket of its own."""
 
     @property
     def address(self) -> str:
@@ -164,6 +166,7 @@ class BulkClient:
                         return await lane.do(push.send, deadline_s(header.size))
                     finally:
                         self.bytes_up += push.bytes_count
+                        self.bytes_past_grpc += push.bytes_count
         inner = opened.header.kind is m.PushKind.INNER
         waits = (limits.PUSH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
@@ -210,6 +213,7 @@ class BulkClient:
         if not assembly.complete:
             await self._fetch_rest(fetch, header.size)
         self.bytes_down += header.size
+        self.bytes_past_grpc += fetch.bytes_past_grpc
         self._sizes[request.kind, request.fragment] = header.size
         try:
             if assembly.unhashed_bytes <= VERIFY_INLINE_BYTES_MAX:
@@ -228,6 +232,7 @@ class BulkClient:
         await fetch.range(self._channels[0], request.offset, request.offset + request.length)
         assert fetch.header is not None
         self.bytes_down += request.length
+        self.bytes_past_grpc += fetch.bytes_past_grpc
         return fetch.header, fetch.bytes
 
     async def reach(self, patience_s: float) -> bool:
@@ -262,6 +267,7 @@ class _Fetch:
     def __init__(self, options: ClientOptions, request: m.FetchRequest, buffers: Buffers, lanes: Lanes) -> None:
         self._options = options
         self._lanes, self._large = lanes, False
+        self.bytes_past_grpc = 0
         self._buffers = buffers
         self._request = request
         inner = request.kind is m.FetchKind.INNER
@@ -311,6 +317,7 @@ class _Fetch:
             with self._lanes.one() as lane:
                 if lane is not None:
                     async for placed in self._stream_past_grpc(lane, request, timeout):
+                        self.bytes_past_grpc += placed
                         yield placed
                     return
         call = channel.unary_stream(FETCH_METHOD)(

@@ -28,6 +28,8 @@ from atoll.wire.transfers import Transfer, Transfers
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+BACKLOG = 128
+"""Connections that wait to be taken: as asyncio has it."""
 WATCH_S = 1.0
 """How often connections are looked at."""
 ACCEPT_PAUSE_S = 1.0
@@ -72,7 +74,7 @@ class DirectPort:
         """Start to listen; returns the port. Raises LaunchError."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, port), family=family, backlog=limits.DIRECT_STRANGERS_MAX)
+            self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
         except OSError as error:
             raise LaunchError(
                 f"cannot listen on port {port} of {host} for payloads ({error.strerror}); choose another with "
