@@ -10,6 +10,7 @@ import socket
 import ssl
 import struct
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -466,6 +467,50 @@ def test_strangers_have_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
             for wire in silent:
                 await is_closed(wire)
                 wire.close()
+
+    run(main())
+
+
+def test_who_stands_still_in_a_handshake_is_cut(tls: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_server, "WATCH_S", 0.05)
+    monkeypatch.setattr(limits, "STRANGER_S", 0.3)
+
+    async def main() -> None:
+        async with serving(FakeSyncer(), tls_certificate=tls[0], tls_key=tls[1]) as server:
+            wire = connected(server, None)
+            wire.send(b"\x16\x03\x01")  # the beginning of a ClientHello
+            await is_closed(wire)
+            await until(lambda: not server._direct._visitors)  # type: ignore[union-attr]
+            wire.close()
+
+    run(main())
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_replaced() -> None:
+    async def main() -> None:
+        payload = payload_of(2 * MIB)
+        async with past_grpc(FakeSyncer()) as (server, client):
+            for visitor in list(server._direct._visitors):  # type: ignore[union-attr]
+                visitor.cut()  # as after DIRECT_IDLE_S
+            await until(lambda: not server._direct._visitors)  # type: ignore[union-attr]
+            assert (await client.push(push_header(payload), payload)).accepted
+            assert client._lanes._faults == 0 and client.bytes_past_grpc == 0
+            await until(lambda: bool(client._lanes._free))
+            assert (await client.push(push_header(payload, seq=2), payload)).accepted
+            assert client.bytes_past_grpc == payload.nbytes
+
+    run(main())
+
+
+def test_no_payload_is_held_once_it_was_sent() -> None:
+    async def main() -> None:
+        payload = payload_of(2 * MIB)
+        async with past_grpc(FakeSyncer()) as (_, client):
+            assert (await client.push(push_header(payload), payload)).accepted
+            assert client.bytes_past_grpc == payload.nbytes
+            gone = weakref.ref(payload)
+            del payload
+            await until(lambda: gone() is None)
 
     run(main())
 

@@ -186,6 +186,7 @@ class BulkClient:
             self._lanes.told(await call.trailing_metadata())
             return reply
         except grpc.aio.AioRpcError as error:
+            self._lanes.server_was_away()
             raise call_error(self._options, error) from None
         except PayloadError as error:
             raise UnreachableError(str(error)) from None
@@ -337,6 +338,7 @@ class _Fetch:
                 yield placed
             self._lanes.told(await call.trailing_metadata())
         except grpc.aio.AioRpcError as error:
+            self._lanes.server_was_away()
             raise call_error(self._options, error) from None
         finally:
             call.cancel()

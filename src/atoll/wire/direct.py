@@ -53,6 +53,17 @@ class Wire:
         self.due_s = float("inf")
         """When somebody who watches may cut this connection, by time.monotonic."""
 
+    @property
+    def is_quiet(self) -> bool:
+        """Between two requests: nothing has come, and no end either."""
+        try:
+            socket.socket.recv(self._socket, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT)  # beneath TLS
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
     def expect(self, patience_s: float) -> None:
         self.due_s = time.monotonic() + patience_s
 

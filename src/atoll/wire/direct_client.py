@@ -40,6 +40,11 @@ class Lane:
         self.broken = False
         threading.Thread(target=self._work, name="atoll-bulk", daemon=True).start()
 
+    @property
+    def usable(self) -> bool:
+        """Free lanes only: nobody has cut it, neither here nor there."""
+        return not self.broken and self._wire is not None and self._wire.is_quiet
+
     async def do(self, job: Callable[[Wire], T], timeout_s: float) -> T:
         """Run this in the lane's thread. Whatever it raises, the connection is not used again: nobody knows where in
         the stream it stands. Raises UnreachableError, or what the job raises of ours."""
@@ -62,16 +67,24 @@ class Lane:
         self._jobs.put(None)
 
     def _work(self) -> None:
-        while (entry := self._jobs.get()) is not None and not self.broken:
-            future, job = entry
-            try:
-                if self._wire is None:
-                    self._wire = _connected(self._options, self._port)
-                self._settle(future.set_result, future, job(self._wire))
-            except BaseException as error:
-                self._settle(future.set_exception, future, error)
+        while self._did(self._jobs.get()):
+            pass  # and holds nothing of a payload meanwhile
         if self._wire is not None:
             self._wire.close()
+
+    def _did(self, entry: tuple[asyncio.Future[Any], Job] | None) -> bool:
+        if entry is None:
+            return False
+        future, job = entry
+        try:
+            if self._wire is None:
+                self._wire = _connected(self._options, self._port)
+            if self.broken:
+                raise ConnectionError("this connection was given up")
+            self._settle(future.set_result, future, job(self._wire))
+        except BaseException as error:
+            self._settle(future.set_exception, future, error)
+        return True
 
     def _settle(self, settle: Callable[[Any], None], future: asyncio.Future[Any], value: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -119,8 +132,9 @@ class Lanes:
     @contextmanager
     def one(self) -> Iterator[Lane | None]:
         """A connection that nobody else uses, or None: then take gRPC."""
-        while self._free and self._free[-1].broken:
-            self._all.discard(self._free.pop())
+        while self._free and not self._free[-1].usable:
+            self._all.discard(lane := self._free.pop())
+            lane.close()
         if not self._free:
             self._open_another()
             yield None
@@ -140,6 +154,11 @@ class Lanes:
                 self._all.discard(lane)
             else:
                 self._free.append(lane)
+
+    def server_was_away(self) -> None:
+        """gRPC did not reach it either: what is offered next is tried, whatever was given up before."""
+        if not self._all:
+            self._given_up, self._faults, self._port = False, 0, 0
 
     def close(self) -> None:
         if self._opening is not None:

@@ -15,6 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -159,8 +160,10 @@ class Visitor:
         def visit() -> None:
             try:
                 self._converse(tls)
-            except (OSError, AtollError, RuntimeError, asyncio.CancelledError):
-                pass  # it broke, made no sense, or the server's loop is closed: the other side knows or sees
+            except (OSError, AtollError, CancelledError):
+                pass  # it broke, made no sense, or the server stops: the other side knows or sees
+            except Exception:
+                log.exception("a connection for payloads ended inside the syncer")
             finally:
                 self._wire.close()
                 with contextlib.suppress(RuntimeError):
@@ -171,7 +174,13 @@ class Visitor:
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """However long it takes, the other side has nothing to do meanwhile."""
         self._wire.expect(float("inf"))
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except RuntimeError:
+            work.close()
+            if self._loop.is_closed():
+                raise ConnectionError("the server has stopped") from None
+            raise
 
     # ------------------------------------------------------------ one conversation
 
@@ -179,9 +188,12 @@ class Visitor:
         self._connection.settimeout(None)
         direct.tuned(self._connection)
         if tls is not None:
+            # The handshake comes after: who stands still in the middle of it can be cut.
             due_s = self._wire.due_s
-            self._wire = Wire(tls.wrap_socket(self._connection, server_side=True))
+            secured = tls.wrap_socket(self._connection, server_side=True, do_handshake_on_connect=False)
+            self._wire = Wire(secured)
             self._wire.due_s = due_s
+            secured.do_handshake()
         if self._wire.receive(len(direct.MAGIC)) != direct.MAGIC:
             return
         _, body = self._wire.receive_frame(direct.TOKEN)
