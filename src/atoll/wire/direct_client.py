@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from atoll.core import messages as m
 from atoll.errors import AtollError, PayloadError, RemoteProtocolError, UnreachableError
-from atoll.wire import direct, limits
+from atoll.wire import direct, limits, parts
 from atoll.wire.address import split_address
 from atoll.wire.cause import trusting
 from atoll.wire.channel import ClientOptions
@@ -194,3 +195,27 @@ class Lanes:
             )
         self._given_up = True
         self.close()
+
+
+class DirectPush:
+    """One stripe that is sent past gRPC."""
+
+    def __init__(self, opened: parts.PushOpen, pieces: Iterator[tuple[int, memoryview]]) -> None:
+        self._opened, self._pieces = opened, pieces
+        self.bytes_count = 0
+
+    def send(self, wire: Wire) -> m.PushReply:
+        wire.send_message(direct.PUSH, parts.encode_push_open(self._opened))
+        _, said = wire.receive_message(direct.GO + direct.REFUSED)
+        if isinstance(said, m.Refused):
+            return m.PushReply(False, said.code, said.detail)
+        try:
+            for offset, data in self._pieces:
+                wire.send_part(offset, data)
+                self.bytes_count += data.nbytes
+            wire.send_part(0, memoryview(b""))
+        except OSError:
+            pass  # the server has closed it; its answer, if it comes, says why
+        _, answer = wire.receive_message(direct.ANSWER)
+        assert isinstance(answer, bytes)
+        return parts.parse_push_reply(answer)
