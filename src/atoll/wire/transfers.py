@@ -112,7 +112,8 @@ class Transfers:
         """A stripe that another thread receives once there is a buffer for it, or an answer. Raises RefusedError."""
         transfer = self._admit(opened, identity)
         begun = asyncio.ensure_future(transfer.begun.wait())
-        await asyncio.wait({begun, transfer.answer}, return_when=asyncio.FIRST_COMPLETED)
+        endings: list[asyncio.Future[Any]] = [begun, transfer.answer]
+        await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
         begun.cancel()
         return transfer
 
