@@ -5,6 +5,7 @@
     python benchmarks/overhead.py --sync-every 24
     python benchmarks/overhead.py --device cuda --model base --batch 16 --seq 1024 --copies host   (or device)
     python benchmarks/overhead.py --device cuda --shape 24x14x1792 --batch 8 --seq 1024            (0.93B parameters)
+    python benchmarks/overhead.py --device cuda ... --bulk-port off    (payloads through gRPC, for comparison)
     python benchmarks/overhead.py --device cuda ... --apart    (the syncer on cores of its own, as on a host of its own)
 
 One learner and a real syncer process on one machine, int4 both ways, overlap 2, the default H and at most one round per
@@ -12,7 +13,8 @@ step: snapshot, encode, push, merge, publish, fetch, adopt. Segments with and wi
 else the machine does hits both alike; each segment with Atoll is set against the mean of its two neighbours without,
 and the ratio is the median of these, with its quartiles. Behind it: where the CPU time of a step went, by thread. What
 `atoll-link` takes is taken with the interpreter's lock, but for a little; so the training thread is without it for that
-long, and pays where it has no such slack between what it launches and what the device computes.
+long, and pays where it has no such slack between what it launches and what the device computes. `atoll-bulk` has the
+lock for a small part of its time: it copies and checks payloads without it.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ from pathlib import Path
 from atoll.core.config import SyncConfig
 from atoll.syncer import SyncerOptions, run_syncer
 config = SyncConfig(sync_every=int(sys.argv[2]))
-sys.exit(run_syncer(SyncerOptions("127.0.0.1:0", config, Path(sys.argv[1]), durability=sys.argv[3], new_run=True)))
+bulk = None if sys.argv[4] == "off" else int(sys.argv[4])
+options = SyncerOptions("127.0.0.1:0", config, Path(sys.argv[1]), durability=sys.argv[3], new_run=True, bulk_port=bulk)
+sys.exit(run_syncer(options))
 """
 
 
@@ -63,11 +67,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=24, help="steps per segment")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--apart", action="store_true", help="the syncer has half of the cores, the learner the others")
+    parser.add_argument("--bulk-port", default="0", help="of the syncer: off for gRPC alone")
     parser.add_argument("--sync-every", type=int, default=SyncConfig().sync_every, help="H")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", SYNCER, folder, str(options.sync_every), options.durability]
+        command.append(options.bulk_port)
         cores = sorted(os.sched_getaffinity(0))
         if options.apart:  # a child inherits what its parent may use, and so do the threads that are made from here on
             os.sched_setaffinity(0, cores[len(cores) // 2 :])
@@ -201,7 +207,8 @@ def report(options: argparse.Namespace, rates: dict[str, list[float]], folder: P
     print(
         f"model {options.shape or options.model} ({parameters / 1e6:.2f}M parameters), "
         f"batch {options.batch} x {options.seq}, "
-        f"{options.device}, {options.threads} torch thread(s), H={options.sync_every}, copies: {options.copies}"
+        f"{options.device}, {options.threads} torch thread(s), H={options.sync_every}, copies: {options.copies}, "
+        f"payloads: {'gRPC' if options.bulk_port == 'off' else 'past gRPC'}"
     )
     print(f"steps/s without Atoll   {without:9.3f}   ({min(rates['without']):.3f} .. {max(rates['without']):.3f})")
     print(f"steps/s with Atoll      {with_atoll:9.3f}   ({min(rates['with']):.3f} .. {max(rates['with']):.3f})")

@@ -19,8 +19,9 @@ from fuzz_engine import Make, mutated
 from atoll.core import messages as m
 from atoll.core.config import SyncConfig
 from atoll.errors import RefusedError
-from atoll.wire import ClientOptions, ServerOptions, bulk, control, convert, parts, sessions, transfers
+from atoll.wire import ClientOptions, ServerOptions, control, convert, fetches, parts, sessions, transfers
 from atoll.wire.buffers import Buffers
+from atoll.wire.direct_client import Lanes
 from atoll.wire.limits import PART_BYTES_MIN
 from atoll.wire.seal import unseal
 from atoll.wire.transport import EOF, grpc
@@ -171,6 +172,9 @@ class FakeCall:
     async def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    async def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
     async def code(self) -> Any:
         return grpc.StatusCode.OK
 
@@ -203,7 +207,8 @@ def fetch_stream() -> list[bytes]:
 
 async def receive_fetch(data: bytes) -> Any:
     request = m.FetchRequest(m.FetchKind.INNER, "a", 1, 0, 0)
-    fetch = bulk._Fetch(ClientOptions("127.0.0.1:1"), request, Buffers())
+    options = ClientOptions("127.0.0.1:1")
+    fetch = fetches.Fetch(options, request, Buffers(), Lanes(options))
     async for _ in fetch._stream(FakeChannel(unpack_stream(data)), 0, None):
         pass
     if fetch.assembly is not None and fetch.assembly.complete and fetch.header is not None:

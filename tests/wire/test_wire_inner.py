@@ -11,7 +11,7 @@ from wire_fakes import FakeSyncer, bulk_client, fetch_request, payload_of, push_
 
 from atoll.core.messages import INNER_PIECE_BYTES, FetchHeader, FetchKind, FetchRequest, PushKind, PushReply, Refusal
 from atoll.errors import RefusedError, UnreachableError
-from atoll.wire.bulk import deadline_s
+from atoll.wire.channel import deadline_s
 from atoll.wire.limits import FETCH_WAIT_S, INNER_RATE_MIN, PUSH_WAIT_S
 
 INNER = {"kind": PushKind.INNER, "fragment": 3, "steps": 4, "seq": 2, "codec": "inner", "base_version": -1}

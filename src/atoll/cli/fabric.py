@@ -17,6 +17,7 @@ from atoll.private import make_private_folder
 def shard(
     *,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7078",
+    bulk_port: o.BulkPort = "0",
     run_folder: Annotated[
         Path | None, typer.Option(help="Where its fragments and its address are written (default nowhere).")
     ] = None,
@@ -73,6 +74,7 @@ def shard(
     shown = o.run_token(context, token, token_file)
     served = ShardOptions(
         listen=listen,
+        bulk_port=o.bulk_port(bulk_port),
         run_folder=run_folder,
         token=shown if keys is None else "",
         keys=keys,
@@ -94,6 +96,7 @@ def relay(
     *,
     upstream: Annotated[str, typer.Option(help="HOST:PORT,... of the syncer, or of another relay.")],
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7079",
+    bulk_port: o.BulkPort = "0",
     token: o.Token = "",
     token_file: o.TokenFile = "",
     tls_ca: o.TlsCa = "",
@@ -118,7 +121,8 @@ def relay(
 
     shown = o.run_token(context, token, token_file)
     place = ClientOptions(address=upstream, token=shown, tls_ca=tls_ca, tls_name=tls_name)
-    served = RelayOptions(place, listen, shown, tls_certificate, tls_key, metrics, metrics_folder, merge)
+    port = o.bulk_port(bulk_port)
+    served = RelayOptions(place, listen, shown, tls_certificate, tls_key, metrics, metrics_folder, merge, port)
     with logged_as(log_format):
         code = run_relay(served)
     raise typer.Exit(code)

@@ -89,6 +89,13 @@ Metrics = Annotated[
     ),
 ]
 LOG_FORMATS = ("text", "json")
+BulkPort = Annotated[
+    str,
+    typer.Option(
+        help="Port for payloads of 1 MiB and more, past gRPC; 0: any free one; off: gRPC carries them. A learner that "
+        "cannot reach it uses gRPC."
+    ),
+]
 OwnMetrics = Annotated[
     str, typer.Option(envvar="ATOLL_METRICS", help="HOST:PORT where Prometheus may ask (default nowhere).")
 ]
@@ -106,6 +113,15 @@ ConfigFile = Annotated[
 Out = Annotated[str | None, typer.Option(help="Run folder (default a new one under runs/).")]
 Json = Annotated[bool, typer.Option("--json", help="End with one JSON object on the last line of standard output.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads per learner (default cores / learners).")]
+
+
+def bulk_port(text: str) -> int | None:
+    """What --bulk-port says; None: off."""
+    if text == "off":
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) < 65536):
+        raise ConfigError(f"--bulk-port {text!r} is no port; give one from 1 to 65535, 0 for any free one, or off")
+    return int(text)
 
 
 def panel(title: str, **options: tuple[type, str]) -> OptionPanel:

@@ -17,7 +17,17 @@ from atoll.core import SyncConfig
 from atoll.errors import ConfigError, LaunchError
 from atoll.private import make_private_folder
 
-OF_THE_PORT = ("listen", "run_folder", "token", "token_file", "keys", "tls_certificate", "tls_key", "tls_ca")
+OF_THE_PORT = (
+    "listen",
+    "bulk_port",
+    "run_folder",
+    "token",
+    "token_file",
+    "keys",
+    "tls_certificate",
+    "tls_key",
+    "tls_ca",
+)
 PEERS = "learners"
 """As --shards: those that learners bring along."""
 OF_THE_SHARDS = ("shards", "shard_lost_after")
@@ -47,6 +57,7 @@ VIEW_END_S = 5.0
 def syncer(
     *,
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7077",
+    bulk_port: o.BulkPort = "0",
     learners: Annotated[int | None, typer.Option(help="Learners that are expected (M) (default 1).")] = None,
     tokens_budget: Annotated[
         int | None, typer.Option(help="Stop the run after this many tokens; 0: the learners decide (default 0).")
@@ -200,6 +211,7 @@ def syncer(
     shown = o.run_token(context, token, token_file)
     chosen = SyncerOptions(
         listen=listen,
+        bulk_port=o.bulk_port(bulk_port),
         config=settings,
         run_folder=run_folder,
         token=shown if keys is None or not (shards or replicate) else "",

@@ -92,6 +92,8 @@ class SyncerOptions:
     operator."""
     shard_tls_ca: str = ""
     """Certificates that those of shards and of a standby are checked against; empty: they have none."""
+    bulk_port: int | None = 0
+    """For large payloads past gRPC; 0: any free one, None: none."""
 
     @property
     def sharded(self) -> bool:
@@ -122,6 +124,8 @@ class ShardOptions:
     """The syncer of a run that it comes to by itself; it hands its fragments over before it goes."""
     address: str = ""
     """host:port under which syncer and learners find it; empty: as `listen`."""
+    bulk_port: int | None = 0
+    """For large payloads past gRPC; 0: any free one, None: none."""
 
 
 def run_shard(options: ShardOptions) -> int:
@@ -145,6 +149,8 @@ class RelayOptions:
     metrics_folder: Path | None = None
     merge: bool = True
     """Merge contributions here, where the run allows it."""
+    bulk_port: int | None = 0
+    """For large payloads past gRPC; 0: any free one, None: none."""
 
 
 def run_relay(options: RelayOptions) -> int:

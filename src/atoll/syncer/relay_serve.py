@@ -35,6 +35,7 @@ async def _serve(options: RelayOptions) -> int:
     relay = Relay(options.upstream, int(memory_bytes() * CACHE_SHARE), merge=options.merge)
     wanted = ServerOptions(
         listen=options.listen,
+        bulk_port=options.bulk_port,
         token=options.token,
         tls_certificate=options.tls_certificate or "",
         tls_key=options.tls_key or "",

@@ -260,6 +260,7 @@ def _at_home(options: SyncerOptions) -> SnapshotTarget | None:
 def _server_options(options: SyncerOptions) -> ServerOptions:
     return ServerOptions(
         listen=options.listen,
+        bulk_port=options.bulk_port,
         token=options.token,
         keys=KeyFile(options.keys) if options.keys is not None else None,
         tls_certificate=options.tls_certificate or "",

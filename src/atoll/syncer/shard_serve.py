@@ -153,6 +153,7 @@ def _writer(folder: Path | None) -> Writer:
 def _server_options(options: ShardOptions) -> ServerOptions:
     return ServerOptions(
         listen=options.listen,
+        bulk_port=options.bulk_port,
         token=options.token,
         link_token=options.link_token,
         keys=KeyFile(options.keys) if options.keys is not None else None,

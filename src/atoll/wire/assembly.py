@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
+import threading
+
 import xxhash
 
 from atoll.core import Refusal
 from atoll.errors import RefusedError
+from atoll.wire.limits import MIB
 from atoll.wire.parts import RawPart
 from atoll.wire.service import Bytes
+
+_MISSING, _COMING, _HERE = 0, 1, 2
+VERIFY_INLINE_BYTES_MAX = 4 * MIB
+"""Hashing this much takes under half a millisecond: not worth a thread."""
+HASHED_AT_ONCE_MAX = 4
+"""Parts: what waited for one that came late is hashed after it, but never so much that an event loop would feel it."""
 
 
 class Assembly:
@@ -24,6 +32,7 @@ class Assembly:
         self._buffer = buffer
         self._part_bytes = part_bytes
         self._parts_count = -(-size // part_bytes)
+        self._lock = threading.Lock()  # stripes may have threads of their own
         self._present = bytearray(self._parts_count)
         self._missing_count = self._parts_count
         self._hasher = xxhash.xxh3_64()
@@ -35,26 +44,50 @@ class Assembly:
 
     def place(self, part: RawPart) -> int:
         """Copy one part in; returns its length. Raises RefusedError if it overlaps another one or does not fit."""
+        room = self.reserve(part.offset, part.data.nbytes)
+        if room.nbytes:
+            room[:] = part.data
+            self.arrived(part.offset)
+        return part.data.nbytes
+
+    def reserve(self, offset: int, length: int) -> memoryview:
+        """Where this part belongs, for whoever receives straight into it; `arrived` or `give_up` follows. Raises
+        RefusedError if it overlaps another one or does not fit."""
         size = len(self._buffer)
-        index, rest = divmod(part.offset, self._part_bytes)
-        length = min(self._part_bytes, size - part.offset)
-        if size == 0 and part.offset == 0 and part.data.nbytes == 0:
-            return 0
-        if rest or index >= self._parts_count or part.data.nbytes != length:
+        index, rest = divmod(offset, self._part_bytes)
+        if size == 0 and offset == 0 and length == 0:
+            return self._buffer.data
+        if rest or index >= self._parts_count or length != min(self._part_bytes, size - offset):
             raise RefusedError(
                 Refusal.SIZE,
-                f"a part of {part.data.nbytes} bytes at offset {part.offset} does not fit a payload of {size} bytes "
-                f"cut every {self._part_bytes}; send the payload again",
+                f"a part of {length} bytes at offset {offset} does not fit a payload of {size} bytes cut every "
+                f"{self._part_bytes}; send the payload again",
             )
-        if self._present[index]:
-            raise RefusedError(Refusal.SIZE, f"two parts overlap at offset {part.offset}; send the payload again")
-        self._buffer[part.offset : part.offset + length] = np.frombuffer(part.data, np.uint8)
-        self._present[index] = 1
-        self._missing_count -= 1
-        if index == self._hashed_count:
-            self._hasher.update(part.data)
-            self._hashed_count += 1
-        return length
+        with self._lock:
+            if self._present[index] != _MISSING:
+                raise RefusedError(Refusal.SIZE, f"two parts overlap at offset {offset}; send the payload again")
+            self._present[index] = _COMING
+        return self._buffer[offset : offset + length].data
+
+    def give_up(self, offset: int) -> None:
+        """A part for which there was a place did not come whole."""
+        self._present[offset // self._part_bytes] = _MISSING
+
+    def arrived(self, offset: int) -> None:
+        with self._lock:
+            self._present[offset // self._part_bytes] = _HERE
+            self._missing_count -= 1
+            for _ in range(HASHED_AT_ONCE_MAX):
+                if self._hashed_count == self._parts_count or self._present[self._hashed_count] != _HERE:
+                    break
+                start = self._hashed_count * self._part_bytes
+                self._hasher.update(self._buffer[start : start + self._part_bytes].data)
+                self._hashed_count += 1
+
+    @property
+    def unhashed_bytes(self) -> int:
+        """What `verify` has to read."""
+        return max(0, len(self._buffer) - self._hashed_count * self._part_bytes)
 
     def verify(self, checksum: int) -> Bytes:
         """The complete payload, or RefusedError if its checksum is another. Reads what was not hashed on arrival: for

@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from itertools import chain
+from collections.abc import Coroutine, Iterator, Sequence
+from itertools import chain, count
 from typing import Any, TypeVar
-
-import numpy as np
 
 from atoll.core import messages as m
 from atoll.errors import (
@@ -20,24 +18,20 @@ from atoll.errors import (
     RemoteProtocolError,
     UnreachableError,
 )
-from atoll.wire import checks, limits, parts
-from atoll.wire.assembly import Assembly
+from atoll.wire import limits, parts
+from atoll.wire.assembly import VERIFY_INLINE_BYTES_MAX
 from atoll.wire.buffers import Buffers
-from atoll.wire.channel import Backoff, ClientOptions, call_error, open_channel, refused_error
-from atoll.wire.seal import seal, unseal
+from atoll.wire.channel import Backoff, ClientOptions, call_error, deadline_s, open_channel
+from atoll.wire.direct_client import DirectPush, Lanes
+from atoll.wire.fetches import Fetch, RangeFetch
+from atoll.wire.seal import unseal
 from atoll.wire.service import Bytes
-from atoll.wire.transport import FETCH_METHOD, PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
+from atoll.wire.transport import PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
 
 T = TypeVar("T")
 
 Buffer = bytes | bytearray | memoryview | Bytes
 """Contiguous bytes; an array must be uint8."""
-
-
-def deadline_s(size: int, wait_s: float = 0.0, rate: int = limits.BULK_RATE_MIN) -> float:
-    """Never infinite: a transfer that is slower than the minimum rate on average is given up. `wait_s` is how long the
-    service may hold it up."""
-    return limits.BULK_DEADLINE_S_MIN + wait_s + size / rate
 
 
 class BulkClient:
@@ -49,18 +43,24 @@ class BulkClient:
         self._channels: list[Any] = self._open_channels()
         self._up_channels: list[Any] = self._open_channels()
         """Pushes have connections of their own: on a thin link their answers would wait behind what is fetched."""
+        self._lanes = Lanes(self._options)
+        self._sizes: dict[tuple[m.FetchKind, int], int] = {}
+        """Of what was fetched last, by kind and fragment: large ones go past gRPC."""
         self._buffers = Buffers()
         self._running: set[asyncio.Task[Any]] = set()
         self.bytes_up = 0
         """Payload bytes sent, repeated ones included."""
         self.bytes_down = 0
         """Payload bytes received whole."""
+        self.bytes_past_grpc = 0
+        """Of both, what had a socket of its own."""
 
     @property
     def address(self) -> str:
         return self._options.address
 
     async def close(self) -> None:
+        self._lanes.close()
         await asyncio.gather(*(channel.close() for channel in (*self._channels, *self._up_channels)))
 
     async def start_again(self) -> None:
@@ -69,6 +69,8 @@ class BulkClient:
         given_up, self._running = self._running, set()
         for task in given_up:
             task.cancel()
+        self._lanes.close()
+        self._lanes = Lanes(self._options)
         old = (*self._channels, *self._up_channels)
         self._channels, self._up_channels = self._open_channels(), self._open_channels()
         await asyncio.gather(*(channel.close() for channel in old))
@@ -125,8 +127,7 @@ class BulkClient:
         stripes = self._stripes(view.nbytes)
         opened = parts.PushOpen(header, secrets.randbits(64), stripes, limits.PART_BYTES)
         # All stripes draw from one sequence: a slow connection then carries less, and the parts arrive nearly in order.
-        offsets = iter(range(0, view.nbytes, limits.PART_BYTES))
-        pieces = ((at, view[at : at + limits.PART_BYTES]) for at in offsets)
+        pieces = _Pieces(view)
         firsts = [next(pieces, (0, view[:0])) for _ in range(stripes)]
         tasks = [
             asyncio.create_task(self._push_stripe(channel, opened, chain([first], pieces)))
@@ -147,6 +148,16 @@ class BulkClient:
     async def _push_stripe(
         self, channel: Any, opened: parts.PushOpen, pieces: Iterator[tuple[int, memoryview]]
     ) -> m.PushReply:
+        header = opened.header
+        if header.size >= limits.DIRECT_BYTES_MIN and header.kind is not m.PushKind.INNER:
+            with self._lanes.one() as lane:
+                if lane is not None:
+                    push = DirectPush(opened, pieces)
+                    try:
+                        return await lane.do(push.send, deadline_s(header.size))
+                    finally:
+                        self.bytes_up += push.bytes_count
+                        self.bytes_past_grpc += push.bytes_count
         inner = opened.header.kind is m.PushKind.INNER
         waits = (limits.PUSH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
         call = channel.stream_unary(PUSH_METHOD)(
@@ -162,8 +173,11 @@ class BulkClient:
         except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
             pass  # The call ended before we were done; its answer or error says why.
         try:
-            return parts.parse_push_reply(unseal(await call))
+            reply = parts.parse_push_reply(unseal(await call))
+            self._lanes.told(await call.trailing_metadata())
+            return reply
         except grpc.aio.AioRpcError as error:
+            self._lanes.server_was_away()
             raise call_error(self._options, error) from None
         except PayloadError as error:
             raise UnreachableError(str(error)) from None
@@ -180,16 +194,22 @@ class BulkClient:
         return await self._unless_given_up(self._fetch(request))
 
     async def _fetch(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
-        fetch = _Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers)
-        # The first range tells the size. When there are several connections it is kept short, the rest is spread.
-        first_stop = limits.STRIPE_BYTES_MIN if len(self._channels) > 1 else None
+        fetch = Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers, self._lanes)
+        known = fetch.large_as(self._sizes.get((request.kind, request.fragment), 0))
+        # The first range tells the size. When there are several connections it is kept short, the rest is spread; but
+        # what was too small for that last time comes in one go.
+        first_stop = limits.STRIPE_BYTES_MIN if self._stripes(known or limits.PUSH_BYTES_MAX) > 1 else None
         await fetch.range(self._channels[0], 0, first_stop)
         header, assembly = fetch.header, fetch.assembly
         assert header is not None and assembly is not None
         if not assembly.complete:
             await self._fetch_rest(fetch, header.size)
         self.bytes_down += header.size
+        self.bytes_past_grpc += fetch.bytes_past_grpc
+        self._sizes[request.kind, request.fragment] = header.size
         try:
+            if assembly.unhashed_bytes <= VERIFY_INLINE_BYTES_MAX:
+                return header, assembly.verify(header.checksum)
             return header, await asyncio.to_thread(assembly.verify, header.checksum)
         except RefusedError as error:
             raise PayloadError(f"fragment {request.fragment}, version {header.version}: {error.detail}") from None
@@ -199,10 +219,12 @@ class BulkClient:
         return await self._unless_given_up(self._fetch_range(request))
 
     async def _fetch_range(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
-        fetch = _RangeFetch(self._options, request, self._buffers)
+        fetch = RangeFetch(self._options, request, self._buffers, self._lanes)
+        fetch.large_as(request.length)
         await fetch.range(self._channels[0], request.offset, request.offset + request.length)
         assert fetch.header is not None
         self.bytes_down += request.length
+        self.bytes_past_grpc += fetch.bytes_past_grpc
         return fetch.header, fetch.bytes
 
     async def reach(self, patience_s: float) -> bool:
@@ -213,7 +235,7 @@ class BulkClient:
             return False
         return True
 
-    async def _fetch_rest(self, fetch: _Fetch, size: int) -> None:
+    async def _fetch_rest(self, fetch: Fetch, size: int) -> None:
         """Split what is left evenly, at part boundaries."""
         parts_count = -(-(size - limits.STRIPE_BYTES_MIN) // limits.PART_BYTES)
         stripes = min(self._stripes(size), parts_count)
@@ -231,121 +253,18 @@ class BulkClient:
                 task.cancel()
 
 
-class _Fetch:
-    """One content being fetched: what the first answer said about it, and the bytes so far."""
+class _Pieces:
+    """A payload in parts, for stripes in several threads: each part is drawn once (`count` is one step in C)."""
 
-    def __init__(self, options: ClientOptions, request: m.FetchRequest, buffers: Buffers) -> None:
-        self._options = options
-        self._buffers = buffers
-        self._request = request
-        inner = request.kind is m.FetchKind.INNER
-        self._size_max = m.INNER_PIECE_BYTES if inner else limits.PUSH_BYTES_MAX
-        self._waits = (limits.FETCH_WAIT_S, limits.INNER_RATE_MIN) if inner else ()
-        self.header: m.FetchHeader | None = None
-        self.assembly: Assembly | None = None
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self._starts = count(0, limits.PART_BYTES)
 
-    async def range(self, channel: Any, start: int, stop: int | None) -> None:
-        """Fetch [start, stop) (None: to the end), resuming after faults until BULK_ATTEMPTS_MAX in a row brought
-        nothing."""
-        backoff = Backoff()
-        position, attempts = start, 0
-        while True:
-            before = position
-            try:
-                async for length in self._stream(channel, position, stop):
-                    position += length
-                if self.header is not None and position >= min(stop or self.header.size, self.header.size):
-                    return
-                failure: AtollError = RemoteProtocolError("the syncer ended a fetch early")
-            except (UnreachableError, RemoteProtocolError, PayloadError) as error:
-                failure = error
-            attempts = 1 if position > before else attempts + 1
-            if position > before:
-                backoff.reset()
-            if attempts >= limits.BULK_ATTEMPTS_MAX:
-                raise UnreachableError(
-                    f"{attempts} attempts to fetch fragment {self._request.fragment} from byte {position} on failed: "
-                    f"{failure}"
-                )
-            await asyncio.sleep(backoff.next_s())
+    def __iter__(self) -> Iterator[tuple[int, memoryview]]:
+        return self
 
-    async def _stream(self, channel: Any, position: int, stop: int | None) -> AsyncIterator[int]:
-        """One call; yields the length of each part that was placed."""
-        length = 0 if stop is None else stop - position
-        request = dataclasses.replace(self._request, offset=position, length=length)
-        # Before the first header the size is not known, only its bound.
-        size = length or (self.header.size - position if self.header else self._size_max)
-        timeout = deadline_s(size, *self._waits)
-        call = channel.unary_stream(FETCH_METHOD)(
-            seal(parts.encode_fetch_request(request)), metadata=self._options.metadata, timeout=timeout
-        )
-        first = True
-        try:
-            async for message in call:
-                part = parts.parse_part(message)
-                if first:
-                    self._open(part)
-                    first = False
-                if part.offset != position:
-                    raise RemoteProtocolError(f"a fetch jumped to byte {part.offset}, {position} was next")
-                placed = self._place(part)
-                position += placed
-                yield placed
-        except grpc.aio.AioRpcError as error:
-            raise call_error(self._options, error) from None
-        finally:
-            call.cancel()
-
-    def _open(self, part: parts.RawPart) -> None:
-        """Look at the first part of a stream. The first stream of all pins the version for the others."""
-        if part.refused is not None:
-            refused = parts.parse_fetch_refused(part.refused)
-            raise refused_error(refused.code, refused.detail)
-        if part.opening is None:
-            raise RemoteProtocolError("the first part of a fetch must carry its header")
-        header = parts.parse_fetch_header(part.opening)
-        checks.count("FetchHeader.size", header.size, high=self._size_max)
-        if self.header is None:
-            self.header = header
-            self._begin(header)
-            self._request = dataclasses.replace(self._request, version=header.version)
-        elif header != self.header:
-            # Versions are immutable: the same version with other bytes must never be adopted.
-            raise RefusedError(
-                m.Refusal.CHECKSUM,
-                f"version {header.version} of fragment {self._request.fragment} changed while it was fetched; restart "
-                f"this learner, and look at the syncer's log",
-            )
-
-    def _begin(self, header: m.FetchHeader) -> None:
-        self.assembly = Assembly(self._buffers.take(header.size), limits.PART_BYTES)
-
-    def _place(self, part: parts.RawPart) -> int:
-        assert self.assembly is not None
-        try:
-            return self.assembly.place(part)
-        except RefusedError as error:
-            # Not what was asked for: the stream is dropped and resumed here.
-            raise RemoteProtocolError(error.detail) from None
-
-
-class _RangeFetch(_Fetch):
-    """Some bytes of a content. Its parts come in order, so there is nothing to put together."""
-
-    bytes: Bytes
-
-    def _begin(self, header: m.FetchHeader) -> None:
-        if self._request.offset + self._request.length > header.size:
-            raise RefusedError(
-                m.Refusal.SIZE,
-                f"fragment {self._request.fragment} has {header.size} bytes, fewer than were asked for; check that "
-                "both sides use the same layout and codec",
-            )
-        self.bytes = np.empty(self._request.length, np.uint8)
-
-    def _place(self, part: parts.RawPart) -> int:
-        start = part.offset - self._request.offset
-        if start + part.data.nbytes > self.bytes.size:
-            raise RemoteProtocolError(f"a part of {part.data.nbytes} bytes at {part.offset} was not asked for")
-        self.bytes[start : start + part.data.nbytes] = np.frombuffer(part.data, np.uint8)
-        return part.data.nbytes
+    def __next__(self) -> tuple[int, memoryview]:
+        start = next(self._starts)
+        if start >= self._view.nbytes:
+            raise StopIteration
+        return start, self._view[start : start + limits.PART_BYTES]

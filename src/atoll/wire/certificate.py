@@ -57,8 +57,7 @@ class Certificate:
 def read_certificate(path: str, key: str) -> Certificate:
     """Load certificate and key, and read the first certificate. Raises ConfigError if they cannot be used."""
     try:
-        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        server.load_cert_chain(path, key)
+        server = serving_with(path, key)
         found = _seen_by_a_client(server, path)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"cannot use certificate {path} with key {key}: {_why(error)}") from None
@@ -66,6 +65,14 @@ def read_certificate(path: str, key: str) -> Certificate:
     common = [value for part in found["subject"] for kind, value in part if kind == "commonName"]
     until_s, from_s = (ssl.cert_time_to_seconds(found[name]) for name in ("notAfter", "notBefore"))
     return Certificate(path, names or tuple(common), from_s, until_s)
+
+
+def serving_with(path: str, key: str) -> ssl.SSLContext:
+    """A server's context. It gives out no tickets: connections are few and long, and a ticket is a word out of turn."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(path, key)
+    context.num_tickets = 0
+    return context
 
 
 def _why(error: OSError) -> str:

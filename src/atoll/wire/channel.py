@@ -16,6 +16,8 @@ from atoll.wire.limits import (
     BACKOFF_JITTER,
     BACKOFF_S_MAX,
     BACKOFF_S_MIN,
+    BULK_DEADLINE_S_MIN,
+    BULK_RATE_MIN,
     STRIPES_DEFAULT,
     STRIPES_MAX,
 )
@@ -103,6 +105,12 @@ def call_error(options: ClientOptions, error: Any) -> AtollError:
         f"no answer from the syncer at {options.address}: {error.code().name.lower()}: {error.details()}; check "
         f"that it runs there and that the address is right"
     )
+
+
+def deadline_s(size: int, wait_s: float = 0.0, rate: int = BULK_RATE_MIN) -> float:
+    """Never infinite: a transfer that is slower than the minimum rate on average is given up. `wait_s` is how long the
+    service may hold it up."""
+    return BULK_DEADLINE_S_MIN + wait_s + size / rate
 
 
 class Backoff:

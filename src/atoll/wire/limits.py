@@ -215,6 +215,28 @@ FETCH_WAIT_S = 60.0
 """Longest that a service may take to begin with a piece of inner state that has not come in yet. A donor on a link
 thinner than 1.2 Mbit/s takes longer for a piece: the service then refuses as busy, and the joiner asks again."""
 
+DIRECT_BYTES_MIN = 1 * MIB
+"""Payloads of this size and more go past gRPC, where the server offers that. One more round trip (the leave to send)
+and two turns of a thread are then small beside the bytes."""
+DIRECT_CONNECTIONS_MAX = 512
+"""Connections past gRPC at a time on one server. Each has a thread (some 50 KiB), and may have one part under way.
+Whoever finds no room uses gRPC."""
+DIRECT_STRANGERS_MAX = 64
+"""Those among them that have not shown their token: beyond it the oldest goes. An honest one is a stranger for two
+round trips, and one that loses its place uses gRPC."""
+DIRECT_PER_CLIENT_MAX = 8
+"""Connections past gRPC of one learner to one server: five fetches and its pushes, as over gRPC, seldom at once."""
+DIRECT_FRAME_BYTES_MAX = 16 * KIB
+"""A header has some hundred bytes, a token 200, a refusal at most 8 KiB."""
+DIRECT_IDLE_S = 600.0
+"""A connection on which nothing was asked for this long is closed; the learner opens another when it needs one."""
+DIRECT_KEEPALIVE_S = 60
+"""A silent connection is asked whether the other side is there."""
+DIRECT_ENDING_S = 1.0
+"""How long the end of a stripe may take once the whole is decided, before its connection is cut."""
+DIRECT_FAULTS_MAX = 2
+"""Transfers in a row that break past gRPC before the learner stays with gRPC until its next session."""
+
 RELAY_LOOK_S = 20.0
 """How often a learner that had to go past its relay looks whether that is back: a restart takes some seconds, and until
 then the site's link carries its bytes on their own."""

@@ -38,6 +38,10 @@ class RoutedBulk:
     def bytes_down(self) -> int:
         return sum(client.bytes_down for client in self._all())
 
+    @property
+    def bytes_past_grpc(self) -> int:
+        return sum(client.bytes_past_grpc for client in self._all())
+
     def route(self, shards: Sequence[str], shard_of: Sequence[int]) -> None:
         """The syncer has said who serves what. Raises RemoteProtocolError for an address that cannot be used."""
         for address in shards:

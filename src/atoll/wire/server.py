@@ -29,12 +29,15 @@ from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, R
 from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address
 from atoll.wire.budget import Budget
-from atoll.wire.certificate import Certificate, read_certificate
+from atoll.wire.certificate import Certificate, read_certificate, serving_with
 from atoll.wire.checks import cut, fragment, identifier, raise_refusal
+from atoll.wire.direct import offer
+from atoll.wire.direct_server import Decisions, DirectPort, Given
 from atoll.wire.door import Door
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import (
     CALLS_MAX,
+    DIRECT_CONNECTIONS_MAX,
     FETCHES_MAX,
     FETCHES_PER_LEARNER_MAX,
     FLUSH_S,
@@ -139,6 +142,7 @@ class RunningServer:
 
     def __init__(self, service: SyncerService, options: ServerOptions) -> None:
         self._service = service
+        self._options = options
         self._token = options.token.encode()
         self._link_token = options.link_token.encode()
         self._keys = options.keys
@@ -152,7 +156,10 @@ class RunningServer:
         self._attach: AttachHandler | None = None
         self._change: ChangeHandler | None = None
         self._calls = 0
-        self._server = grpc.aio.server(options=server_arguments(room_for_connections()))
+        room = room_for_connections()
+        self._server = grpc.aio.server(options=server_arguments(max(room - DIRECT_CONNECTIONS_MAX, room // 2)))
+        self._direct: DirectPort | None = None
+        self._offer: tuple[tuple[str, str], ...] = ()
         self.address = options.listen
         """host:port that learners can be given, with the real port."""
         self.certificate: Certificate | None = None
@@ -185,6 +192,8 @@ class RunningServer:
     def revoke(self, name: str, detail: str) -> None:
         """Give up every transfer of this key's owner. Its session is the service's to end."""
         self._transfers.fail_learner(name, Refusal.KEY_REVOKED, detail)
+        if self._direct is not None:
+            self._direct.cut_owner(name)
         for running in [one for one in self._fetching if one[0] == name]:
             self._fetching.discard(running)
             running[1].cancel()
@@ -196,11 +205,15 @@ class RunningServer:
         self._sessions.close_all("the syncer stops")
         await self._server.stop(grace_s)
         self._transfers.fail_all("the syncer stops; it may come back")
+        if self._direct is not None:
+            self._direct.close()
 
     async def cut(self) -> None:
         """Break every call at once, as the end of the process would."""
         if self._watch is not None:
             self._watch.cancel()
+        if self._direct is not None:
+            self._direct.close()
         await self._server.stop(None)
 
     # ------------------------------------------------------------ binding
@@ -234,8 +247,19 @@ class RunningServer:
         if not bound:
             raise LaunchError(_bind_problem(host, port))
         self.address = join_address(host, bound)
+        self._open_direct(host, bound)
         await self._server.start()
         self._watch = asyncio.create_task(self._door.watch(bound))
+
+    def _open_direct(self, host: str, control_port: int) -> None:
+        """The port for payloads past gRPC, which every push and fetch tells of."""
+        port = self._options.bulk_port
+        if port is None:
+            return
+        tls = serving_with(self.certificate.path, self._options.tls_key) if self.certificate is not None else None
+        decisions = Decisions(self._identify, self._transfers, self._open_fetch)
+        self._direct = DirectPort(decisions, tls, self._options.transfer_idle_s)
+        self._offer = offer(self._direct.open(host, port), control_port)
 
     # ------------------------------------------------------------ calls
 
@@ -345,9 +369,11 @@ class RunningServer:
             message = await context.read()
             return None if message is EOF else message
 
+        context.set_trailing_metadata(self._offer)
         await context.write(seal(parts.encode_push_reply(await self._transfers.receive(read, identity))))
 
     async def _fetch(self, context: Any, identity: Identity | None) -> None:
+        context.set_trailing_metadata(self._offer)
         try:
             request = parts.parse_fetch_request(unseal(await _request(context)))
             raise_refusal(check_learner(identity, request.learner))
@@ -390,6 +416,23 @@ class RunningServer:
             await self._write_part(part, request, context)
             self.bytes_down += end - position
             position, opening = end, b""
+
+    async def _open_fetch(self, request: FetchRequest, identity: Identity | None) -> Given:
+        """For whoever fetches past gRPC, under the same bounds."""
+        raise_refusal(check_learner(identity, request.learner))
+        self._fetches.take(request.learner)
+
+        def close(bytes_count: int) -> None:
+            self.bytes_down += bytes_count
+            self._fetches.give_back(request.learner)
+
+        try:
+            header, content = await self._service.fetch_open(request)
+            content = content.cast("B")
+            return Given(header, content, *_range(request, header, content), close)
+        except BaseException:
+            close(0)
+            raise
 
     async def _write_part(self, part: bytes, request: FetchRequest, context: Any) -> None:
         """Wait for a thin link as long as the caller does: its deadline, or the end of its connection, cancels this

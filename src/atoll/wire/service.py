@@ -93,6 +93,8 @@ class ServerOptions:
     """Path of the PEM certificate chain."""
     tls_key: str = ""
     """Path of the PEM private key."""
+    bulk_port: int | None = 0
+    """The port for large payloads past gRPC, on the same host; 0 takes a free one, None opens none."""
     sessions_max: int = limits.SESSIONS_MAX
     """Control sessions at a time."""
     session_queue_bytes_max: int = limits.SESSION_QUEUE_BYTES_MAX

@@ -18,11 +18,11 @@ from typing import Any
 
 from atoll.core import Identity, PushHeader, PushReply, Refusal, check_learner
 from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
-from atoll.wire.assembly import Assembly
+from atoll.wire.assembly import VERIFY_INLINE_BYTES_MAX, Assembly
 from atoll.wire.budget import Budget
 from atoll.wire.buffers import Buffers
 from atoll.wire.checks import raise_refusal
-from atoll.wire.limits import MIB, TRANSFER_LEARNER_SHARE, TRANSFER_MEMORY_SHARE
+from atoll.wire.limits import TRANSFER_LEARNER_SHARE, TRANSFER_MEMORY_SHARE
 from atoll.wire.parts import PushOpen, RawPart, parse_part, parse_push_open
 from atoll.wire.resources import memory_bytes
 from atoll.wire.service import ServerOptions, SyncerService
@@ -32,9 +32,6 @@ ReadMessage = Callable[[], Awaitable[bytes | None]]
 """The next message of a stream, or None at its end."""
 
 log = logging.getLogger(__name__)
-
-VERIFY_INLINE_BYTES_MAX = 4 * MIB
-"""Hashing this much takes under half a millisecond: not worth a thread."""
 
 
 def _key(header: PushHeader) -> Key:
@@ -90,10 +87,7 @@ class Transfers:
             part = parse_part(message)
             if part.opening is None:
                 raise RemoteProtocolError("the first part of a push must say what is pushed")
-            opened = parse_push_open(part.opening)
-            raise_refusal(check_learner(identity, opened.header.learner))
-            self._service.check_sender(opened.header)
-            transfer = self._join(opened)
+            transfer = self._admit(parse_push_open(part.opening), identity)
         except (RemoteProtocolError, PayloadError, TimeoutError) as error:
             return PushReply(False, _code(error), str(error) or "a push without any part for too long")
         except RefusedError as error:
@@ -112,6 +106,31 @@ class Transfers:
         finally:
             pump.cancel()
 
+    # ------------------------------------------------------------ stripes that come past gRPC
+
+    async def open_stripe(self, opened: PushOpen, identity: Identity | None) -> Transfer:
+        """A stripe that another thread receives once there is a buffer for it, or an answer. Raises RefusedError."""
+        transfer = self._admit(opened, identity)
+        begun = asyncio.ensure_future(transfer.begun.wait())
+        endings: list[asyncio.Future[Any]] = [begun, transfer.answer]
+        await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+        begun.cancel()
+        return transfer
+
+    def stripe_complete(self, transfer: Transfer) -> None:
+        """All bytes are there."""
+        self._finish(transfer)
+
+    async def end_stripe(self, transfer: Transfer, bytes_count: int) -> PushReply:
+        """A stripe has brought all of its parts, so many bytes; the answer to the whole."""
+        self.bytes_up += bytes_count
+        self._end_stream(transfer)
+        return await asyncio.shield(transfer.answer)
+
+    async def fail_stripe(self, transfer: Transfer, code: str, detail: str) -> PushReply:
+        self._fail(transfer, code, detail)
+        return await asyncio.shield(transfer.answer)
+
     def fail_all(self, detail: str) -> None:
         """The server stops: nobody may be left waiting."""
         for transfer in list(self._by_key.values()):
@@ -124,6 +143,11 @@ class Transfers:
                 self._fail(transfer, code, detail)
 
     # ------------------------------------------------------------ joining
+
+    def _admit(self, opened: PushOpen, identity: Identity | None) -> Transfer:
+        raise_refusal(check_learner(identity, opened.header.learner))
+        self._service.check_sender(opened.header)
+        return self._join(opened)
 
     def _join(self, opened: PushOpen) -> Transfer:
         key = _key(opened.header)
@@ -186,6 +210,9 @@ class Transfers:
                 part = parse_part(message)
             except (RemoteProtocolError, PayloadError) as error:
                 self._fail(transfer, _code(error), f"{error}; send the payload again")
+        self._end_stream(transfer)
+
+    def _end_stream(self, transfer: Transfer) -> None:
         transfer.streams_ended += 1
         if transfer.streams_ended == transfer.opened.stripes and not transfer.completing:
             self._fail(transfer, Refusal.SIZE, "the streams ended before all bytes were there; send the payload again")
@@ -210,7 +237,7 @@ class Transfers:
         header, assembly = transfer.opened.header, transfer.assembly
         assert assembly is not None
         try:
-            if header.size <= VERIFY_INLINE_BYTES_MAX:
+            if assembly.unhashed_bytes <= VERIFY_INLINE_BYTES_MAX:
                 payload = assembly.verify(header.checksum)
             else:
                 payload = await asyncio.to_thread(assembly.verify, header.checksum)
