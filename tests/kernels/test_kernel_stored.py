@@ -101,3 +101,11 @@ def test_arrays_of_another_type_are_a_mistake_and_no_wrong_numbers() -> None:
     payload = np.zeros(1024, np.uint8)
     with pytest.raises(AssertionError):
         kernels.direction([kernels.FP32], [payload], np.zeros((1, 1), np.float32), segments)  # type: ignore[arg-type]
+
+
+def test_a_syncer_loads_neither_numba_nor_a_framework() -> None:
+    """What it imports before it serves, with kernels that are there already."""
+    kernels.warm_up()
+    heavy = "{'numba', 'torch', 'jax', 'pydantic', 'fsspec'} & set(sys.modules)"
+    imports = "import sys, atoll.app, atoll.syncer.serve\nfrom atoll import kernels\n"
+    run(f"{imports}kernels.warm_up()\nassert not {heavy}, {heavy}")

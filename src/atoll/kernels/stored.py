@@ -65,11 +65,16 @@ def _compiled(name: str, whole_name: str) -> Kernel:
     return _loaded(name, *made)
 
 
+def _matters(variable: str) -> bool:
+    """Whether an environment variable may change what numba compiles."""
+    return variable.startswith("NUMBA_") and variable != "NUMBA_CACHE_DIR"
+
+
 @lru_cache(maxsize=1)
 def _made_for() -> str:
     """A name for all that compiled code depends on."""
     sources = [(Path(__file__).parent / source).read_bytes() for source in SOURCES]
-    settings = sorted(f"{key}={value}" for key, value in os.environ.items() if key.startswith("NUMBA_"))
+    settings = sorted(f"{key}={value}" for key, value in os.environ.items() if _matters(key))
     processor = (llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), llvm.get_process_triple())
     made_by = (version("numba"), version("llvmlite"), *settings, *processor)
     return hashlib.sha256(b"\0".join([*sources, *(part.encode() for part in made_by)])).hexdigest()[:20]

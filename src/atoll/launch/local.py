@@ -4,7 +4,7 @@ It knows nothing of models or training: what to start is given as commands, so t
 `atoll join` and the tests differ only in those. One thread, one loop; every wait has a bound; a signal sets a flag that
 the loop looks at.
 
-A learner that dies is restarted after a pause that doubles each time, until it has trained well for a while. Two
+A learner that dies is restarted at once, then after a pause that doubles, until it has trained well for a while. Two
 deaths in a row before it ever joined mean that its program is broken, and the run ends with the last lines of its log.
 A learner that did join and then keeps failing without getting further is given up, with the last lines of its log, and
 the others go on without it. One that was asked to leave (`atoll leave`, SIGTERM) is gone for good, whether it could
