@@ -100,7 +100,7 @@ def test_arrays_of_another_type_are_a_mistake_and_no_wrong_numbers() -> None:
     segments = kernels.cut_segments(np.array([0, 1], np.int64), 1)
     payload = np.zeros(1024, np.uint8)
     with pytest.raises(AssertionError):
-        kernels.direction([kernels.FP32], [payload], np.zeros((1, 1), np.float32), segments)  # type: ignore[arg-type]
+        kernels.direction([kernels.FP32], [payload], np.zeros((1, 1), np.float32), segments)
 
 
 def test_a_syncer_loads_neither_numba_nor_a_framework() -> None:

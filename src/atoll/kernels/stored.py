@@ -1,5 +1,5 @@
 """Kernels as machine code on disk. A process that finds them there needs no numba, which takes more than half a second
-and 60 MB to load; without them the first process compiles, and the others wait for what it stores.
+and 85 MB to load; without them the first process compiles, and the others wait for what it stores.
 
 numba's own cache would not do: reading it takes all of numba. Here a file is one kernel's object code with its name in
 it. What it was made for is part of the file's name: the sources, numba and LLVM, and the processor. So a file is never
