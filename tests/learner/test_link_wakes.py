@@ -1,4 +1,4 @@
-"""The link's own thread does not wake itself: each wake is a write to a socket and a read, several in a step."""
+"""The link's own thread does not wake itself: each wake is a write to a socket and a read, three in a step."""
 
 from __future__ import annotations
 
