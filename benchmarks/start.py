@@ -1,10 +1,11 @@
 """Seconds from a command to the first step, and from a kill to the next one: Atoll against the bare script, in one run.
 
-    python benchmarks/start.py [--runs 5]
+    python benchmarks/start.py [--runs 5] [--learners 1] [--source OTHER_CHECKOUT]
 
-The same script, with and without Atoll, in turn. `atoll run --learners 1` has to start a syncer, too; its learner is
-killed after a while. Each mark is in seconds of wall clock after the command (or the process) began; CPU seconds of the
-script's process are beside them, because a busy machine stretches the wall clock and not those.
+The same script, with and without Atoll, in turn; with another checkout (an older one, say) as well. `atoll run` has to
+start a syncer, too; one of its learners is killed after a while. Each mark is in seconds of wall clock after the
+command (or the kill); CPU seconds of the script's process are beside them, because a busy machine stretches the wall
+clock and not those.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -54,25 +56,31 @@ for step in range(10**6):
     time.sleep(0.02)
 """
 TRAIN_S = 3.0
-WAIT_S_MAX = 120.0
+WAIT_S_MAX = 300.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
-    runs = parser.parse_args().runs
+    parser.add_argument("--learners", type=int, default=1)
+    parser.add_argument("--source", type=Path, help="another checkout, to compare with this one")
+    options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a warm cache is meant
-    rows: dict[str, list[dict[str, float]]] = {"bare": [], "atoll": [], "again": []}
+    here = Path(__file__).resolve().parents[1]
+    sources = {"this checkout": here, **({"the other": options.source.resolve()} if options.source else {})}
+    rows: dict[str, list[dict[str, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(SCRIPT)
-        for number in range(runs + 1):
-            bare, first, again = bare_run(folder, number), *atoll_run(folder, number)
-            if number:  # the first fills caches
-                for kind, row in (("bare", bare), ("atoll", first), ("again", again)):
-                    rows[kind].append(row)
-    for kind, title in (("bare", "the bare script"), ("atoll", "atoll run"), ("again", "after a kill")):
-        print(f"{title}: " + ", ".join(f"{key} {_middle(rows[kind], key)}" for key in rows[kind][0]))
+        for number in range(options.runs + 1):
+            made = {"the bare script": bare_run(folder, number)}
+            for name, source in sources.items():
+                first, again = atoll_run(folder, f"{number}-{source.name}", source, options.learners)
+                made |= {f"{name}, atoll run": first, f"{name}, after a kill": again}
+            for kind, row in made.items() if number else ():  # the first fills caches
+                rows[kind].append(row)
+    for kind, several in rows.items():
+        print(f"{kind}: " + ", ".join(f"{key} {_middle(several, key)}" for key in several[0]))
 
 
 def bare_run(folder: Path, number: int) -> dict[str, float]:
@@ -82,19 +90,21 @@ def bare_run(folder: Path, number: int) -> dict[str, float]:
     return _since(json.loads(marks.read_text()), began)
 
 
-def atoll_run(folder: Path, number: int) -> tuple[dict[str, float], dict[str, float]]:
-    marks, log = folder / f"atoll-{number}.jsonl", folder / f"log-{number}"
+def atoll_run(folder: Path, name: str, source: Path, learners: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The last of the learners to make its first step, and the one that was killed."""
+    marks, log = folder / f"atoll-{name}.jsonl", folder / f"log-{name}"
     script = [sys.executable, str(folder / "script.py"), str(marks), "atoll"]
-    command = [sys.executable, "-m", "atoll", "run", "--learners", "1", "--out", str(folder / f"run-{number}")]
+    command = [sys.executable, "-m", "atoll", "run", "--learners", str(learners), "--out", str(folder / f"run-{name}")]
+    own = {**os.environ, "PYTHONPATH": str(source / "src")}
     began = time.time()
     with log.open("wb") as out:
-        run = subprocess.Popen([*command, "--", *script], stdout=out, stderr=out, start_new_session=True)
+        run = subprocess.Popen([*command, "--", *script], stdout=out, stderr=out, start_new_session=True, env=own)
     try:
-        first = _wait(marks, 1)
+        first = _wait(marks, learners)
         time.sleep(TRAIN_S)
         killed = time.time()
         os.kill(int(first["pid"]), signal.SIGKILL)
-        again = _wait(marks, 2)
+        again = _wait(marks, learners + 1)
     except TimeoutError:
         sys.exit(f"no step came: {log.read_text()[-2000:]}")
     finally:

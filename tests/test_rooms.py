@@ -23,6 +23,8 @@ PRODUCT = tuple(
 )
 FRONT_DOORS = {
     "cli/options.py",  # credentials that nothing keeps
+    "kernels/disk.py",  # where compiled kernels are kept
+    "kernels/stored.py",  # with which settings of numba's they were compiled
     "launch/commands.py",  # PATH of the processes that are started
     "launch/process.py",  # their environment
     "launch/ranks.py",  # which GPUs there are to share out

@@ -1,4 +1,4 @@
-"""The thread pool of the kernels, the cut into segments, and the kernels where no folder can hold a cache."""
+"""The thread pool of the kernels, and the cut into segments."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import atoll
 from atoll import kernels
 from atoll.errors import ConfigError
 from atoll.kernels.constants import SEGMENT_BLOCKS
@@ -157,28 +155,3 @@ def test_the_sum_of_packed_payloads_for_any_number_and_any_layout_of_the_coeffic
     for layout in ("C", "F"):
         squares = kernels.direction([kind] * count, payloads, np.array(coefficients, order=layout), segments)
         np.testing.assert_allclose(squares, expected, rtol=1e-6)
-
-
-def test_kernels_work_where_no_folder_can_hold_the_cache(tmp_path: Path) -> None:
-    """An installed package in a read-only folder, and a home that does not exist: only the cache is lost."""
-    code = """
-import numba.core.caching as caching
-caching.CacheImpl._locator_classes = []  # what numba is left with when every folder is read-only
-import numpy as np
-from atoll import kernels
-target = np.zeros(3, np.float32)
-kernels.decode(kernels.FP32, np.ones(3, np.float32).view(np.uint8), target, add=True)
-assert target.tolist() == [1.0, 1.0, 1.0]
-"""
-    source = str(Path(atoll.__file__).parent.parent)
-    environment = os.environ | {"PYTHONPATH": source, "HOME": str(tmp_path / "none")}
-    result = subprocess.run([sys.executable, "-c", code], check=False, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
-def test_warm_up_leaves_nothing_to_compile() -> None:
-    kernels.warm_up()
-    from atoll.kernels import loops
-
-    for name in ("encode", "decode", "inspect", "direction", "alignment", "outer_step"):
-        assert len(getattr(loops, name).signatures) == 1, f"{name} was compiled for several argument types"

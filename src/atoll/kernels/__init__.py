@@ -1,6 +1,6 @@
 """Fused, deterministic loops over flat float32 arrays, and the threads that run them.
 
-The results have the same bits for any number of threads. numba is imported by the first call, not by this module.
+The results have the same bits for any number of threads. They are compiled by numba, once on a machine (`stored`).
 """
 
 import lazy_loader

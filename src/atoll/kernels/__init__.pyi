@@ -1,4 +1,5 @@
 from .constants import BF16, BLOCK, FP32, INT2, INT4, INT8, KEPT_MAX, TOPK2, TOPK4, sparse_kind
+from .disk import are_stored
 from .pool import set_threads, threads, work_alone
 from .run import (
     OuterStep,
@@ -33,6 +34,7 @@ __all__ = [
     "Segments",
     "accumulate",
     "alignment",
+    "are_stored",
     "check_floats",
     "cut_segments",
     "decode",

@@ -3,9 +3,6 @@
 Kernels take the addresses of the big arrays instead of the arrays. A contribution set is then one int64 array whatever
 the number of contributions, read-only and writable arrays share one compiled signature, and a call costs microseconds.
 The typed layer in `atoll.kernels.run` checks shapes and keeps the arrays alive while a kernel runs.
-
-numba's disk cache goes by the content of loops.py and does not notice changes here or in constants.py: a change that
-matters to the compiled code must come with one in loops.py, or machines with an old cache will go on without it.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # No fastmath: Theta must come out with the same bits on the syncer and on every learner, so a multiplication and an
 # addition must never be contracted into one rounding on one of them only.
-_OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+OPTIONS = {"nogil": True, "error_model": "numpy", "boundscheck": False}
 
 
 def helper(function: Function) -> Function:
@@ -32,15 +29,12 @@ def helper(function: Function) -> Function:
     It is always inlined: numba counts references on every array that it passes to a function, and only in one piece of
     code can it see that the counts cancel. Left in place, those calls took a sixth of the merge.
     """
-    return cast(Function, numba.njit(forceinline=True, **_OPTIONS)(function))
+    return cast(Function, numba.njit(forceinline=True, **OPTIONS)(function))
 
 
 def kernel(function: Function) -> Function:
-    """Compile an entry point, on its first call, with the result cached on disk where some folder is writable."""
-    try:
-        return cast(Function, numba.njit(cache=True, **_OPTIONS)(function))
-    except RuntimeError:  # numba found no writable folder for its cache: compile in every process instead
-        return cast(Function, numba.njit(**_OPTIONS)(function))
+    """An entry point: `build` takes its compiled code, `stored` keeps it."""
+    return cast(Function, numba.njit(**OPTIONS)(function))
 
 
 def _pointer_to(element: Any, llvm_type: Any) -> Any:

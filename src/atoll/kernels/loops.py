@@ -6,8 +6,7 @@ L1 cache: each big array is read and written once. Several threads run the same 
 a kernel computes for a block never depends on the other blocks, and sums over blocks leave one partial per segment (a
 fixed cut of the array), so results have the same bits for any number of threads.
 
-All compiled code is in this one file (but for what `intrinsics` and `sums` build in LLVM's language): numba's disk
-cache only notices changes in the file of the entry point.
+All compiled code is in this one file, but for what `intrinsics` and `sums` build in LLVM's language.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from atoll.errors import PayloadError
 from atoll.kernels.constants import BLOCK, FP32, SEGMENT_BLOCKS
 from atoll.kernels.pool import RangeFunction, run_ranges
+from atoll.kernels.stored import kernel
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -24,13 +24,6 @@ U8 = NDArray[np.uint8]
 
 CUTS_KEPT = 4096
 """Fragments whose cut is remembered: the most that a run can have. Making one takes longer than a small merge."""
-
-
-def _loops() -> ModuleType:
-    """Import numba only when a kernel is needed: it takes half a second, and most commands never need one."""
-    from atoll.kernels import loops
-
-    return loops
 
 
 def _address(array: F32 | U8 | None) -> int:
@@ -65,7 +58,7 @@ def encode(
     for name, array in (("base", base), ("residual", residual), ("new residual", new_residual)):
         if array is not None:
             check_floats(name, array, n, writable=name == "new residual")
-    compiled = _loops().encode
+    compiled = kernel("encode")
     addresses = [_address(array) for array in (snapshot, base, residual, payload, new_residual)]
     return run_ranges(
         -(-n // BLOCK), SEGMENT_BLOCKS, lambda lo, hi, scratch: compiled(kind, n, lo, hi, *addresses, scratch)
@@ -75,7 +68,7 @@ def encode(
 def decode(kind: int, payload: U8, target: F32, *, add: bool) -> None:
     """target = dec(payload), or target += dec(payload)."""
     n = check_floats("target", target, writable=True)
-    compiled = _loops().decode
+    compiled = kernel("decode")
     source, destination = _address(payload), _address(target)
     run_ranges(
         -(-n // BLOCK),
@@ -90,7 +83,7 @@ def rebase(new: F32, old: F32, moves: Sequence[tuple[F32, F32]], target: F32) ->
     for name, array in (("new", new), ("old", old), *(("a move", array) for pair in moves for array in pair)):
         check_floats(name, array, n)
     addresses = np.array([_address(array) for pair in moves for array in pair], dtype=np.int64)
-    compiled, (after, before, out) = _loops().rebase, (_address(array) for array in (new, old, target))
+    compiled, (after, before, out) = kernel("rebase"), (_address(array) for array in (new, old, target))
     run_ranges(-(-n // BLOCK), SEGMENT_BLOCKS, lambda lo, hi, _: compiled(n, lo, hi, after, before, addresses, out))
 
 
@@ -136,14 +129,14 @@ def _cut(slice_blocks: bytes, blocks: int) -> Segments:
 def inspect(kind: int, payload: U8, n: int, segments: Segments) -> tuple[bool, F64]:
     """Are all decoded values finite, and the sum of their squares per slice."""
     squares = np.zeros(len(segments.slices), np.float64)
-    compiled, source = _loops().inspect, _address(payload)
+    compiled, source = kernel("inspect"), _address(payload)
     finite = segments.run(lambda lo, hi, scratch: compiled(kind, n, lo, hi, source, segments.starts, squares, scratch))
     return finite, segments.per_slice(squares)
 
 
 def alignment(kinds: Sequence[int], payloads: Sequence[U8], momentum: F32, segments: Segments) -> tuple[F64, F64]:
     """delta_i . momentum per slice and contribution, and momentum . momentum per slice, in float64."""
-    blocks, compiled = int(segments.starts[-1]), _loops().alignment
+    blocks, compiled = int(segments.starts[-1]), kernel("alignment")
     check_floats("momentum", momentum, blocks * BLOCK)
     products = np.zeros((len(segments.slices), len(payloads) + 1), np.float64)
     addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
@@ -165,7 +158,7 @@ def direction(
     squares = np.zeros(len(segments.slices), np.float64)
     coefficients = np.ascontiguousarray(coefficients)  # the loops take its rows by address
     addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
-    blocks, compiled, pulling = int(segments.starts[-1]), _loops().direction, _address(pull)
+    blocks, compiled, pulling = int(segments.starts[-1]), kernel("direction"), _address(pull)
     of = np.array(kinds, np.int64)
     segments.run(
         lambda lo, hi, scratch: compiled(
@@ -179,7 +172,7 @@ def accumulate(
     kinds: Sequence[int], payloads: Sequence[U8], coefficients: F64, segments: Segments, pull: F32 | None = None
 ) -> F32:
     """sum_i coefficients[slice, i] * delta_i, as `outer_step` adds it up; `pull` as of `direction`."""
-    blocks, compiled, pulling = int(segments.starts[-1]), _loops().accumulate, _address(pull)
+    blocks, compiled, pulling = int(segments.starts[-1]), kernel("accumulate"), _address(pull)
     of = np.array(kinds, np.int64)
     coefficients = np.ascontiguousarray(coefficients)
     addresses = np.array([_address(payload) for payload in payloads], dtype=np.int64)
@@ -225,7 +218,7 @@ def outer_step(step: OuterStep, payloads: Sequence[U8], coefficients: F64, segme
     state = (step.theta, step.momentum, step.residual, step.update, step.sample, step.previous, pull)
     state_addresses = tuple(_address(array) for array in state)
     kinds, rates = np.array(step.kinds_up, np.int64), (step.outer_lr, step.outer_momentum)
-    compiled = _loops().outer_step
+    compiled = kernel("outer_step")
     finite = segments.run(
         lambda lo, hi, scratch: compiled(
             kinds,
@@ -249,7 +242,7 @@ def outer_step(step: OuterStep, payloads: Sequence[U8], coefficients: F64, segme
 def expand(target: F32, left: F32, right: F32, rank: int) -> None:
     """target[i, j] = sum over k of left[k, i] * right[k, j]; target is a contiguous matrix, the factors are flat."""
     rows, columns = target.shape
-    compiled, addresses = _loops().expand, [_address(array) for array in (left, right, target)]
+    compiled, addresses = kernel("expand"), [_address(array) for array in (left, right, target)]
     per_task = max(1, SEGMENT_BLOCKS * BLOCK // columns)
     run_ranges(rows, per_task, lambda lo, hi, scratch: compiled(lo, hi, columns, rank, rows, *addresses, scratch))
 
@@ -258,7 +251,7 @@ def times_rows(matrix: F32, right: F32) -> F32:
     """right @ matrix.T, in one order on every machine."""
     (rows, columns), rank = matrix.shape, len(right)
     made = np.empty((rank, rows), np.float32)
-    compiled, addresses = _loops().times_rows, [_address(array) for array in (matrix, right, made)]
+    compiled, addresses = kernel("times_rows"), [_address(array) for array in (matrix, right, made)]
     per_task = max(1, SEGMENT_BLOCKS * BLOCK // columns)
     run_ranges(rows, per_task, lambda lo, hi, scratch: compiled(lo, hi, columns, rank, rows, *addresses, scratch))
     return made
@@ -268,7 +261,7 @@ def times_columns(matrix: F32, left: F32) -> F32:
     """left @ matrix, in one order on every machine."""
     (rows, columns), rank = matrix.shape, len(left)
     made = np.empty((rank, columns), np.float32)
-    compiled, addresses = _loops().times_columns, [_address(array) for array in (matrix, left, made)]
+    compiled, addresses = kernel("times_columns"), [_address(array) for array in (matrix, left, made)]
     run_ranges(
         -(-columns // BLOCK), 1, lambda lo, hi, scratch: compiled(lo, hi, columns, rank, rows, *addresses, scratch)
     )

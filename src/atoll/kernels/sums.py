@@ -1,8 +1,4 @@
-"""Weighted sums of packed integer codes, built in LLVM's language.
-
-As with `intrinsics`, numba's disk cache does not notice changes here: one that matters to the compiled code must come
-with one in loops.py.
-"""
+"""Weighted sums of packed integer codes, built in LLVM's language."""
 
 from __future__ import annotations
 

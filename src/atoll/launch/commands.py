@@ -19,7 +19,8 @@ from atoll.launch.process import Command
 from atoll.launch.ranks import VISIBLE
 from atoll.private import make_private_folder
 
-LISTEN = "127.0.0.1:0"
+HOST = "127.0.0.1"
+LISTEN = f"{HOST}:0"
 """Everything is on this machine, and the kernel picks a port that is free. In a run folder that had a syncer before,
 the new one tries the old port first, so that learners who wait for it find it."""
 TOKEN_BYTES = 16

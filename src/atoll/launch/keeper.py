@@ -9,6 +9,7 @@ comes back at the same address and from its last commit.
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import LaunchError
-from atoll.launch.commands import FIRST_START
+from atoll.launch.commands import FIRST_START, HOST, LISTEN
 from atoll.launch.folder import RunFolder
-from atoll.launch.plan import SyncerPolicy
+from atoll.launch.plan import SyncerPolicy, pause_before, said_pause
 from atoll.launch.process import Child, Command, describe_exit, note
 from atoll.observe import ProcessExited, Writer
 from atoll.syncer import EXIT_FENCED
@@ -55,14 +56,18 @@ class SyncerKeeper:
         self.child: Child | None = None
         self.serving = False
         self.address = ""
+        self.expected = ""
+        """Where it will serve, if that is known before it does."""
+        self._held: socket.socket | None = None
         self.restarts = 0
         self.stopped = False
         """Somebody else has told it to end, and it did."""
 
-    def start(self, *, hurry: Callable[[], bool]) -> None:
-        """Start it and wait until it serves, or until somebody is in a hurry."""
+    def start(self, *, hurry: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Start it and wait until it serves, or until somebody is in a hurry. `meanwhile` is done before the wait."""
         self._began_s = time.monotonic()
         self.child = self._spawn(self._command)
+        meanwhile()
         while not self.serving and not hurry():
             self.look(time.monotonic())
             time.sleep(0 if self.serving else POLL_S)
@@ -85,12 +90,18 @@ class SyncerKeeper:
         """The process, for whoever ends it; nothing is restarted from here on."""
         child, self.child = self.child, None
         self._restart_at_s = None
+        self._let_go_of_port()
         return child
+
+    def _let_go_of_port(self) -> None:
+        if self._held is not None:
+            self._held.close()
 
     def _look_whether_it_serves(self, child: Child, now_s: float) -> None:
         address = self._announced_by(child.pid)
         if address:
             self.serving, self.address, self._began_s = True, address, now_s
+            self._let_go_of_port()
             if self.restarts:
                 self._say(f"{self._who} is back (restart {self.restarts})")
         elif now_s - self._began_s > self._policy.ready_s_max:
@@ -140,10 +151,10 @@ class SyncerKeeper:
                 f"the {self._who} died {times} ({how}) and is given up; mend what its log shows, then `atoll resume "
                 f"{self._folder.path}` goes on from the last commit. {log}"
             )
-        delay_s = min(policy.delay_s_max, policy.delay_s * 2.0 ** min(self._row, 30))
+        delay_s = pause_before(self._row, policy.delay_s, policy.delay_s_max)
         self._row += 1
         self._restart_at_s = now_s + delay_s
-        self._say(f"{self._who}: {how}; learners train on; restarting it in {delay_s:g} s")
+        self._say(f"{self._who}: {how}; learners train on; restarting it {said_pause(delay_s)}")
 
     def _restart(self, now_s: float) -> None:
         self.restarts += 1
@@ -151,6 +162,22 @@ class SyncerKeeper:
         self._began_s = now_s
         note(self._folder.log_file(self._command.role, self._command.id), f"--- restart {self.restarts} ---")
         self.child = self._spawn(once_more(self._command, self.address))
+
+    def foresee(self) -> None:
+        """Before it is started: fix the port that it will serve at, so that others may be told of it already. A socket
+        that is bound and does not listen keeps the port from everybody but who asks for this very one."""
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind((HOST, 0))
+        self.expected = f"{HOST}:{self._held.getsockname()[1]}"
+        argv = list(self._command.argv)
+        argv[argv.index("--listen") + 1] = self.expected
+        self._command = replace(self._command, argv=argv)
+
+    @property
+    def begins(self) -> bool:
+        """Whether this is the first start of a new run, on any port."""
+        return FIRST_START in self._command.argv and LISTEN in self._command.argv
 
     def lead(self, shards: Sequence[str]) -> None:
         """Before it is started: these shards have the fragments."""

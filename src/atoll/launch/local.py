@@ -4,7 +4,7 @@ It knows nothing of models or training: what to start is given as commands, so t
 `atoll join` and the tests differ only in those. One thread, one loop; every wait has a bound; a signal sets a flag that
 the loop looks at.
 
-A learner that dies is restarted after a pause that doubles each time, until it has trained well for a while. Two
+A learner that dies is restarted at once, then after a pause that doubles, until it has trained well for a while. Two
 deaths in a row before it ever joined mean that its program is broken, and the run ends with the last lines of its log.
 A learner that did join and then keeps failing without getting further is given up, with the last lines of its log, and
 the others go on without it. One that was asked to leave (`atoll leave`, SIGTERM) is gone for good, whether it could
@@ -22,12 +22,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from atoll import kernels
 from atoll.errors import LaunchError
 from atoll.launch.config import PEERS
-from atoll.launch.faults import SupervisedRun
+from atoll.launch.faults import NoFaults, SupervisedRun
 from atoll.launch.folder import RunFolder
 from atoll.launch.keeper import PeerKeeper, ShardKeeper, SyncerKeeper
-from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, RunOutcome, View
+from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, RunOutcome, View, said_pause
 from atoll.launch.process import Child, Command, describe_exit, note, tail_of
 from atoll.launch.running import ask_to_leave, asked_to_leave, joined_processes, listed, training_pid
 from atoll.launch.slot import LearnerSlot
@@ -137,12 +138,10 @@ class Supervisor:
             try:
                 self._start_shards()
                 if self._keeper is not None and not self._signals:
-                    self._keeper.start(hurry=lambda: bool(self._signals))
+                    self._start_syncer(self._keeper)
                 self._start_peers()
                 self._faults.open()
-                for slot in self._slots.values():
-                    if not self._signals:
-                        self._start(slot)
+                self._start_learners()
                 if self._view is not None:
                     self._view.start()
                 while not self._signals and not self._tick():
@@ -262,6 +261,20 @@ class Supervisor:
         if self._peers and self._keeper is not None:
             self._keeper.lead([PEERS])
 
+    def _start_syncer(self, keeper: SyncerKeeper) -> None:
+        """Where nothing forbids it, learners load their libraries while the syncer does. Who breaks links on purpose
+        must know its address first, shards beside learners come before these, and kernels are compiled by one process
+        alone."""
+        together = keeper.begins and isinstance(self._faults, NoFaults) and not self._peers and kernels.are_stored()
+        if together:
+            keeper.foresee()
+        keeper.start(hurry=lambda: bool(self._signals), meanwhile=self._start_learners if together else lambda: None)
+
+    def _start_learners(self) -> None:
+        for slot in self._slots.values():
+            if slot.child is None and not self._signals:
+                self._start(slot)
+
     def _start_peers(self) -> None:
         """Wait a little for them: fragments are shared out among those that are there when the first learner comes."""
         address = self._keeper.address if self._keeper is not None else self._plan.syncer_address
@@ -286,7 +299,8 @@ class Supervisor:
         slot.restart_at_s = None
         command = slot.command
         if self._keeper is not None:
-            command = replace(command, environment={**command.environment, "ATOLL_SYNCER": self._keeper.address})
+            address = self._keeper.address or self._keeper.expected
+            command = replace(command, environment={**command.environment, "ATOLL_SYNCER": address})
         slot.child = self._spawn(self._faults.place(command))
 
     def _serving_syncer(self) -> Child | None:
@@ -399,7 +413,7 @@ class Supervisor:
             if self._plan.guest:
                 self._list_processes()  # its seat is kept until it is back
             others = "before it joined" if slot.early_deaths else "the others go on"
-            self._say(f"{what}; {others}; restarting it in {delay_s:g} s")
+            self._say(f"{what}; {others}; restarting it {said_pause(delay_s)}")
 
     def _give_up_stragglers(self, now_s: float) -> None:
         """A learner that has not even joined when the first has finished comes too late to do anything."""

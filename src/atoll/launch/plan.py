@@ -29,12 +29,22 @@ class View(Protocol):
     def stop(self) -> None: ...
 
 
+def pause_before(row: int, delay_s: float, delay_s_max: float) -> float:
+    """How long to wait before a process is started again that was so already `row` times in a row."""
+    return min(delay_s_max, delay_s * 2.0 ** min(row - 1, 30)) if row else 0.0
+
+
+def said_pause(pause_s: float) -> str:
+    return f"in {pause_s:g} s" if pause_s else "now"
+
+
 @dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """When a dead learner is started again."""
 
     delay_s: float = 0.5
-    """Pause before the first restart; it doubles with each further one. The first is short: most deaths are single."""
+    """Pause before the second restart in a row; it doubles with each further one. The first is at once: most deaths are
+    single."""
     delay_s_max: float = 30.0
     restarts_max: int = 12
     """Per learner, in a row, which is three and a half minutes of trying. 0: the death of one ends the run
@@ -55,7 +65,7 @@ class SyncerPolicy:
     """When a dead syncer is started again. It goes on from its last commit, and learners train on meanwhile."""
 
     delay_s: float = 0.5
-    """Pause before the first restart; it doubles with each further one."""
+    """Pause before the second restart in a row; it doubles with each further one. The first is at once."""
     delay_s_max: float = 10.0
     restarts_max: int = 20
     """In a row, which is about three minutes of trying."""

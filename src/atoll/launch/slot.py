@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.launch.plan import RestartPolicy
+from atoll.launch.plan import RestartPolicy, pause_before
 from atoll.launch.process import Child, Command
 from atoll.launch.watch import StepsReached
 
@@ -64,4 +64,4 @@ class LearnerSlot:
         """How long to wait before it is started again."""
         if self.early_deaths:
             return policy.early_delay_s
-        return min(policy.delay_s_max, policy.delay_s * 2.0 ** min(self.row, 30))
+        return pause_before(self.row, policy.delay_s, policy.delay_s_max)

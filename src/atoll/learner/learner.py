@@ -181,7 +181,7 @@ class ParametersLearner:
         if self._doctor is not None:
             self._doctor.start()
         try:
-            kernels.warm_up()  # compiled before there is a link, whose thread a compilation would starve
+            kernels.warm_up(merge=False)  # compiled before there is a link, whose thread a compilation would starve
             if self._inner.look() and isinstance(self._shell, LearnerShell):
                 self._shell.apply(fx.InnerMissing())
             self._shell.start()

@@ -175,9 +175,11 @@ class LearnerShell(LearnerDriverHost):
 
     def _post(self, function: Callable[..., object], *arguments: Any) -> None:
         """Run something on the link's loop. Once the link has ended (the run is over, or was refused) there is nobody
-        to do it, and training goes on without."""
+        to do it, and training goes on without. Its own thread need not wake the loop, which takes a write to a socket
+        and a read."""
+        own = threading.get_ident() == self._thread.ident
         try:
-            self._loop.call_soon_threadsafe(function, *arguments)
+            (self._loop.call_soon if own else self._loop.call_soon_threadsafe)(function, *arguments)
         except RuntimeError:
             if not self._loop.is_closed():
                 raise
