@@ -79,9 +79,7 @@ class ProgressIntake:
         if (pair := self._twins.report(member.learner, message.step, message.loss)) is not None:
             out.append(_twins_found(pair, f"report {EQUAL_IN_A_ROW} losses in a row that are equal to the last digit"))
         elif (pair := self._echoes.report(member.learner, message.steps, message.loss)) is not None:
-            out.append(
-                _twins_found(pair, f"report losses that rise and fall together, in their first {STEPS_HEARD} steps")
-            )
+            out.append(_twins_found(pair, f"have losses that rise and fall together in {STEPS_HEARD} steps"))
         step_ns = moving_average(member.step_ns, float(message.step_ns)) if message.step_ns > 0 else member.step_ns
         member.steps_before = message.step - message.steps
         self._state.membership.moved(member, message.step, self._counted(member, message.step, now_ns), step_ns)
@@ -120,6 +118,6 @@ class ProgressIntake:
 
 def _twins_found(pair: tuple[str, str], what: str) -> Note:
     return warned(
-        f"learners {pair[0]!r} and {pair[1]!r} {what}, so that they seem to read the same data; choose it by learner.rank (or ATOLL_RANK, which must differ), or "
-        "share it out with atoll.data"
+        f"learners {pair[0]!r} and {pair[1]!r} {what}, so that they seem to read the same data; choose it by "
+        "learner.rank (or ATOLL_RANK, which must differ), or share it out with atoll.data"
     )
