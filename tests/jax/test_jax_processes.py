@@ -78,12 +78,13 @@ def test_processes_publish_one_model_and_a_restarted_island_continues_from_its_o
 def test_a_process_that_dies_ends_the_others_of_its_island_at_once(tmp_path: Path) -> None:
     syncer = SyncerThread(config())
     ranks = island(syncer.address, 100_000)
-    syncer.wait_for(lambda shell: shell.state is not None and any(f.version for f in shell.state.fragments), "a merge")
+    syncer.wait_for(lambda shell: shell.machine.committed, "the island has joined")
+    time.sleep(1.0)  # it steps, or is about to
     os.kill(ranks[1].pid, signal.SIGKILL)
     killed_s = time.monotonic()
     out, _ = ranks[0].communicate(timeout=WAIT_S)
-    assert ranks[0].returncode != 0 and time.monotonic() - killed_s < 30
-    assert "the ranks of this learner cannot go on together" in out or "Gloo" in out, out[-2000:]
+    assert ranks[0].returncode != 0 and time.monotonic() - killed_s < WAIT_S / 2, "JAX's own patience is 100 s"
+    assert "cannot go on together" in out or "Gloo" in out, out[-2000:]  # Atoll's word, or JAX's where it is first
     syncer.check_ledger()
     syncer.stop()
 

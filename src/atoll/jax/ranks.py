@@ -32,11 +32,11 @@ def initialize() -> None:
 
 def _coordinator(rank: int, size: int) -> str:
     try:
-        from torch.distributed import TCPStore
+        import torch.distributed as dist
     except ImportError as error:
         raise ConfigError(f"ranks of torchrun find each other with torch ({error}); pip install torch") from error
     host = os.environ["MASTER_ADDR"]
-    store = TCPStore(host, int(os.environ["MASTER_PORT"]), size, False)
+    store = dist.TCPStore(host, int(os.environ["MASTER_PORT"]), size, False)
     key = f"{KEY}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     if rank == 0:
         with socket.socket() as probe:

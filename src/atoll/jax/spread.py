@@ -95,7 +95,8 @@ def cut_of(path: str, leaf: Any) -> Cut:
 def cut_again(path: str, shape: Shape, mesh: Mesh, told: Any) -> Cut:
     """As a checkpoint tells of it. PayloadError if this mesh cannot be cut like that, or gives other parts."""
     try:
-        spec = PartitionSpec(*(tuple(axes) if isinstance(axes, list) else axes for axes in told["spec"]))
+        axes = (tuple(names) if isinstance(names, list) else names for names in told["spec"])
+        spec = PartitionSpec(*axes)  # type: ignore[no-untyped-call]
         cut = Cut(path, NamedSharding(mesh, spec), shape)
     except (TypeError, KeyError, ValueError, LayoutError) as error:
         raise PayloadError(f"its leaf {path!r} cannot be cut as it was: {error}") from None
