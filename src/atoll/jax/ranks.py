@@ -36,7 +36,7 @@ def _coordinator(rank: int, size: int) -> str:
     except ImportError as error:
         raise ConfigError(f"ranks of torchrun find each other with torch ({error}); pip install torch") from error
     host = os.environ["MASTER_ADDR"]
-    store = dist.TCPStore(host, int(os.environ["MASTER_PORT"]), size, False)
+    store = dist.TCPStore(host, int(os.environ["MASTER_PORT"]), size, False)  # type: ignore[attr-defined]
     key = f"{KEY}.{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     if rank == 0:
         with socket.socket() as probe:
