@@ -32,7 +32,9 @@ from torch import nn
 
 WARM_STEPS = 48
 """Every fragment twice, and all caches warm."""
-PASSED_ON = ("kind", "steps", "segments", "width", "layers", "batch")
+SEGMENTS_MIN = 4
+"""Below that there are no quartiles to speak of."""
+PASSED_ON = ("kind", "steps", "segments", "seconds", "width", "layers", "batch")
 """What a rank needs to know of the options."""
 SAID = ("ranks", "sync_every", *PASSED_ON)
 
@@ -87,17 +89,24 @@ def rank_main(options: argparse.Namespace) -> None:
     assert atoll.Learner
     before = resident_bytes()
     with atoll.Learner(net, optimizer, checkpoint_every_s=0) as learner:
-        segment(WARM_STEPS, learner)
-        found = [segment(options.steps, learner if number % 2 else None) for number in range(2 * options.segments + 1)]
+        segments = affordable(options, segment(WARM_STEPS, learner)[0])
+        found = [segment(options.steps, learner if number % 2 else None) for number in range(2 * segments + 1)]
         memory = resident_bytes() - before
         vault = learner._shell.vault
         assert vault is not None
         told = {"rank": dist.get_rank(), "owned": sum(fragment.size for fragment in vault.layout.fragments)}
         told |= {"memory_bytes": memory, "versions": sum(learner.versions())}
-    inside_us = sum(inside_ns for _, inside_ns in found) / (options.segments * options.steps) / 1000
+    inside_us = sum(inside_ns for _, inside_ns in found) / (segments * options.steps) / 1000
     told |= {"rates": [rate for rate, _ in found], "step_us": inside_us}
     Path(options.out, f"rank-{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
+
+
+def affordable(options: argparse.Namespace, rate: float) -> int:
+    """Segments with Atoll that the time is enough for; the same on all ranks."""
+    told = torch.tensor([options.seconds * rate / options.steps / 2 - 1])
+    dist.broadcast(told, 0)
+    return max(SEGMENTS_MIN, min(options.segments, int(told)))
 
 
 def report(options: argparse.Namespace, ranks: list[dict[str, Any]], run: Path) -> dict[str, Any]:
@@ -131,24 +140,43 @@ def report(options: argparse.Namespace, ranks: list[dict[str, Any]], run: Path) 
     }
 
 
-def section(options: argparse.Namespace, found: dict[str, Any]) -> str:
-    """What was measured, as a section of a page."""
+COST = (
+    "| what | parameters | step | steps/s with over without, median | quartiles | pairs of segments | H | when, where |"
+)
+RANKS = "| rank | `learner.step`, mean | values owned | bytes up | bytes down | memory more | per own value |"
+
+
+def rule(head: str) -> str:
+    return "|---" * (head.count("|") - 1) + "|"
+
+
+def cost_row(options: argparse.Namespace, found: dict[str, Any]) -> str:
+    """One row of the first table of docs/results/islands.md."""
     low, high = found["quartiles"]
-    given = " ".join(f"--{name.replace('_', '-')} {getattr(options, name)}" for name in SAID)
-    lines = [f"### {found['date']}, {os.cpu_count()} cores", "", f"    python benchmarks/island.py {given}", ""]
-    lines += [
-        f"{options.ranks} gloo ranks, {found['kind']}, {found['parameters']:,} parameters, {found['step_ms']} ms/step.",
-        f"Steps/s with Atoll over without: median {found['ratio']:.4f}, quartiles {low:.4f} to {high:.4f},",
-        f"{found['segments']} pairs of {found['steps_each']} steps; H = {options.sync_every}, "
-        f"{found['contributions']} contributions.",
-        "",
-        "| rank | `learner.step`, mean | values owned | bytes up | bytes down | memory more | per value of its shard |",
-        "|---|---|---|---|---|---|---|",
+    cells = [f"{options.ranks} gloo ranks, {found['kind']}", f"{found['parameters']:,}", f"{found['step_ms']:g} ms"]
+    cells += [
+        f"{found['ratio']:.4f}",
+        f"{low:.4f} to {high:.4f}",
+        f"{found['segments']} of {found['steps_each']} steps",
     ]
+    return f"| {' | '.join(cells)} | {options.sync_every} | {found['date']}, {os.cpu_count()} cores |"
+
+
+def rank_rows(options: argparse.Namespace, found: dict[str, Any]) -> list[str]:
     columns = (found[name] for name in ("learner_step_us", "owned_values", "bytes_up", "bytes_down", "memory_mib"))
+    rows = []
     for rank, (us, owned, up, down, mib) in enumerate(zip(*columns, strict=True)):
         per = found["memory_bytes_per_parameter"][rank] * options.ranks
-        lines.append(f"| {rank} | {us:g} us | {owned:,} | {up:,} | {down:,} | {mib:g} MiB | {per:.1f} bytes |")
+        rows.append(f"| {rank} | {us:g} us | {owned:,} | {up:,} | {down:,} | {mib:g} MiB | {per:.1f} bytes |")
+    return rows
+
+
+def section(options: argparse.Namespace, found: dict[str, Any]) -> str:
+    """What was measured, as rows of the page's tables."""
+    given = " ".join(f"--{name.replace('_', '-')} {getattr(options, name)}" for name in SAID)
+    lines = [f"### {found['date']}, {os.cpu_count()} cores", "", f"    python benchmarks/island.py {given}", ""]
+    lines += [COST, rule(COST), cost_row(options, found), ""]
+    lines += [f"{found['contributions']} contributions.", "", RANKS, rule(RANKS), *rank_rows(options, found)]
     return "\n".join(["", *lines, ""])
 
 
@@ -157,7 +185,8 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--kind", default="ddp", choices=("ddp", "fsdp"))
     parser.add_argument("--steps", type=int, default=24, help="of each segment")
-    parser.add_argument("--segments", type=int, default=14, help="with Atoll; one more without")
+    parser.add_argument("--segments", type=int, default=14, help="with Atoll, at most; one more without")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for all segments: slow machines make fewer")
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batch", type=int, default=64)

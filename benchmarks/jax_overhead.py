@@ -30,13 +30,17 @@ import optax
 
 import atoll.jax
 
+SEGMENTS_MIN = 4
+"""Below that there are no quartiles to speak of."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--segments", type=int, default=20)
+    parser.add_argument("--segments", type=int, default=20, help="with Atoll, at most; one more without")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for all segments: slow machines make fewer")
     parser.add_argument("--steps", type=int, default=24, help="steps per segment")
     parser.add_argument("--sync-every", type=int, default=8, help="H")
     parser.add_argument("--report", default="", help="a Markdown page that gets a dated section")
@@ -55,11 +59,17 @@ def main() -> None:
             page.write(section(options, found))
 
 
+COST = (
+    "| what | parameters | step | steps/s with over without, median | quartiles | pairs of segments | H | when, where |"
+)
+
+
 def section(options: argparse.Namespace, found: dict[str, Any]) -> str:
-    """What was measured, as a section of a page."""
+    """What was measured, as a row of the page's first table."""
     low, high = found["quartiles"]
-    row = [f"{found['parameters']:,}", f"{found['step_ms']:g} ms", f"{found['ratio']:.4f}", f"{low:.4f} to {high:.4f}"]
-    row += [str(found["segments"]), str(options.sync_every)]
+    row = [f"JAX, 1 process, {found['device']}", f"{found['parameters']:,}", f"{found['step_ms']:g} ms"]
+    row += [f"{found['ratio']:.4f}", f"{low:.4f} to {high:.4f}", f"{found['segments']} of {options.steps} steps"]
+    row += [str(options.sync_every), f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores"]
     given = ((name.replace("_", "-"), value) for name, value in vars(options).items() if name != "report")
     command = " ".join(f"--{name} {value}" for name, value in given)
     return f"""
@@ -67,8 +77,8 @@ def section(options: argparse.Namespace, found: dict[str, Any]) -> str:
 
     python benchmarks/jax_overhead.py {command}
 
-| parameters | step | steps/s with over without, median | quartiles | pairs | H |
-|---|---|---|---|---|---|
+{COST}
+{"|---" * (COST.count("|") - 1)}|
 | {" | ".join(row)} |
 """
 
@@ -115,8 +125,9 @@ def measure(options: argparse.Namespace, address: str) -> dict[str, Any]:
             return steps / (time.perf_counter() - began_s)
 
         segment(4 * options.sync_every, True)  # compiles the gathers and scatters of every fragment
-        segment(options.steps, False)
-        for number in range(2 * options.segments + 1):
+        rate = segment(options.steps, False)
+        segments = max(SEGMENTS_MIN, min(options.segments, int(options.seconds * rate / options.steps / 2 - 1)))
+        for number in range(2 * segments + 1):
             rates[number % 2 == 1].append(segment(options.steps, number % 2 == 1))
         segment(1, True)  # what the learner was given before has been donated since
         versions = learner.versions()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 from world import STEP_NS, World, config
 
@@ -9,7 +12,7 @@ from atoll.core.effects import Stepped
 from atoll.core.events import Warned
 from atoll.core.membership import Member, MemberState
 from atoll.core.ranks import rank_of
-from atoll.core.twins import EQUAL_IN_A_ROW, SEEN_MAX, Twins
+from atoll.core.twins import EQUAL_IN_A_ROW, HEARD_MAX, SEEN_MAX, STEPS_HEARD, Echoes, Twins
 
 
 def joins(members: dict[str, Member], learner: str, expected: int = 4) -> int:
@@ -105,3 +108,56 @@ def test_the_syncer_warns_once_of_learners_that_read_the_same_data(same: bool) -
     warned = [event.text for event in world.noted(Warned)]
     assert len(warned) == int(same)
     assert all("'l0' and 'l1'" in text and "learner.rank" in text and "ATOLL_RANK" in text for text in warned)
+
+
+# ---------------------------------------------------------------- learners that begin one after the other
+
+
+def trained(data: int, *, steps_before: int = 0, batch: int = 16) -> list[float]:
+    """The first losses of a small regression: on this data, from parameters that are so many steps old."""
+    truth, weights = np.random.default_rng(7).normal(size=12), np.zeros(12)
+    losses, dice = [], np.random.default_rng(12345)
+    for step in range(steps_before + STEPS_HEARD):
+        dice = np.random.default_rng(data) if step == steps_before else dice
+        x = dice.normal(size=(batch, 12)) * dice.uniform(0.5, 2.0)
+        errors = x @ (weights - truth) + dice.normal(size=batch)
+        losses.append(float(np.square(errors).mean()))
+        weights = weights - 0.01 * x.T @ errors / batch
+    return losses[steps_before:]
+
+
+def heard(*learners: list[float], echoes: Echoes | None = None) -> list[tuple[str, str]]:
+    echoes = echoes or Echoes()
+    found = [
+        echoes.report(f"learner-{number}", step + 1, loss)
+        for number, losses in enumerate(learners)
+        for step, loss in enumerate(losses)
+    ]
+    return [pair for pair in found if pair is not None]
+
+
+def test_a_learner_that_begins_later_with_the_same_data_is_noticed_once() -> None:
+    late, again = trained(1, steps_before=44), trained(1, steps_before=90)
+    assert late[0] != trained(1)[0], "no digit is equal"
+    assert heard(trained(1), late, again) == [("learner-0", "learner-1")]
+    gaps = [loss if step % 9 else math.nan for step, loss in enumerate(late)]
+    assert heard(trained(1), [*gaps, 1.0]) == [("learner-0", "learner-1")], "some losses may be missing"
+
+
+def test_learners_with_data_of_their_own_are_no_echoes() -> None:
+    for seed in range(0, 18, 3):
+        assert heard(trained(seed), trained(seed + 1, steps_before=44), trained(seed + 2)) == []
+
+
+def test_losses_that_are_alike_whatever_was_read_are_no_echoes() -> None:
+    smooth = [1.0 / (step + 10) for step in range(STEPS_HEARD)]
+    turns = [1.0 + step % 2 for step in range(STEPS_HEARD)]
+    still = [1.0] * STEPS_HEARD
+    for losses in (smooth, turns, still):
+        assert heard(losses, list(losses)) == []
+
+
+def test_first_losses_are_kept_of_few_learners() -> None:
+    echoes = Echoes()
+    heard(*(trained(seed) for seed in range(HEARD_MAX + 20)), echoes=echoes)
+    assert len(echoes._losses) <= HEARD_MAX + 1

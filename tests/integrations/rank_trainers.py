@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,38 @@ def samples() -> list[dict[str, torch.Tensor]]:
     return [{"x": torch.full((WIDTH,), index / 256.0)} for index in range(256)]
 
 
-def hugging_face(folder: Path, steps: int) -> Any:
+def let_accelerate_shard_on_cpus() -> None:
+    """accelerate takes FSDP plugins on devices alone: ranks on CPUs fall back to DDP. This is all that is replaced."""
+    from accelerate.state import AcceleratorState, DistributedType
+
+    real = AcceleratorState.__init__
+
+    def init(self: Any, *arguments: Any, fsdp_plugin: Any = None, **named: Any) -> None:
+        real(self, *arguments, fsdp_plugin=fsdp_plugin, **named)
+        if fsdp_plugin is not None and self.distributed_type == DistributedType.MULTI_CPU:
+            self.distributed_type, self.fsdp_plugin = DistributedType.FSDP, fsdp_plugin
+
+    AcceleratorState.__init__ = init
+
+
+def sharded_by_accelerate(folder: Path, steps: int, version: int = 2) -> Any:
+    """Hugging Face's Trainer with `fsdp=`: accelerate cuts the model with fully_shard (or, version 1, wraps it)."""
+    from torch.distributed.tensor import DTensor
+
+    let_accelerate_shard_on_cpus()
+    config = {"version": version, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 100}
+    learner = hugging_face(folder, steps, fsdp=True, fsdp_config=config)
+    assert any(isinstance(parameter, DTensor) for parameter in learner._model.parameters()), "it was not sharded"
+    return learner
+
+
+def hugging_face(folder: Path, steps: int, **more: Any) -> Any:
     from transformers import Trainer, TrainingArguments
 
     from atoll.integrations.hf import AtollCallback
 
     args = TrainingArguments(
+        **more,
         output_dir=str(folder / "hf"),
         per_device_train_batch_size=BATCH,
         max_steps=steps,
@@ -103,7 +130,9 @@ def accelerate(folder: Path, steps: int) -> Any:
 
 def main() -> None:
     kind, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    learner = {"hf": hugging_face, "lightning": lightning, "accelerate": accelerate}[kind](folder, steps)
+    kinds = {"hf": hugging_face, "lightning": lightning, "accelerate": accelerate}
+    kinds |= {"fsdp2": sharded_by_accelerate, "fsdp1": partial(sharded_by_accelerate, version=1)}
+    learner = kinds[kind](folder, steps)
     told = {"size": learner.island_size, "step": learner.step_count, "handed_over": learner.handed_over}
     (folder / f"told-{os.environ['RANK']}.json").write_text(json.dumps(told))
 

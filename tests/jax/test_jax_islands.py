@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from cluster import WAIT_S, SyncerThread, spawn
-from ports import quiet_port
 from torch import nn
 
 jax = pytest.importorskip("jax", reason="pip install 'atoll[jax]'")
@@ -50,13 +49,6 @@ def test_a_learner_whose_arrays_are_cut_over_devices_is_one_of_the_run() -> None
     assert told["merged"] == {"cut": True}
     assert told["told"]["cut"]["kept"], "adopted versions are cut as the parameters were"
     assert 4 in told["told"]["cut"]["state"] and min(told["told"]["cut"]["versions"]) >= 1
-
-
-def test_arrays_that_are_cut_over_processes_are_refused_by_name() -> None:
-    port = str(quiet_port())
-    ranks = [run_script("two_processes.py", str(rank), port, XLA_FLAGS="") for rank in range(2)]
-    said = [rank.communicate(timeout=WAIT_S)[0] for rank in ranks]
-    assert all("'weight' is spread over several processes" in text for text in said), said
 
 
 # ---------------------------------------------------------------- one small GPT, two frameworks

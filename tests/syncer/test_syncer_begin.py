@@ -151,7 +151,11 @@ def test_an_empty_snapshot_location_is_named_and_with_must_continue_an_error(fol
     syncer = SyncerProcess(folder, *OPTIONS, "--snapshots", url)
     told = f"no snapshot found at {url}; this begins a new run"
     assert told in syncer.output()
+    learner = newcomer(syncer)
+    syncer.wait_for(lambda s: bool(s["committed"]), "a new run begins")
+    learner.stop()
     assert syncer.stop() == 0
+    assert syncer.output().count("no snapshot found") == 1, "the wait for learners does not say it again"
     assert told in warnings_of(folder)
     (folder / "launched").mkdir()
     launched = SyncerProcess(folder / "launched", *OPTIONS, "--snapshots", f"{url}-too", "--first-start")

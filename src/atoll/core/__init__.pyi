@@ -2,7 +2,7 @@ from . import effects, messages, values
 from .adaptive import AdaptiveController
 from .arrayless import ArraylessHost, checksum_of
 from .assignment import assign, reassign, rebalance, share_out
-from .beginning import EPOCHS_SKIPPED, Begin
+from .beginning import EPOCHS_SKIPPED, Begin, heal_wait
 from .codec_ladder import DENSE, ladder_down
 from .config import (
     ADAPTIVES,
@@ -306,6 +306,7 @@ __all__ = [
     "elements_of",
     "fragments_for",
     "grace_ns",
+    "heal_wait",
     "ladder_down",
     "meant",
     "messages",

@@ -41,6 +41,8 @@ class Begin:
     """How it is known that the run had versions: only a learner that holds them can begin it again."""
     doubt: str = ""
     """Why it may have had some: newcomers wait a short time for somebody who holds them."""
+    said: bool = False
+    """The operator has heard of the doubt, and of the wait: it is not to be told twice."""
     learners: int = 0
     """How many newcomers are enough not to wait for more while in doubt; 0 where nobody said how many there are."""
     new_run: bool = False
@@ -77,6 +79,11 @@ class Beginning:
         self.waits = ""
         """What the operator should know while the run cannot begin or a learner cannot be taken in."""
 
+    @property
+    def unsaid(self) -> str:
+        """`waits`, but for what the operator was told when the syncer began."""
+        return "" if self.begin.said and self.waits.startswith(self.begin.doubt) else self.waits
+
     def is_news(self, text: str) -> bool:
         """True the first time that something is said: whoever is refused comes back every few seconds."""
         if text in self._said or len(self._said) >= SAID_MAX:
@@ -93,7 +100,7 @@ class Beginning:
             self._holder_ns = now_ns if self._holder_ns < 0 else self._holder_ns
             self._heard_ns = now_ns
             waits = now_ns < self._holder_ns + HEAL_WAIT_NS
-            return f"learners that can bring run {hello.run} back have {_seconds()} to say hello" if waits else ""
+            return f"learners that can bring run {hello.run} back have {heal_wait()} to say hello" if waits else ""
         if begin.had_versions:
             return (
                 f"this run had versions ({begin.had_versions}), none of its state is left, and a newcomer's random "
@@ -112,10 +119,10 @@ class Beginning:
         if enough or now_ns >= self._first_ns + HEAL_WAIT_NS:
             return ""
         return (
-            f"{self.begin.doubt}; learners that hold an earlier run have {_seconds()} to say hello before a new one "
+            f"{self.begin.doubt}; learners that hold an earlier run have {heal_wait()} to say hello before a new one "
             "begins (--new-run begins at once)"
         )
 
 
-def _seconds() -> str:
+def heal_wait() -> str:
     return f"{HEAL_WAIT_NS / 1e9:g} s"

@@ -10,7 +10,7 @@ from atoll.core.plausible import AWAY_STEPS_MAX, discards_fit, step_credit, step
 from atoll.core.policy import low_median, moving_average, upcoming_steps
 from atoll.core.syncer_recovery import SyncerRecovery
 from atoll.core.syncer_state import SyncerState, changed, warned
-from atoll.core.twins import EQUAL_IN_A_ROW, Twins
+from atoll.core.twins import EQUAL_IN_A_ROW, STEPS_HEARD, Echoes, Twins
 
 
 class ProgressIntake:
@@ -20,6 +20,7 @@ class ProgressIntake:
         self._state = state
         self._recovery = recovery
         self._twins = Twins()
+        self._echoes = Echoes()
 
     def ready(self, member: Member, message: Ready, now_ns: int, *, past: bool) -> str:
         """Take in where a learner begins. `past`: this run is older than this syncer's memory of it, so that learners
@@ -76,7 +77,9 @@ class ProgressIntake:
             self._state.book.adaptive.adopted(member.learner, message.bases, now_ns)
         member.loss, member.bases = message.loss, message.bases
         if (pair := self._twins.report(member.learner, message.step, message.loss)) is not None:
-            out.append(_twins_found(*pair))
+            out.append(_twins_found(pair, f"report {EQUAL_IN_A_ROW} losses in a row that are equal to the last digit"))
+        elif (pair := self._echoes.report(member.learner, message.steps, message.loss)) is not None:
+            out.append(_twins_found(pair, f"have losses that rise and fall together in {STEPS_HEARD} steps"))
         step_ns = moving_average(member.step_ns, float(message.step_ns)) if message.step_ns > 0 else member.step_ns
         member.steps_before = message.step - message.steps
         self._state.membership.moved(member, message.step, self._counted(member, message.step, now_ns), step_ns)
@@ -113,9 +116,8 @@ class ProgressIntake:
             out.append(ToLearner(member.session, Upcoming(upcoming)))
 
 
-def _twins_found(one: str, other: str) -> Note:
+def _twins_found(pair: tuple[str, str], what: str) -> Note:
     return warned(
-        f"learners {one!r} and {other!r} report {EQUAL_IN_A_ROW} losses in a row that are equal to the last digit, "
-        "so that they seem to read the same data; choose it by learner.rank (or ATOLL_RANK, which must differ), or "
-        "share it out with atoll.data"
+        f"learners {pair[0]!r} and {pair[1]!r} {what}, so that they seem to read the same data; choose it by "
+        "learner.rank (or ATOLL_RANK, which must differ), or share it out with atoll.data"
     )

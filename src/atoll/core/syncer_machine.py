@@ -602,6 +602,11 @@ class SyncerMachine:
         return self._recovery.waits or self._beginning.waits
 
     @property
+    def waits_unsaid(self) -> str:
+        """The same, but for what was said when the syncer began."""
+        return self._recovery.waits or self._beginning.unsaid
+
+    @property
     def stalled(self) -> str:
         """Who keeps rounds from closing, once that has lasted for a while."""
         return self._merges.text

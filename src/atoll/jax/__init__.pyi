@@ -1,4 +1,5 @@
 from .learner import Learner
 from .parameters import JaxParameters, Transposed
+from .ranks import initialize
 
-__all__ = ["JaxParameters", "Learner", "Transposed"]
+__all__ = ["JaxParameters", "Learner", "Transposed", "initialize"]

@@ -7,6 +7,7 @@ inside the user's own compiled step.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +18,15 @@ import jax
 from atoll.core import LearnerMachine, SyncConfig
 from atoll.errors import LocalProtocolError
 from atoll.jax.inner import JaxInner
+from atoll.jax.island import SpreadLearner, is_island, rank_parameters
 from atoll.jax.parameters import JaxParameters, Names, Tree
 from atoll.learner import (
     CHECKPOINT_EVERY_S,
+    ISLAND_TIMEOUT_S,
     JOIN_TIMEOUT_S,
     WARMUP_STEPS,
     AttachedData,
-    ParametersLearner,
+    RunView,
     Stateful,
 )
 from atoll.observe import Writer
@@ -49,21 +52,33 @@ class Learner:
         kernel_threads: int = 1,
         checkpoint_every_s: float = CHECKPOINT_EVERY_S,
         leave_on_sigterm: bool = True,
+        island_timeout_s: float = ISLAND_TIMEOUT_S,
     ) -> None:
         """`params` is the pytree that is trained, `opt_state` the optimizer's (optax or any other pytree); it is kept
         over deaths and given to joiners. `names` maps paths of the tree to the run's names, for runs with learners of
-        other frameworks: see `atoll.jax.parameters`. The rest is as in `atoll.Learner`."""
-        self._parameters = JaxParameters(params, names=names, merge_modes=merge_modes)
+        other frameworks: see `atoll.jax.parameters`. The rest is as in `atoll.Learner`.
+
+        Where arrays are cut over the processes of `jax.distributed`, each of them makes a Learner and calls it in the
+        same way, and they are one learner; `step(tokens=)` takes what this process has read."""
         self._inner: JaxInner | None = None
         self._loss: Any = None
+        self._parameters: JaxParameters
+        part, mesh, parameters, link = "", None, None, None
+        if is_island(params):
+            where = address or os.environ.get("ATOLL_SYNCER", "")
+            parameters, held, link = rank_parameters(params, names, merge_modes, where, island_timeout_s)
+            self._parameters, part, mesh = held, f"rank-{link.rank}-of-{link.size}", held.mesh
+        else:
+            self._parameters = JaxParameters(params, names=names, merge_modes=merge_modes)
 
-        def inner(machine: LearnerMachine, writer: Writer, folder: Path | None) -> JaxInner:
-            self._inner = JaxInner(opt_state, folder, checkpoint_every_s, machine, writer)
+        def inner(machine: LearnerMachine | RunView, writer: Writer, folder: Path | None) -> JaxInner:
+            self._inner = JaxInner(opt_state, folder, checkpoint_every_s, machine, writer, part, mesh)
             return self._inner
 
-        self._learner = ParametersLearner(
-            self._parameters,
+        self._learner = SpreadLearner(
+            parameters or self._parameters,
             inner=inner,
+            link=link,
             address=address,
             learner_id=learner_id,
             token=token,
@@ -109,7 +124,7 @@ class Learner:
         is there is reported."""
         assert self._inner is not None
         if opt_state is not None:
-            if not self._inner.shared:
+            if not self._inner.given:
                 raise LocalProtocolError("this learner was made without opt_state; give it to atoll.jax.Learner, too")
             self._inner.state = opt_state
         self._parameters.tree = params
@@ -170,6 +185,16 @@ class Learner:
     def world(self) -> int:
         """Into how many parts to divide the data."""
         return self._learner.world
+
+    @property
+    def island_rank(self) -> int:
+        """Which process of its learner this is: 0 to island_size - 1. Each reads data of its own."""
+        return self._learner.island_rank
+
+    @property
+    def island_size(self) -> int:
+        """How many processes this learner has."""
+        return self._learner.island_size
 
     @property
     def generation(self) -> int:

@@ -10,7 +10,7 @@ can be in the same run: `names` maps paths to their names, and a leaf that is th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -85,16 +85,26 @@ class JaxParameters:
                 raise LayoutError(f"leaf {path!r} is {type(leaf).__name__}, no JAX array; pass the parameters alone")
             if not jnp.issubdtype(leaf.dtype, jnp.floating):
                 raise LayoutError(f"leaf {path!r} is {leaf.dtype}, which cannot be averaged; keep it out of the tree")
+        self._check_places(paths)
+
+    def _check_places(self, paths: list[str]) -> None:
+        for path, leaf in zip(paths, self._leaves, strict=True):
             if not leaf.is_fully_addressable:
                 raise LayoutError(
-                    f"leaf {path!r} is spread over several processes; one process is one learner so far: give each "
-                    "process a mesh of its own devices"
+                    f"leaf {path!r} is spread over several processes; make it an atoll.jax.Learner of all of them"
                 )
 
     # ------------------------------------------------------------ leaves, in the run's order
 
     def _leaf(self, index: int) -> Any:
         return self._leaves[self._order[index]]
+
+    def _here(self, index: int) -> Any:
+        """What this process has of it."""
+        return self._leaf(index)
+
+    def _put(self, index: int, here: Any) -> None:
+        self._leaves[self._order[index]] = here
 
     def _shape(self, index: int) -> tuple[int, ...]:
         shape: tuple[int, ...] = self._leaf(index).shape or (1,)
@@ -115,12 +125,16 @@ class JaxParameters:
         if structure != self._structure:
             raise LayoutError("these parameters have another structure than those that the learner was made with")
         for path, (old, new) in enumerate(zip(self._leaves, leaves, strict=True)):
+            self._check_cut(path, old, new)
             if old.shape != new.shape or old.dtype != new.dtype:
                 raise LayoutError(
                     f"leaf {path} was {old.dtype}{list(old.shape)} and is {new.dtype}{list(new.shape)} now; a run's "
                     "tensors keep their shapes"
                 )
         self._leaves = leaves
+
+    def _check_cut(self, path: int, old: Any, new: Any) -> None:
+        """One process may cut its arrays as it likes."""
 
     def lay_out(self, layout: Layout) -> None:
         self.layout = layout
@@ -131,7 +145,7 @@ class JaxParameters:
     # ------------------------------------------------------------ to the host
 
     def read(self, fragment: int) -> JaxSnapshot:
-        sources = tuple(self._leaf(piece.tensor) for piece in self._pieces(fragment))
+        sources = tuple(self._here(piece.tensor) for piece in self._pieces(fragment))
         return JaxSnapshot(self._gather(fragment)(sources))
 
     def _make_gather(self, fragment: int) -> Callable[[tuple[Any, ...]], Any]:
@@ -168,10 +182,10 @@ class JaxParameters:
 
     def _apply(self, rule: str, fragment: int, staged: Any, alpha: float) -> None:
         touched = tuple(dict.fromkeys(piece.tensor for piece in self._pieces(fragment)))
-        leaves = tuple(self._leaf(tensor) for tensor in touched)
+        leaves = tuple(self._here(tensor) for tensor in touched)
         changed = self._change(rule, fragment, tuple(leaf.sharding for leaf in leaves))(leaves, staged, alpha)
         for tensor, leaf in zip(touched, changed, strict=True):
-            self._leaves[self._order[tensor]] = leaf
+            self._put(tensor, leaf)
 
     def _make_change(self, rule: str, fragment: int, shardings: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
         pieces = self._pieces(fragment)
@@ -198,7 +212,11 @@ class JaxParameters:
     # ------------------------------------------------------------ as they are
 
     def as_kept(self, fragment: int, theta: F32) -> F32:
-        typed = [(piece, self._leaf(piece.tensor).dtype) for piece in self._pieces(fragment)]
+        return self.rounded(theta, self._pieces(fragment))
+
+    def rounded(self, theta: F32, pieces: Sequence[TensorSlice]) -> F32:
+        """`as_kept` of an array in which these pieces lie."""
+        typed = [(piece, self._leaf(piece.tensor).dtype) for piece in pieces]
         rounded = [(piece, dtype) for piece, dtype in typed if dtype != np.float32]
         if not rounded:
             return theta

@@ -23,9 +23,9 @@ from atoll.learner.buffers import KeptBuffers, local_statistics
 from atoll.learner.checks import check_model, check_optimizer, refuse_fsdp1
 from atoll.learner.inner_recovery import InnerRecovery
 from atoll.learner.inner_state import BUFFERS, CHECKPOINT_EVERY_S, Stateful
-from atoll.learner.island.gloo import ISLAND_TIMEOUT_S, GlooLink
+from atoll.learner.island.gloo import GlooLink
 from atoll.learner.island.inner import recover_together
-from atoll.learner.island.link import RankLink
+from atoll.learner.island.link import ISLAND_TIMEOUT_S, RankLink
 from atoll.learner.island.parameters import RankParameters
 from atoll.learner.island.peer_state import Came
 from atoll.learner.island.picking import picking

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atoll.core import EPOCH_KEY, EPOCHS_SKIPPED, Begin, Recovery
+from atoll.core import EPOCH_KEY, EPOCHS_SKIPPED, Begin, Recovery, heal_wait
 from atoll.errors import FencedSyncerError, StoreError
 from atoll.observe import Writer, events
 from atoll.private import redacted
@@ -81,12 +81,14 @@ def how_to_begin(
     elif options.snapshots:
         doubt = f"no snapshot found at {redacted(options.snapshots)}"
         _warn(
-            f"{doubt}; this begins a new run (to continue one, give the --snapshots that it had; --must-continue makes "
-            "this an error)",
+            f"{doubt}; this begins a new run, once learners that hold an earlier one have had {heal_wait()} to say "
+            "hello (to continue one, give the --snapshots that it had; --must-continue makes this an error; --new-run "
+            "begins at once)",
             writer,
         )
     expected = options.config.get("learners_expected", 0) if isinstance(options.config, Mapping) else 0
-    return Begin(had_versions=had_versions, doubt=doubt, learners=int(expected))
+    said = bool(options.snapshots) and not had_versions
+    return Begin(had_versions=had_versions, doubt=doubt, said=said, learners=int(expected))
 
 
 def epoch_of(store: RunStore | None, found: Recovery | None, hold: Hold | None, *, take_over: bool) -> int:

@@ -315,8 +315,8 @@ async def _live(
     writer, waits, looked_s = shell.news, "", 0.0
     while not stop.is_set() and not ending.reason(time.monotonic_ns()):
         await _wait(stop, STATS_EVERY_S)
-        if shell.machine.waits != waits:
-            waits = shell.machine.waits
+        if shell.machine.waits_unsaid != waits:
+            waits = shell.machine.waits_unsaid
             print(f"atoll syncer: {waits or 'the run goes on'}", flush=True)
         writer.emit(_stats(shell, server))
         _tell_data(shell, writer)

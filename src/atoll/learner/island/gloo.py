@@ -13,11 +13,8 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from atoll.errors import IslandError
-from atoll.learner.island.link import I64, SPEAKER
+from atoll.learner.island.link import I64, ISLAND_TIMEOUT_S, SPEAKER, cannot_go_on
 
-ISLAND_TIMEOUT_S = 600.0
-"""A rank that evaluates or saves alone makes the others wait that long. NCCL's own patience is as long."""
 TEXT_BYTES_MAX = 4096
 """Of what ranks tell each other about themselves when they meet."""
 
@@ -113,8 +110,4 @@ def _said_clearly(timeout_s: float) -> Iterator[None]:
         RuntimeError,
         ValueError,
     ) as error:  # gloo's own, and a group that was destroyed
-        raise IslandError(
-            f"the ranks of this learner cannot go on together: one has ended, or has not come for {timeout_s:g} s "
-            f"({' '.join(str(error).split())[:200]}); see the logs of the other ranks, call learner.step on every rank "
-            "after every optimizer step, and start all ranks again (torchrun --max-restarts, atoll run)"
-        ) from error
+        raise cannot_go_on(error, timeout_s) from error

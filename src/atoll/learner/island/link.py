@@ -13,11 +13,24 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll.errors import IslandError
+
 I64 = NDArray[np.int64]
 SPEAKER = 0
 """The rank that has the link to the syncer and the machine."""
 COMMAND_WORDS = 64
 """Numbers in the head of a command."""
+ISLAND_TIMEOUT_S = 600.0
+"""A rank that evaluates or saves alone makes the others wait that long. NCCL's own patience is as long."""
+
+
+def cannot_go_on(error: Exception, timeout_s: float) -> IslandError:
+    """Whatever a transport says of a rank that is not there."""
+    return IslandError(
+        f"the ranks of this learner cannot go on together: one has ended, or has not come for {timeout_s:g} s "
+        f"({' '.join(str(error).split())[:200]}); see the logs of the other ranks, call learner.step on every rank "
+        "after every optimizer step, and start all ranks again (torchrun --max-restarts, atoll run)"
+    )
 
 
 class PendingWord(Protocol):

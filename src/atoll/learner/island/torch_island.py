@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,10 @@ import torch.distributed as dist
 from torch import nn
 
 from atoll.core import TensorSpec
-from atoll.errors import AtollError, ConfigError
+from atoll.errors import ConfigError
 from atoll.learner.island.gloo import GlooLink
-from atoll.learner.island.link import SPEAKER, RankLink
+from atoll.learner.island.link import RankLink
+from atoll.learner.island.meeting import build, meet
 from atoll.learner.island.parameters import RankParameters
 from atoll.learner.island.torch_ranks import (
     LocalParameters,
@@ -29,12 +29,6 @@ from atoll.learner.local_part import is_dtensor
 
 PIECE_CHARS = 1000
 """Of a long text at a time: in UTF-8 it stays below what ranks can compare (`gloo.TEXT_BYTES_MAX`)."""
-
-
-def _build() -> str:
-    """Atoll's version, as the package says: it may run from a folder, where nothing is installed. (A room imports none
-    above it, so it is asked for where it was loaded.)"""
-    return str(sys.modules["atoll"].__version__)
 
 
 def island_ranks(model: object, mesh: Any, group: Any) -> list[int] | None:
@@ -60,30 +54,6 @@ def island_ranks(model: object, mesh: Any, group: Any) -> list[int] | None:
     return None
 
 
-def meet(link: RankLink, look: Callable[[], Mapping[str, str]], like: Sequence[int] = ()) -> None:
-    """What must be the same on all ranks is compared before anything else. A rank that finds its own model wanting
-    says so, and all of them end with that. `like`: for each rank, the one that it must be like; else all rank 0."""
-    failed: AtollError | None = None
-    about: Mapping[str, str] = {}
-    try:
-        about = look()
-    except AtollError as error:
-        failed = error
-    told = [json.loads(text) for text in link.compare(json.dumps({"error": str(failed)} if failed else dict(about)))]
-    if failed is not None:
-        raise failed
-    for rank, other in enumerate(told):
-        if "error" in other:
-            raise ConfigError(f"rank {rank} of this learner: {other['error']}")
-        first = like[rank] if like else SPEAKER
-        for what, mine in told[first].items():
-            if other.get(what) != mine:
-                raise ConfigError(
-                    f"the ranks of this learner differ in their {what}: rank {first} has {mine}, rank {rank} has "
-                    f"{other.get(what)}; start all ranks from the same script, environment and installation"
-                )
-
-
 def rank_parameters(
     model: nn.Module,
     merge_modes: Mapping[str, str] | None,
@@ -101,7 +71,7 @@ def rank_parameters(
         check()
         local = LocalParameters(model, merge_modes)
         described.append((local, own_ranges(model, local.specs)))
-        return {"version of atoll": _build()}
+        return {"version of atoll": build()}
 
     meet(link, describe)
     held, ranges = described[0]
@@ -117,7 +87,7 @@ def rank_parameters(
         check_local(model, holdings, link.rank)
         staged = stages is not None
         found.append(RankParameters(held, holdings, link.rank, link.exchange, link.exchange_now, staged=staged))
-        return fingerprint(model, own_specs, _build())
+        return fingerprint(model, own_specs, build())
 
     meet(link, look, stages.like if stages is not None else ())
     return found[0], link
