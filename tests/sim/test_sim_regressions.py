@@ -59,7 +59,7 @@ STORIES = {
     "draw-5-seed-10122": "what a leaver handed over broke on the way, and it left without giving it again",
     "draw-3-seed-3212": "a run without state took one learner's made-up version, beside two that agreed",
     "draw-6-seed-1156": "a primary with --replicate that came back told what its standby had never got",
-    "draw-6-seed-3026": "a lost version was brought to a shard that did not know its learner's new secret yet: for ever",
+    "draw-6-seed-3026": "a lost version came to a shard before the word of its learner's new secret, and never again",
     "draw-7-seed-240": "a shard was given up between the layout and the first parameters, and the run never began",
     "draw-7-seed-241": "durability none: shards kept to a run that had died with its coordinator",
 }

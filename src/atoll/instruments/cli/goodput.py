@@ -280,7 +280,9 @@ def _simulate(
             bar.update(task, advance=1, description=f"{_name(cell)}, {_short(cell.chips)}: {cell.goodput:.1f}%")
 
         try:
-            return simulate_table(wanted, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, jobs=jobs, progress=done, parts=parts)
+            return simulate_table(
+                wanted, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, jobs=jobs, progress=done, parts=parts
+            )
         except KeyboardInterrupt:
             console.print("interrupted; cells that were finished are not kept", style="yellow")
             raise typer.Exit(EXIT_INTERRUPTED) from None

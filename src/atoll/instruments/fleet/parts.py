@@ -108,7 +108,10 @@ class FailingParts:
         """Seconds so far, of a learner that could exchange all of its fragments."""
         self._since_ns = world.clock.now_ns
         self._plan("coordinator", 0, Random(f"{seed}/coordinator"), parts.coordinator_away_s)
-        for kind, count, away_s in (("shard", parts.shards, parts.restart_s), ("relay", parts.relays, parts.relay_away_s)):
+        for kind, count, away_s in (
+            ("shard", parts.shards, parts.restart_s),
+            ("relay", parts.relays, parts.relay_away_s),
+        ):
             for index in range(count):
                 self._plan(kind, index, Random(f"{seed}/{kind}-{index}"), away_s)
 
@@ -183,4 +186,3 @@ class FailingParts:
         own = range(index, world.config.fragments, shards)
         on_disk = {f: (world.version(f), checksum_of(world.version(f))) for f in own}
         world.shard_back(fx.FragmentsBack(on_disk))
-

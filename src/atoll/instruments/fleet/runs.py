@@ -30,7 +30,12 @@ def decoupled_config(learners: int) -> SyncConfig:
 def synchronous_config(learners: int, fragments: int = 1) -> SyncConfig:
     """DiLoCo: everybody stands at the boundary until everybody's contribution is merged."""
     return SyncConfig(
-        sync_every=SYNC_EVERY, fragments=fragments, overlap=0, quorum="all", grace_cap_steps=0.0, learners_expected=learners
+        sync_every=SYNC_EVERY,
+        fragments=fragments,
+        overlap=0,
+        quorum="all",
+        grace_cap_steps=0.0,
+        learners_expected=learners,
     )
 
 

@@ -100,7 +100,9 @@ def simulate_table(
         raise ConfigError(f"a table has 1 to {CELLS_MAX:,} cells, not {len(wanted):,}; give fewer sizes or learners")
     mechanics, aim = mechanics or Mechanics(), aim or Aim()
     of = {"inelastic": None, "elastic": None}  # they have no syncer
-    tasks = [CellTask(c, learners, method, mechanics, mtbi_s, aim, of.get(method, parts)) for c, learners, method in wanted]
+    tasks = [
+        CellTask(c, learners, method, mechanics, mtbi_s, aim, of.get(method, parts)) for c, learners, method in wanted
+    ]
     began_s = time.perf_counter()
     cells: dict[int, Cell] = {}
     for number, cell in _results(tasks, min(jobs or os.cpu_count() or 1, len(tasks))):
