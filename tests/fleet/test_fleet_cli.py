@@ -131,3 +131,32 @@ def test_unequal_speeds_and_helpers_are_drawn(
     assert "heterogeneous.html" in err and "scavenging.html" in err
     page = (tmp_path / "figures" / "heterogeneous.html").read_text()
     assert "K=1 + grace" in page and "84.0" in page and "difference" not in page
+
+
+def test_parts_that_fail_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    fleet_of = ("--chips", "512", "--learners", "2", "--seconds", "480", "--jobs", "1")
+    code, out, err = run(monkeypatch, capsys, *fleet_of, "--shards", "2", "--relays", "1", "--standby", "--json")
+    answer = json.loads(out)
+    assert code == 0 and answer["parts"]["shards"] == 2 and answer["parts"]["standby"] is True
+    assert 99.9 < answer["cells"][0]["exchange_estimate"] < 100.0
+    assert "can exchange a fragment" in err and "coordinator with a standby, 2 shards, 1 relays" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--shards", "65"), "shards must be"),
+        (("--shards", "-1"), "shards must be"),
+        (("--relays", "3", "--learners", "2", "--chips", "512"), "give fewer relays"),
+        (("--part-mtbf-days", "0"), "mean time between failures of a part"),
+        (("--part-restart", "-5"), "restart_s must be"),
+        (("--takeover", "5"), "give --standby"),
+        (("--shards", "2", "--method", "elastic"), "has no coordinator"),
+        (("--shards", "2", "--heterogeneous"), "do not use --shards"),
+    ],
+)
+def test_parts_that_make_no_sense(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str
+) -> None:
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert code == 2 and said in " ".join((out + err).split())

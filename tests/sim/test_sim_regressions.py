@@ -59,6 +59,9 @@ STORIES = {
     "draw-5-seed-10122": "what a leaver handed over broke on the way, and it left without giving it again",
     "draw-3-seed-3212": "a run without state took one learner's made-up version, beside two that agreed",
     "draw-6-seed-1156": "a primary with --replicate that came back told what its standby had never got",
+    "draw-6-seed-3026": "a lost version came to a shard before the word of its learner's new secret, and never again",
+    "draw-7-seed-240": "a shard was given up between the layout and the first parameters, and the run never began",
+    "draw-7-seed-241": "durability none: shards kept to a run that had died with its coordinator",
 }
 """By the file's name: the version of `draw`, where it had a number, and the seed."""
 UNDECIDABLE = {"draw-4-seed-100099"}
@@ -83,3 +86,8 @@ def test_every_scenario_has_its_story() -> None:
 def test_a_round_has_a_quorum_as_soon_as_fewer_are_enough() -> None:
     """Here nobody answers it again: two have, and those who never do count no longer after half a minute."""
     assert run_scenario(load(SCENARIOS / "draw-4-seed-300256.json")).commits >= 50, "12 where it waits for its time-out"
+
+
+def test_a_version_that_was_announced_and_lost_is_not_asked_for_without_a_pause() -> None:
+    """The whole fragment came, older than that, and the update was asked for again, as fast as the link let it."""
+    assert run_scenario(load(SCENARIOS / "draw-6-seed-3026.json")).events < 60_000, "445,036 without a pause"

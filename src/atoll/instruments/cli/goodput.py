@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from atoll.instruments.fleet import Cell, Scavenged, Unequal
+    from atoll.instruments.fleet import Cell, Parts, Scavenged, Unequal
     from atoll.instruments.fleet import Table as Cells
 
 _FLEET = "Fleet"
 _TIMES = "Mechanics (seconds)"
+_PARTS = "Coordinator, shards and relays"
 _EFFORT = "Effort"
 _UNITS = {"k": 1e3, "m": 1e6}
 _NOTES_MAX = 8
@@ -83,6 +84,25 @@ def goodput(
     speed_spread: Annotated[
         float | None, typer.Option(help="Spread of learners' step times, e.g. 0.1 (default 0).", rich_help_panel=_FLEET)
     ] = None,
+    shards: Annotated[
+        int | None, typer.Option(help="Shards, each on a host of its own that fails.", rich_help_panel=_PARTS)
+    ] = None,
+    relays: Annotated[
+        int | None, typer.Option(help="Relays, likewise; learners are shared out.", rich_help_panel=_PARTS)
+    ] = None,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Another coordinator takes over.", rich_help_panel=_PARTS)
+    ] = False,
+    part_mtbf_days: Annotated[
+        float | None,
+        typer.Option(help="Mean time between failures of the host of one part (default 30).", rich_help_panel=_PARTS),
+    ] = None,
+    part_restart: Annotated[
+        float | None, typer.Option(help="Seconds until a part is back (default 60).", rich_help_panel=_PARTS)
+    ] = None,
+    takeover: Annotated[
+        float | None, typer.Option(help="Seconds that a standby needs (default 20).", rich_help_panel=_PARTS)
+    ] = None,
     precision: Annotated[
         float | None,
         typer.Option(help="Stop at this half of the 95% interval, in points (default 0.4).", rich_help_panel=_EFFORT),
@@ -119,14 +139,17 @@ def goodput(
     shown: list[Callable[[], None]] = []
     if heterogeneous or scavenging:
         cells_only = {"chips": chips, "learners": learners, "method": method, "precision": precision}
-        others = {"mtbi-years": mtbi_years != 1.0, "seconds": seconds}
+        others = {"mtbi-years": mtbi_years != 1.0, "seconds": seconds, "shards": shards, "relays": relays}
+        others |= {"part-mtbf-days": part_mtbf_days, "part-restart": part_restart, "takeover": takeover}
+        others["standby"] = standby
         _refuse_unused(cells_only | others | given, grows=scavenging)
     grid = _grid(chips, learners, method)
+    parts = _parts_of(grid, shards, relays, part_mtbf_days, part_restart, takeover, standby=standby)
     _check_outputs(figures, save, grid)
     if not mtbi_years > 0.0:
         raise ConfigError(f"--mtbi-years must be above 0, not {mtbi_years:g}")
     if not (heterogeneous or scavenging):
-        table = _simulate(grid, mechanics, mtbi_years * YEAR_S, aim=aim, jobs=jobs)
+        table = _simulate(grid, mechanics, mtbi_years * YEAR_S, aim=aim, jobs=jobs, parts=parts)
         shown.append(lambda: _print_cells(console, table))
         answer |= table.to_dict()
     if heterogeneous:
@@ -199,7 +222,41 @@ def _draw(console: Console, folder: Path, answer: dict[str, Any]) -> None:
         console.print(f"figures: {name}", markup=False, soft_wrap=True)
 
 
-def _simulate(grid: list[tuple[int, int, str]] | None, mechanics: Any, mtbi_s: float, *, aim: Any, jobs: int) -> Cells:
+def _parts_of(
+    grid: list[tuple[int, int, str]] | None,
+    shards: int | None,
+    relays: int | None,
+    mtbf_days: float | None,
+    restart_s: float | None,
+    takeover_s: float | None,
+    *,
+    standby: bool,
+) -> Parts | None:
+    """What of the fabric fails; None: nothing was said of it."""
+    from atoll.errors import ConfigError
+    from atoll.instruments.fleet import DAY_S, Parts
+
+    given: dict[str, Any] = {"shards": shards, "relays": relays, "restart_s": restart_s, "takeover_s": takeover_s}
+    given["mtbf_s"] = mtbf_days * DAY_S if mtbf_days is not None else None
+    said = {name: value for name, value in given.items() if value is not None}
+    if not said and not standby:
+        return None
+    if takeover_s is not None and not standby:
+        raise ConfigError("--takeover is what a standby needs; give --standby, or leave it away")
+    if grid is not None and all(name in ("inelastic", "elastic") for _, _, name in grid):
+        raise ConfigError("a data-parallel job has no coordinator, shards or relays; name decoupled or diloco")
+    return Parts(standby=standby, **said)
+
+
+def _simulate(
+    grid: list[tuple[int, int, str]] | None,
+    mechanics: Any,
+    mtbi_s: float,
+    *,
+    aim: Any,
+    jobs: int,
+    parts: Parts | None = None,
+) -> Cells:
     """All cells, with a bar that says how long it will still take; in a log, a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -223,7 +280,9 @@ def _simulate(grid: list[tuple[int, int, str]] | None, mechanics: Any, mtbi_s: f
             bar.update(task, advance=1, description=f"{_name(cell)}, {_short(cell.chips)}: {cell.goodput:.1f}%")
 
         try:
-            return simulate_table(wanted, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, jobs=jobs, progress=done)
+            return simulate_table(
+                wanted, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, jobs=jobs, progress=done, parts=parts
+            )
         except KeyboardInterrupt:
             console.print("interrupted; cells that were finished are not kept", style="yellow")
             raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -287,6 +346,10 @@ def _print_cells(console: Console, table: Cells) -> None:
     _print_grid(console, title, rows, sizes, {key: _goodput_text(cell) for key, cell in found.items()})
     title = "uptime, % of time in which at least one learner steps"
     _print_grid(console, title, rows, sizes, {key: f"{cell.uptime:.2f}" for key, cell in found.items()})
+    if table.parts is not None:
+        title = "exchange, % of time in which a learner can exchange a fragment (simulated, on paper)"
+        _print_grid(console, title, rows, sizes, {key: _exchange_text(cell) for key, cell in found.items()})
+        console.print(_parts_text(table.parts), style="dim", soft_wrap=True)
     console.print("inelastic and elastic: data-parallel on all chips; M: learners, decoupled", style="dim")
     widest = max(cell.half_width for cell in table.cells)
     errors = table.errors
@@ -304,6 +367,16 @@ def _print_cells(console: Console, table: Cells) -> None:
         soft_wrap=True,
     )
     _print_doubts(console, table)
+
+
+def _exchange_text(cell: Cell) -> str:
+    return f"{cell.exchange:.3f} {cell.exchange_estimate:.3f}" if cell.method in ("decoupled", "diloco") else "-"
+
+
+def _parts_text(parts: Parts) -> str:
+    counts = f"coordinator{' with a standby' if parts.standby else ''}, {parts.shards} shards, {parts.relays} relays"
+    away = f"{parts.coordinator_away_s:g}, {parts.restart_s:g} and {parts.relay_away_s:g} s"
+    return f"{counts}; each host fails every {parts.mtbf_s / 86400:g} days, and they are away for {away}"
 
 
 def _print_doubts(console: Console, table: Cells) -> None:

@@ -1,6 +1,7 @@
 from .cell import EVENTS_MAX, Aim, Cell, simulate_cell
 from .estimate import expected_goodput
 from .mechanics import METHODS, MTBI_YEARS, YEAR_S, Mechanics, is_hopeless
+from .parts import DAY_S, Parts
 from .published import CHIPS
 from .scavenging import Scavenged, simulate_scavenging
 from .table import Table, published_grid, simulate_table
@@ -8,6 +9,7 @@ from .unequal import Unequal, simulate_unequal
 
 __all__ = [
     "CHIPS",
+    "DAY_S",
     "EVENTS_MAX",
     "METHODS",
     "MTBI_YEARS",
@@ -15,6 +17,7 @@ __all__ = [
     "Aim",
     "Cell",
     "Mechanics",
+    "Parts",
     "Scavenged",
     "Table",
     "Unequal",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from atoll.core import SyncConfig
 from atoll.instruments.fleet.estimate import expected_goodput
 from atoll.instruments.fleet.mechanics import MTBI_YEARS, YEAR_S, Mechanics, check_fleet
 from atoll.instruments.fleet.memory import Memory, warm_up_s
+from atoll.instruments.fleet.parts import Parts
 from atoll.instruments.fleet.published import published_goodput
 from atoll.instruments.fleet.runs import DataParallel, Islands, decoupled_config, synchronous_config
 from atoll.instruments.fleet.windows import NORMAL_95, WINDOWS_MIN, Windows
@@ -66,6 +67,11 @@ class Cell:
     events: int
     """Inputs that the real machines handled; of a data-parallel baseline: stalls."""
     wall_seconds: float
+    exchange: float = 100.0
+    """Percent of time in which a learner could exchange a fragment, over all learners and fragments."""
+    exchange_estimate: float = 100.0
+    parts_failed: int = 0
+    """Failures of the coordinator, of shards and of relays."""
 
     @property
     def few_failures(self) -> bool:
@@ -106,12 +112,16 @@ def simulate_cell(
     mtbi_s: float = MTBI_YEARS * YEAR_S,
     aim: Aim | None = None,
     config: SyncConfig | None = None,
+    parts: Parts | None = None,
 ) -> Cell:
-    """Simulate one cell. `config` replaces the synchronisation's settings (decoupled and diloco only)."""
+    """Simulate one cell. `config` replaces the synchronisation's settings, and `parts` of the fabric fail (decoupled
+    and diloco only)."""
     mechanics, aim = mechanics or Mechanics(), aim or Aim()
     check_fleet(chips, learners, method, mtbi_s, mechanics)
+    if parts is not None:
+        parts.check(learners)
     began_s = time.perf_counter()
-    run = _make(chips, learners, method, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, config=config)
+    run = _make(chips, learners, method, mechanics=mechanics, mtbi_s=mtbi_s, aim=aim, config=config, parts=parts)
     stepping = 0 if isinstance(run, DataParallel) else learners
     memory = Memory.of(chips, learners, method, mechanics=mechanics, mtbi_s=mtbi_s)
     affordable_s = EVENTS_MAX / _events_per_s(chips / mtbi_s, stepping, mechanics)
@@ -120,6 +130,7 @@ def simulate_cell(
         window_s = max(window_s, min(memory.window_s, affordable_s / 2.0 / WINDOWS_MIN))
     run.window(warm_up_s(mechanics, affordable_s / 4.0), None)
     failures, events, warmed_s = run.failures, run.events, run.now_s
+    able_s, parts_failed = run.able_s, run.parts_failed
     windows, wanted = Windows(), WINDOWS_MIN
     precision = aim.precision if stepping else aim.precision / BASELINE_FINER
     while True:
@@ -142,7 +153,7 @@ def simulate_cell(
         half_width=100.0 * half,
         uptime=100.0 * windows.uptime(),
         published=published_goodput(chips, learners, method, mtbi_s),
-        estimate=expected_goodput(chips, learners, method, mechanics, mtbi_s),
+        estimate=expected_goodput(chips, learners, method, mechanics, mtbi_s, parts),
         failures=seen,
         precise=100.0 * half <= precision,
         windows=len(windows),
@@ -150,6 +161,9 @@ def simulate_cell(
         simulated_seconds=simulated_s,
         events=run.events - events,
         wall_seconds=time.perf_counter() - began_s,
+        exchange=100.0 * (run.able_s - able_s) / simulated_s,
+        exchange_estimate=parts.expected_exchange() if parts is not None and stepping else 100.0,
+        parts_failed=run.parts_failed - parts_failed,
     )
 
 
@@ -162,14 +176,17 @@ def _make(
     mtbi_s: float,
     aim: Aim,
     config: SyncConfig | None,
+    parts: Parts | None,
 ) -> DataParallel | Islands:
     seed = f"{aim.seed}/{method}/{chips}/{learners}"
     if method in ("inelastic", "elastic"):
         return DataParallel(chips, mechanics, elastic=method == "elastic", mtbi_s=mtbi_s, seed=seed)
     synchronous = method == "diloco"
-    config = config or (synchronous_config(learners) if synchronous else decoupled_config(learners))
-    world = FleetWorld(config, mechanics, keep_links=synchronous)
+    shards = parts.shards if parts is not None else 0
+    config = config or (synchronous_config(learners, max(1, shards)) if synchronous else decoupled_config(learners))
+    world = FleetWorld(replace(config, fragments=max(config.fragments, shards)), mechanics, keep_links=synchronous)
     islands = Islands(chips, learners, mechanics, mtbi_s=mtbi_s, world=world)
+    islands.parts = parts
     islands.populate(seed)
     return islands
 

@@ -19,6 +19,7 @@ import math
 import numpy as np
 
 from atoll.instruments.fleet.mechanics import Mechanics, check_fleet, slices_of
+from atoll.instruments.fleet.parts import Parts
 
 QUANTILES = 4096
 """Points of the restart time's distribution in the numeric Laplace transform: right to four digits."""
@@ -29,8 +30,11 @@ SYNC_EVERY = 24
 """H of the simulated runs. Goodput does not depend on it."""
 
 
-def expected_goodput(chips: int, learners: int, method: str, mechanics: Mechanics, mtbi_s: float) -> float:
-    """Goodput in percent, to within a point or two of `simulate_cell` (held together by a test)."""
+def expected_goodput(
+    chips: int, learners: int, method: str, mechanics: Mechanics, mtbi_s: float, parts: Parts | None = None
+) -> float:
+    """Goodput in percent, to within a point or two of `simulate_cell` (held together by a test). Of parts of the fabric
+    that fail only a synchronous run notices anything: the others train on."""
     check_fleet(chips, learners, method, mtbi_s, mechanics)
     slices = slices_of(chips, learners, mechanics)
     rate = chips / learners / mtbi_s
@@ -41,6 +45,8 @@ def expected_goodput(chips: int, learners: int, method: str, mechanics: Mechanic
         stall_s = mechanics.detect_s + mechanics.shrink_s
     if method == "diloco":
         share = _synchronous(share, stall_s + _lost_s(rate, mechanics.step_s), learners, mechanics)
+        if parts is not None and share > 0.0:
+            share *= parts.synchronous_share(SYNC_EVERY * mechanics.step_s / share)
     return 100.0 * share
 
 

@@ -56,6 +56,11 @@ class Host:
         self._beat_ns = world.config.lease_ns // HEARTBEATS_PER_LEASE
 
     @property
+    def reachable(self) -> bool:
+        """Whether there is anybody to have a session with."""
+        return self._world.reaches(self)
+
+    @property
     def machine(self) -> LearnerMachine:
         """Of the process that runs now."""
         return self._learner.machine
@@ -198,4 +203,13 @@ class Host:
 
     def session_ended(self) -> None:
         if not self._stalled:
+            self._learner.connect()
+
+    # ------------------------------------------------------------ what lies between learner and syncer
+
+    def link_down(self) -> None:
+        self._learner.disconnect("the syncer or the relay is gone")
+
+    def link_up(self) -> None:
+        if (not self._stalled or self._world.keep_links) and not self.gone:
             self._learner.connect()

@@ -38,7 +38,7 @@ class FleetLearner(ArraylessHost):
         self._host = host
 
     def connect(self) -> None:
-        if self.session == NO_SESSION:
+        if self.session == NO_SESSION and self._host.reachable:
             self.session = self._world.open(self)
 
     def disconnect(self, reason: str, *, let_go: bool = False) -> None:

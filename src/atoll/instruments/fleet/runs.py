@@ -13,6 +13,7 @@ from atoll.core import SyncConfig
 from atoll.instruments.fleet.estimate import SYNC_EVERY
 from atoll.instruments.fleet.island import Island
 from atoll.instruments.fleet.mechanics import PACE_MIN, Mechanics, slices_of
+from atoll.instruments.fleet.parts import FailingParts, Parts
 from atoll.instruments.fleet.windows import Windows
 from atoll.instruments.fleet.world import FleetWorld
 
@@ -26,10 +27,15 @@ def decoupled_config(learners: int) -> SyncConfig:
     return SyncConfig(sync_every=SYNC_EVERY, fragments=FRAGMENTS, overlap=2, quorum="1", learners_expected=learners)
 
 
-def synchronous_config(learners: int) -> SyncConfig:
+def synchronous_config(learners: int, fragments: int = 1) -> SyncConfig:
     """DiLoCo: everybody stands at the boundary until everybody's contribution is merged."""
     return SyncConfig(
-        sync_every=SYNC_EVERY, fragments=1, overlap=0, quorum="all", grace_cap_steps=0.0, learners_expected=learners
+        sync_every=SYNC_EVERY,
+        fragments=fragments,
+        overlap=0,
+        quorum="all",
+        grace_cap_steps=0.0,
+        learners_expected=learners,
     )
 
 
@@ -37,6 +43,8 @@ class DataParallel:
     """One island that holds all chips."""
 
     events = 0
+    parts_failed = 0
+    """It has no syncer."""
 
     def __init__(self, chips: int, mechanics: Mechanics, *, elastic: bool, mtbi_s: float, seed: str) -> None:
         slices = slices_of(chips, 1, mechanics)
@@ -48,6 +56,10 @@ class DataParallel:
     @property
     def failures(self) -> int:
         return self._island.counts.failures
+
+    @property
+    def able_s(self) -> float:
+        return self.now_s
 
     def window(self, seconds: float, windows: Windows | None) -> None:
         """Run for at least so long, in whole cycles of running and stalling."""
@@ -84,6 +96,8 @@ class Islands:
 
     def __init__(self, chips: int, learners: int, mechanics: Mechanics, *, mtbi_s: float, world: FleetWorld) -> None:
         self.world = world
+        self.parts: Parts | None = None
+        """What of the fabric fails."""
         self._allocated = learners
         self._chips = chips / learners
         self._slices = slices_of(chips, learners, mechanics)
@@ -97,6 +111,17 @@ class Islands:
             pace = max(PACE_MIN, rng.gauss(1.0, self._mechanics.speed_spread))
             island = Island(self._chips, self._slices, self._mechanics, mtbi_s=self._mtbi_s, rng=rng)
             self.world.add(island, step_s=self._mechanics.step_s * pace)
+        if self.parts is not None:
+            self.world.parts = FailingParts(self.world, self.parts, seed)
+
+    @property
+    def able_s(self) -> float:
+        """Seconds so far in which a learner could exchange a fragment, of both the mean."""
+        return self.world.parts.able_s if self.world.parts is not None else self.now_s
+
+    @property
+    def parts_failed(self) -> int:
+        return self.world.parts.failures if self.world.parts is not None else 0
 
     @property
     def now_s(self) -> float:

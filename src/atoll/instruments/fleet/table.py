@@ -12,6 +12,7 @@ from typing import Any
 from atoll.errors import ConfigError
 from atoll.instruments.fleet.cell import Aim, Cell, simulate_cell
 from atoll.instruments.fleet.mechanics import MTBI_YEARS, YEAR_S, Mechanics, check_fleet
+from atoll.instruments.fleet.parts import Parts
 from atoll.instruments.fleet.published import CHIPS, GOODPUT
 from atoll.instruments.sim import whole, workers
 
@@ -29,13 +30,22 @@ class CellTask:
     mechanics: Mechanics = field(default_factory=Mechanics)
     mtbi_s: float = MTBI_YEARS * YEAR_S
     aim: Aim = field(default_factory=Aim)
+    parts: Parts | None = None
 
     def __post_init__(self) -> None:
         check_fleet(self.chips, self.learners, self.method, self.mtbi_s, self.mechanics)
+        if self.parts is not None:
+            self.parts.check(self.learners)
 
     def run(self) -> Cell:
         return simulate_cell(
-            self.chips, self.learners, self.method, mechanics=self.mechanics, mtbi_s=self.mtbi_s, aim=self.aim
+            self.chips,
+            self.learners,
+            self.method,
+            mechanics=self.mechanics,
+            mtbi_s=self.mtbi_s,
+            aim=self.aim,
+            parts=self.parts,
         )
 
 
@@ -45,6 +55,7 @@ class Table:
     mechanics: Mechanics
     mtbi_s: float
     wall_seconds: float
+    parts: Parts | None = None
 
     @property
     def errors(self) -> list[float]:
@@ -58,6 +69,7 @@ class Table:
             "cells": [cell.to_dict() for cell in self.cells],
             "mechanics": asdict(self.mechanics),
             "mtbi_seconds": self.mtbi_s,
+            "parts": self.parts.to_dict() if self.parts is not None else None,
             "published_cells": len(errors),
             "error_mean": sum(errors) / len(errors) if errors else None,
             "error_max": max(errors) if errors else None,
@@ -78,6 +90,7 @@ def simulate_table(
     aim: Aim | None = None,
     jobs: int = 1,
     progress: Callable[[Cell], None] = lambda cell: None,
+    parts: Parts | None = None,
 ) -> Table:
     """Simulate these cells (the published table's if none are given) on `jobs` processes (0: one per core). The numbers
     do not depend on `jobs`: every cell draws from its own stream."""
@@ -86,14 +99,17 @@ def simulate_table(
     if not 1 <= len(wanted) <= CELLS_MAX:
         raise ConfigError(f"a table has 1 to {CELLS_MAX:,} cells, not {len(wanted):,}; give fewer sizes or learners")
     mechanics, aim = mechanics or Mechanics(), aim or Aim()
-    tasks = [CellTask(chips, learners, method, mechanics, mtbi_s, aim) for chips, learners, method in wanted]
+    of = {"inelastic": None, "elastic": None}  # they have no syncer
+    tasks = [
+        CellTask(c, learners, method, mechanics, mtbi_s, aim, of.get(method, parts)) for c, learners, method in wanted
+    ]
     began_s = time.perf_counter()
     cells: dict[int, Cell] = {}
     for number, cell in _results(tasks, min(jobs or os.cpu_count() or 1, len(tasks))):
         cells[number] = cell
         progress(cell)
     ordered = tuple(cells[number] for number in range(len(tasks)))
-    return Table(ordered, mechanics, mtbi_s, time.perf_counter() - began_s)
+    return Table(ordered, mechanics, mtbi_s, time.perf_counter() - began_s, parts)
 
 
 def _results(tasks: list[CellTask], jobs: int) -> Iterator[tuple[int, Cell]]:

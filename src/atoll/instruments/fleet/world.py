@@ -30,6 +30,7 @@ from atoll.instruments.fleet.host import Host
 from atoll.instruments.fleet.island import Island
 from atoll.instruments.fleet.learner import FleetLearner
 from atoll.instruments.fleet.mechanics import Mechanics
+from atoll.instruments.fleet.parts import FailingParts
 from atoll.instruments.fleet.syncer import FleetSyncer
 from atoll.instruments.sim import Clock
 
@@ -59,6 +60,8 @@ class FleetWorld:
         self._sessions_opened = 0
         self._message_ns = int(mechanics.message_s * NS)
         self._transfer_ns = int(mechanics.transfer_s * NS)
+        self.parts: FailingParts | None = None
+        """What of the fabric fails; None: nothing does."""
         self._syncer = FleetSyncer(self, int(mechanics.merge_s * NS))
         self.syncer = self._syncer.machine
 
@@ -89,6 +92,23 @@ class FleetWorld:
         if self.running == 0:
             self._up_ns += self.clock.now_ns - self._up_since_ns
 
+    # ------------------------------------------------------------ parts that fail
+
+    def reaches(self, host: Host) -> bool:
+        return self.parts is None or self.parts.reaches(self.hosts.index(host))
+
+    def serves(self, fragment: int) -> bool:
+        return self.parts is None or self.parts.serves(fragment)
+
+    def tell_syncer(self, event: fx.SyncerInput) -> None:
+        self._syncer.driver.apply(event)
+
+    def shard_back(self, event: fx.FragmentsBack) -> None:
+        self._syncer.driver.shard_back(event)
+
+    def version(self, fragment: int) -> int:
+        return self._syncer.version(fragment)
+
     # ------------------------------------------------------------ the links
 
     def open(self, learner: FleetLearner) -> int:
@@ -112,8 +132,8 @@ class FleetWorld:
         self.clock.after(self._transfer_ns, self._pushed, session, header, done)
 
     def _pushed(self, session: int, header: PushHeader, done: Callable[[PushReply | None], None]) -> None:
-        if session not in self._sessions:
-            done(None)  # the link broke on the way
+        if session not in self._sessions or not self.serves(header.fragment):
+            done(None)  # the link broke on the way, or its shard is away
         else:
             reply = self._syncer.driver.complete_push(header, None, finite=True, norm=1.0)
             self.clock.after(self._message_ns, self._answer, session, reply, done)
@@ -126,7 +146,7 @@ class FleetWorld:
 
     def _fetched(self, session: int, request: FetchRequest, done: Callable[[FetchAnswer], None]) -> None:
         current = self._syncer.version(request.fragment)
-        if session not in self._sessions:
+        if session not in self._sessions or not self.serves(request.fragment):
             done(None)
         elif request.kind is FetchKind.UPDATE and request.version <= current - self.config.ring_versions:
             done(Refusal.UNKNOWN_VERSION)

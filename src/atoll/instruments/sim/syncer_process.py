@@ -151,6 +151,8 @@ class SyncerProcess(MergeFacts, ServiceProcess):
     def _told(self, fragment: int, version: int, checksum: int) -> None:
         keeper = self.shell.keeper
         promised = self.level == "commit" and not keeper.gate.degraded and fragment not in keeper.gate.dirty
+        # One whose shard is away, or came back without it, was told before; a full disk may have been in between.
+        promised = promised and not self.machine.is_down(fragment)
         copied = keeper.replica is not None and not keeper.replica.degraded
         self.world.observe(facts.Told(self.epoch, fragment, version, checksum, promised, copied))
 
