@@ -327,3 +327,11 @@ def test_a_difference_between_single_runs_within_their_noise_is_a_tie(peers: Any
     (tmp_path / "results.jsonl").write_text("\n".join(rows) + "\n")
     worse, ties, better = peers.page.verdicts(peers.tables.read_cells(tmp_path / "results.jsonl"))
     assert "50.0 against 46.0" in ties[0] and "2.400 against 2.300" in worse[0] and not better
+
+
+def test_a_busy_machine_is_told_of(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.cluster.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(peers.cluster.os, "getloadavg", lambda: (80.0, 1.0, 1.0))
+    assert peers.cluster.too_busy() == " (this machine is busy: a load of 80 on 2 cores)"
+    monkeypatch.setattr(peers.cluster.os, "getloadavg", lambda: (2.0, 80.0, 80.0))
+    assert peers.cluster.too_busy() == ""
