@@ -29,7 +29,7 @@ from pathlib import Path
 
 import scenarios as s
 import systems as y
-from cluster import WARM_STEPS, Cluster, end_all
+from cluster import WARM_STEPS, Cluster, end_all, too_busy
 from net import lack_of_delays, lack_of_links
 from pictures import write_figures
 from result import FAILED, Result, read_lines
@@ -169,6 +169,8 @@ class Bakeoff:
     def run(self) -> None:
         """A search ends before what depends on it begins."""
         print(f"{len(self._cells)} cells, {self._options.jobs} at a time: about {self.expected_s():.0f} s", flush=True)
+        if busy := too_busy():
+            print(f"what comes is not to be believed{busy}; run it again when nothing else does", flush=True)
         for searching in (True, False):
             waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
             for cell in self._cells:

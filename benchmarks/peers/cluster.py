@@ -110,7 +110,8 @@ class Cluster:
             # -1: the coordinator, where there is one
             gone = [rank for rank in (-1, *expected) if self._has_ended(rank)]
             if time.monotonic() - began > self._scenario.start_s_max or (gone and not self._steps):
-                result.void(f"did not start: {self._last_words(gone[0] if gone else expected[0])}")
+                words = self._last_words(gone[0] if gone else expected[0])
+                result.void(f"did not start in {time.monotonic() - began:.0f} s{too_busy()}: {words}")
                 return
             time.sleep(0.05)
         result.start_s = time.monotonic() - began
@@ -410,6 +411,12 @@ class Cluster:
                     if line.startswith("VmHWM"):
                         total += int(line.split()[1]) / 1024
         return total
+
+
+def too_busy() -> str:
+    """What to think of numbers here, in parentheses; empty: there is a core for everybody who wants one."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f" (this machine is busy: a load of {load:.0f} on {cores} cores)" if load > 1.5 * cores else ""
 
 
 LIVING: set[Cluster] = set()

@@ -58,8 +58,15 @@ def head(cells: Cells) -> list[str]:
     cores = ", ".join(map(str, sorted({row["cores"] for row in rows})))
     return [
         f"{'; '.join(places) or 'On an unknown day and machine'}; {cores} cores for each run. "
-        f"{min(runs)} to {max(runs)} runs of each cell: the median, and the range; {ONE_RUN}: one run."
+        f"{_runs_in_words(min(runs), max(runs))}"
     ]
+
+
+def _runs_in_words(least: int, most: int) -> str:
+    if most == 1:
+        return "One run of each cell."
+    runs = str(most) if least == most else f"{least} to {most}"
+    return f"{runs} runs of each cell: the median, and the range{f'; {ONE_RUN}: one run' if least == 1 else ''}."
 
 
 def tables(cells: Cells) -> list[str]:
@@ -121,18 +128,19 @@ def _rows(cells: Cells, label: str, names: list[str]) -> list[Row]:
 def _cell_of(cells: Cells, label: str, name: str, measure: str, form: str) -> str:
     """What is known to be impossible is said without a run."""
     reason = SYSTEMS[name].cannot.get(label, "").split(":")[0]
-    return _cell(cells.get((label, name), []), measure, form) or reason
+    mark = ONE_RUN if any(len(rows) > 1 for rows in cells.values()) else ""
+    return _cell(cells.get((label, name), []), measure, form, mark) or reason
 
 
-def _cell(rows: list[Row], measure: str, form: str) -> str:
-    """The median and the range; a measured zero is one, and what is not there says why."""
+def _cell(rows: list[Row], measure: str, form: str, mark: str) -> str:
+    """The median and the range; a measured zero is one, and what is not there says why. `mark`: of a single run."""
     found = sorted(row[measure] for row in rows if row[measure] is not None)
     back = [row["returned"] for row in rows if row["returned"]] if measure == "rejoin_s" else []
     absent = sum(not text.startswith(text.split(" of ")[1]) for text in back)
     if not found:
         return "did not return" if absent else _why(rows)
     middle, low, high = (form.format(value) for value in (statistics.median(found), found[0], found[-1]))
-    shown = f"{middle}{ONE_RUN}" if len(found) == 1 else middle if low == high else f"{middle} ({low} to {high})"
+    shown = f"{middle}{mark}" if len(found) == 1 else middle if low == high else f"{middle} ({low} to {high})"
     return f"{shown}; {absent} of {len(rows)} did not return" if absent else shown
 
 

@@ -18,7 +18,7 @@ LINK = re.compile(r"\]\((?:docs/)?(?:results/)?peers\.md")
 
 
 def texts() -> list[tuple[str, str]]:
-    """Paragraphs and rows of README and docs. What the log tells is history; the page of the comparison has its rows."""
+    """Paragraphs and rows of README and docs. The log is history, and the page of the comparison has its rows."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     left_out = {ROOT / "docs" / "LOG.md", ROOT / "docs" / "results" / "peers.md"}
     found = []

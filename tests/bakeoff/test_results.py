@@ -308,3 +308,30 @@ def test_who_goes_on_after_a_partition_needs_nobody(peers: Any, monkeypatch: pyt
     one._watch_those_who_stand(result)
     one.clear()
     assert result.person == "nothing" and "all went on 0 s after the window" in result.why
+
+
+def test_a_single_run_is_marked_where_others_are_several(peers: Any, tmp_path: Path) -> None:
+    rows = [row(peers, "atoll", "clean", steps_per_s=60.0, cores=2) for _ in range(2)]
+    rows.append(row(peers, "ddp", "clean", steps_per_s=50.0, cores=2))
+    (tmp_path / "results.jsonl").write_text("\n".join(rows[1:]) + "\n")
+    text = peers.tables.write_tables(tmp_path)
+    assert "One run of each cell." in text and "| clean | 60.0 | 50.0 |" in text
+    (tmp_path / "results.jsonl").write_text("\n".join(rows) + "\n")
+    text = peers.tables.write_tables(tmp_path)
+    assert "1 to 2 runs" in text and "| clean | 60.0 | 50.0¹ |" in text
+
+
+def test_a_difference_between_single_runs_within_their_noise_is_a_tie(peers: Any, tmp_path: Path) -> None:
+    rows = [row(peers, "atoll", "clean", steps_per_s=50.0, loss=2.40)]
+    rows.append(row(peers, "ddp", "clean", steps_per_s=46.0, loss=2.30))
+    (tmp_path / "results.jsonl").write_text("\n".join(rows) + "\n")
+    worse, ties, better = peers.page.verdicts(peers.tables.read_cells(tmp_path / "results.jsonl"))
+    assert "50.0 against 46.0" in ties[0] and "2.400 against 2.300" in worse[0] and not better
+
+
+def test_a_busy_machine_is_told_of(peers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers.cluster.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(peers.cluster.os, "getloadavg", lambda: (80.0, 1.0, 1.0))
+    assert peers.cluster.too_busy() == " (this machine is busy: a load of 80 on 2 cores)"
+    monkeypatch.setattr(peers.cluster.os, "getloadavg", lambda: (2.0, 80.0, 80.0))
+    assert peers.cluster.too_busy() == ""
