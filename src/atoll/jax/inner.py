@@ -40,8 +40,9 @@ def rows_of(state: Tree) -> list[list[Any]]:
     """Path, shape and type of each leaf; of one that is cut over processes also which part of it is here."""
     rows: list[list[Any]] = []
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        row = [path_name(path), list(jnp.shape(leaf)), str(jnp.result_type(leaf))]
-        cut = cut_of(row[0], leaf) if is_spread(leaf) else None
+        name = path_name(path)
+        row = [name, list(jnp.shape(leaf)), str(jnp.result_type(leaf))]
+        cut = cut_of(name, leaf) if is_spread(leaf) else None
         rows.append([*row, {"spec": cut.spec, "ranges": cut.ranges}] if cut is not None else row)
     return rows
 
