@@ -41,7 +41,7 @@ class Control:
     def poison_file(self, learner: str) -> Path:
         return self.folder / f"poison-{learner}"
 
-    def disk_full_file(self) -> Path:
+    def disk_full_file(self, target: str) -> Path:
         return self.folder / "disk-full"
 
     def send_away(self, learner: str) -> bool:
@@ -266,10 +266,10 @@ def test_files_exist_while_disk_full_and_poison_last(control: Control) -> None:
     )
     executor, emitted = executor_of(control, *faults)
     executor.tick(0.0, at(1), begun=True)
-    assert control.disk_full_file().exists()
+    assert control.disk_full_file("syncer").exists()
     assert control.poison_file("learner-0").read_text() == "flip\n"
     executor.tick(0.0, at(3), begun=True)
-    assert not control.disk_full_file().exists() and control.poison_file("learner-0").exists()
+    assert not control.disk_full_file("syncer").exists() and control.poison_file("learner-0").exists()
     executor.finish()
     assert not control.poison_file("learner-0").exists()
     assert emitted[2:] == [FaultEnded("disk_full", "syncer"), FaultEnded("poison", "learner-0")]

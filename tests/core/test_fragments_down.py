@@ -73,6 +73,26 @@ def test_pushes_to_a_shard_that_is_away_do_not_take_the_uplink_from_the_others()
     world.check_ledger()
 
 
+def test_pushes_that_hang_at_a_frozen_shard_are_not_waited_for() -> None:
+    """They neither arrive nor break. The learners are behind a relay, and do not know that there are shards."""
+    world = World(config(quorum="all", learners_expected=2, overlap=1), 2)
+    world.join_all()
+    world.everyone_steps(20)
+    frozen = frozenset({0, 1})
+    hanging: list[Callable[[PushReply | None], None]] = []
+    for learner in world.learners.values():
+        lose_pushes(learner, frozen, hanging)
+    while len(hanging) < 2:
+        world.everyone_steps(1)
+    world.driver.apply(fx.FragmentsDown(frozen))
+    before = [track.version for track in world.syncer.book.tracks]
+    world.everyone_steps(48)
+    after = [track.version for track in world.syncer.book.tracks]
+    assert after[:2] == before[:2]
+    assert min(b - a for a, b in zip(before[2:], after[2:], strict=True)) >= 8
+    world.check_ledger()
+
+
 def lose_pushes(
     learner: FakeLearner, fragments: frozenset[int], hanging: list[Callable[[PushReply | None], None]]
 ) -> None:

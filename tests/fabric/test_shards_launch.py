@@ -70,7 +70,7 @@ def test_a_run_with_shards_outlives_one_and_leaves_a_model(tmp_path: Path) -> No
     [
         ({"shards": 1000}, "shards must be a whole number from 0 to 64"),
         ({"shards": 2, "record": True}, "cannot be replayed yet"),
-        ({"shards": 2, "chaos": "storm"}, "cannot reach links to shards"),
+        ({"shards": "learners", "chaos": "storm"}, "cannot reach shards beside learners"),
     ],
 )
 def test_what_shards_cannot_do_is_refused(more: dict[str, object], said: str) -> None:

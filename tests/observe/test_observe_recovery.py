@@ -113,6 +113,24 @@ def test_a_shell_around_the_syncer_that_ends_with_it_is_its_end() -> None:
     assert state.syncer_state(7 * S) == "down"
 
 
+def test_of_two_that_take_turns_only_the_end_of_the_one_that_serves_is_missed() -> None:
+    """One that stands by is killed; the other freezes, is overtaken, and says so when it wakes up."""
+    state = state_of(*SERVED, (11, ev.ProcessStarted("syncer", "standby", 2)))
+    state.apply(12 * S, ev.ProcessExited("syncer", "standby", 2, -9), "launcher")
+    assert state.syncer.up
+    state.apply(13 * S, ev.ProcessStarted("syncer", "standby", 3), "launcher")
+    state.apply(20 * S, started(2, 3), "syncer-3")
+    state.apply(21 * S, ev.SyncerStopped("overtaken", 1, 1), "syncer-1")
+    state.apply(21 * S, ev.ProcessExited("syncer", "syncer", 1, 3), "launcher")
+    state.apply(22 * S, ev.ProcessStarted("syncer", "syncer", 4), "launcher")
+    state.apply(23 * S, ev.ProcessExited("syncer", "syncer", 4, -9), "launcher")
+    assert state.syncer.up and state.syncer.epoch == 2
+    state.apply(30 * S, ev.ProcessExited("syncer", "standby", 3, -9), "launcher")
+    assert not state.syncer.up
+    state.apply(33 * S, started(3, 5), "syncer-5")
+    assert state.syncer.restarts[-1].away_ns == 3 * S
+
+
 def test_a_recovery_told_early_in_a_file_of_its_own_belongs_to_the_next_syncer() -> None:
     state = RunState()
     state.apply(1 * S, started(1, 1), "syncer-1")

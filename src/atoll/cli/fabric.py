@@ -57,13 +57,7 @@ def shard(
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
     if keys is not None and tls_certificate is None:
         tls_certificate, tls_key = certificate_of(keys)
-    if run_folder is not None:
-        try:
-            make_private_folder(run_folder)
-        except OSError as error:
-            raise LaunchError(
-                f"{run_folder} cannot be written ({error.strerror}); give another --run-folder"
-            ) from error
+    _make_folder(run_folder)
     from atoll.syncer import ShardOptions, run_shard
     from atoll.wire import ClientOptions, split_address
 
@@ -97,6 +91,7 @@ def relay(
     upstream: Annotated[str, typer.Option(help="HOST:PORT,... of the syncer, or of another relay.")],
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0: any free one.")] = "127.0.0.1:7079",
     bulk_port: o.BulkPort = "0",
+    run_folder: Annotated[Path | None, typer.Option(help="Where its address is written (default nowhere).")] = None,
     token: o.Token = "",
     token_file: o.TokenFile = "",
     tls_ca: o.TlsCa = "",
@@ -116,13 +111,25 @@ def relay(
     """
     if (tls_certificate is None) != (tls_key is None):
         raise ConfigError("TLS needs both files; give --tls-certificate and --tls-key together")
+    _make_folder(run_folder)
     from atoll.syncer import RelayOptions, run_relay
     from atoll.wire import ClientOptions
 
     shown = o.run_token(context, token, token_file)
     place = ClientOptions(address=upstream, token=shown, tls_ca=tls_ca, tls_name=tls_name)
     port = o.bulk_port(bulk_port)
-    served = RelayOptions(place, listen, shown, tls_certificate, tls_key, metrics, metrics_folder, merge, port)
+    served = RelayOptions(
+        place, listen, shown, tls_certificate, tls_key, metrics, metrics_folder, merge, port, run_folder
+    )
     with logged_as(log_format):
         code = run_relay(served)
     raise typer.Exit(code)
+
+
+def _make_folder(run_folder: Path | None) -> None:
+    if run_folder is None:
+        return
+    try:
+        make_private_folder(run_folder)
+    except OSError as error:
+        raise LaunchError(f"{run_folder} cannot be written ({error.strerror}); give another --run-folder") from error

@@ -50,6 +50,13 @@ def train(
             help="Processes that have the fragments; 0: the syncer itself; learners: one beside each (default 0)."
         ),
     ] = None,
+    relays: Annotated[
+        int | None, typer.Option(help="Sites of learners, each behind a relay of its own (default 0: none).")
+    ] = None,
+    standby: Annotated[
+        bool | None,
+        typer.Option("--standby/--no-standby", help="A second syncer waits, and serves when the first is gone."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda (default auto).")] = None,
     threads: o.Threads = None,
     eval_every: Annotated[

@@ -140,6 +140,9 @@ class ContributionMaker:
 
     def ask(self, request: Request, out: list[LearnerEffect]) -> None:
         """A round wants a fragment."""
+        for other in self._state.fragments if request.away else ():
+            if other.index in request.away:
+                self.hold_back(other)
         progress = self._state.fragments[request.fragment]
         progress.request = request
         self._codec = request.codec if CODECS.family(request.codec) in CODECS.names() else ""

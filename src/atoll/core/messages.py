@@ -328,6 +328,8 @@ class Request:
     fragment: int
     codec: str = ""
     """How the contribution is to be encoded; empty: as the Welcome's settings say."""
+    away: tuple[int, ...] = ()
+    """Fragments whose shard is away: a push there may hang, and this one does not wait for it."""
 
 
 @dataclass(frozen=True, slots=True)

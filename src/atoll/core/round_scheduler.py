@@ -368,7 +368,8 @@ class RoundScheduler:
                 codec = self.adaptive.codec(member.learner)
                 codec = codec if CODECS.family(codec) in member.codecs else ""  # it may have come back as another build
                 if codec not in said:
-                    said[codec] = Request(opened.number, opened.attempt, track.index, codec)
+                    away = tuple(sorted(self.down))
+                    said[codec] = Request(opened.number, opened.attempt, track.index, codec, away)
                 out.append(ToLearner(member.session, said[codec]))
                 self.adaptive.asked(member.learner, track.index, opened.number, now_ns)
         self.try_close(track, now_ns, out)

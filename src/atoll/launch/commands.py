@@ -69,6 +69,23 @@ def shard_command(folder: RunFolder, number: int, *, token: str) -> Command:
     return Command("shard", f"shard-{number}", argv, environment, orphan_signal=signal.SIGHUP)
 
 
+def relay_commands(folder: RunFolder, count: int, *, token: str) -> list[Command]:
+    """`atoll relay`, so many times. Where the syncer is it is told when there is one (`--upstream`)."""
+    commands = []
+    for number in range(count):
+        argv = [sys.executable, "-m", "atoll", "relay", "--listen", LISTEN]
+        argv += ["--run-folder", str(folder.relay_folder(number)), "--metrics-folder", str(folder.path / "metrics")]
+        environment = {"ATOLL_TOKEN": token, "PYTHONUNBUFFERED": "1", **_any_metrics_place()}
+        commands.append(Command("relay", f"relay-{number}", argv, environment, orphan_signal=signal.SIGTERM))
+    return commands
+
+
+def site_of(learner: int, *, learners: int, sites: int) -> int:
+    """Which site a learner belongs to, by its number: neighbours are together. One that came later (a guest) goes on
+    counting from the first."""
+    return learner % learners * sites // learners
+
+
 def own_shards(folder: RunFolder, shards: int | str, *, token: str) -> list[Command]:
     """Those that belong to the run as a whole."""
     return shard_commands(folder, shards, token=token) if isinstance(shards, int) else []

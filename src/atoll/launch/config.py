@@ -101,6 +101,10 @@ class TrainConfig:
     shards: int | str = 0
     """Processes that have the fragments, their merges and their traffic; 0: the syncer has them itself; learners: one
     beside each learner, which comes and goes with it."""
+    relays: int = 0
+    """Sites: the learners are shared out among so many relays, in the order of their numbers; 0: none."""
+    standby: bool = False
+    """A second syncer waits beside the first, and serves when that one is gone; who was gone waits then."""
     seed: int = 0
     """Seed of parameters, data order and sampling."""
     out: str = ""
@@ -120,7 +124,7 @@ class TrainConfig:
             _whole(name, getattr(self, name), 1, COUNT_MAX)
         for name in ("threads", "eval_every", "seed", "chaos_seed"):
             _whole(name, getattr(self, name), 0, COUNT_MAX)
-        _check_shards(self)
+        _check_fabric(self)
         if not 0.0 <= self.step_ms <= STEP_MS_MAX:
             raise ConfigError(f"step_ms must be from 0 (as fast as it can) to {STEP_MS_MAX}; not {self.step_ms!r}")
         if not math.isfinite(self.lr) or not 0.0 <= self.lr <= 10.0:
@@ -188,6 +192,10 @@ class RunConfig:
     shards: int | str = 0
     """Processes that have the fragments, their merges and their traffic; 0: the syncer has them itself; learners: one
     beside each learner, which comes and goes with it."""
+    relays: int = 0
+    """Sites: the learners are shared out among so many relays, in the order of their numbers; 0: none."""
+    standby: bool = False
+    """A second syncer waits beside the first, and serves when that one is gone; who was gone waits then."""
     out: str = ""
     """Run folder; empty: a new folder under runs/."""
     sync: SyncConfig = field(default_factory=SyncConfig)
@@ -209,7 +217,7 @@ class RunConfig:
             raise ConfigError(f"minutes must be from 0 (no limit) to {MINUTES_MAX:g}; not {self.minutes!r}")
         _whole("threads", self.threads, 0, COUNT_MAX)
         _whole("chaos_seed", self.chaos_seed, 0, COUNT_MAX)
-        _check_shards(self)
+        _check_fabric(self)
 
     @property
     def threads_per_learner(self) -> int:
@@ -321,6 +329,10 @@ def describe(config: TrainConfig | RunConfig) -> list[str]:
             lines.append("each learner has a shard beside it; together they have the fragments")
         elif config.shards:
             lines.append(f"{config.shards} shard{'s' if config.shards != 1 else ''} have the fragments")
+        if config.relays:
+            lines.append(f"learners in {config.relays} site{'s' if config.relays != 1 else ''}, each behind a relay")
+        if config.standby:
+            lines.append("a second syncer stands by")
     threads = config.threads_per_learner
     ranks = config.ranks if isinstance(config, RunConfig) else 1
     who = "learner" if ranks == 1 else f"rank, {ranks} ranks per learner"
@@ -360,15 +372,20 @@ def resolved(config: TrainConfig | RunConfig) -> dict[str, Any]:
     return {**config.options(), "derived": {**derived, "threads": config.threads_per_learner}}
 
 
-def _check_shards(config: TrainConfig | RunConfig) -> None:
+def _check_fabric(config: TrainConfig | RunConfig) -> None:
     if isinstance(config.shards, str) and config.shards != PEERS:
         raise ConfigError(f"shards must be a whole number or {PEERS}; not {config.shards!r}")
     if not isinstance(config.shards, str):
         _whole("shards", config.shards, 0, SHARDS_LOCAL_MAX)
     if config.shards and config.durability.record:
         raise ConfigError("merges on shards cannot be replayed yet, so that they are not recorded; use no-record")
-    if config.shards and config.chaos != "none":
-        raise ConfigError("a plan of faults cannot reach links to shards yet; use shards 0, or chaos none")
+    if config.shards == PEERS and config.chaos != "none":
+        raise ConfigError("a plan of faults cannot reach shards beside learners; give shards a number, or chaos none")
+    _whole("relays", config.relays, 0, config.learners)
+    if config.standby and config.shards == PEERS:
+        raise ConfigError("shards beside learners know one syncer alone; give shards a number, or leave standby away")
+    if config.standby and config.durability.durability == "none":
+        raise ConfigError("with durability none a standby has nothing to go on from; use commit or interval")
 
 
 def _whole(name: str, value: int, low: int, high: int) -> None:

@@ -36,6 +36,8 @@ class SupervisedRun:
     syncer: Callable[[], Child | None]
     """The syncer's process while it serves."""
     syncer_address: Callable[[], str]
+    served: Callable[[str], Child | None]
+    """The process of a shard or a relay by its id, and of the syncer that stands by, while it can be reached."""
     start: Callable[[LearnerSlot], None]
     emit: Callable[[Event], None]
 
@@ -55,6 +57,9 @@ class FaultInjection(Protocol):
     def place(self, command: Command) -> Command:
         """The command of a process as it shall be started, so that faults can reach it. A learner's ATOLL_SYNCER is set
         already, and may be replaced by the address of a worse way there."""
+
+    def front(self, id: str, address: str) -> str:
+        """The address by which the others reach a shard, a relay or one of two syncers, instead of its own."""
 
     def open(self) -> None:
         """The syncer serves; the learners are started next."""
@@ -90,6 +95,9 @@ class NoFaults:
 
     def place(self, command: Command) -> Command:
         return command
+
+    def front(self, id: str, address: str) -> str:
+        return address
 
     def open(self) -> None: ...
 

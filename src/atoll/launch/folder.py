@@ -64,7 +64,7 @@ class RunFolder:
         alone. None if there is no such plain file in this folder."""
         if _ID.fullmatch(id) is None:
             return None
-        there = [self.log_file(role, id) for role in ("learner", "syncer", "shard")]
+        there = [self.log_file(role, id) for role in ("learner", "syncer", "shard", "relay")]
         return next(
             (path for path in (*there, self.logs / f"{id}.log") if path.is_file() and not path.is_symlink()), None
         )
@@ -72,11 +72,15 @@ class RunFolder:
     def logged(self) -> list[str]:
         """The ids of which there is a log."""
         stems = (path.stem for path in self.logs.glob("*.log"))
-        return sorted(re.sub(r"^(learner|syncer|shard)-(?=.*[^0-9])", "", stem) for stem in stems)
+        return sorted(re.sub(r"^(learner|syncer|shard|relay)-(?=.*[^0-9])", "", stem) for stem in stems)
 
     def shard_folder(self, number: int) -> Path:
         """Where a shard of this run has its fragments and its address."""
         return self.path / "shards" / str(number)
+
+    def relay_folder(self, number: int) -> Path:
+        """Where a relay of this run has its address."""
+        return self.path / "relays" / str(number)
 
     def leave_file(self, learner: str) -> Path:
         """Holds the pid of a process that `atoll leave` has told to go: its end is no failure and not the run's end."""

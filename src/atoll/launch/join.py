@@ -100,7 +100,7 @@ def join_run(
         # Until the processes are listed, this one stands for them, so that no other `atoll join` takes their ids.
         folder.write_processes([listed("seat", id, os.getpid()).entry() for id in ids], folder.joined_file)
     say(f"{', '.join(ids)} will join the run in {folder.path}; Ctrl-C makes them leave")
-    environment = {"ATOLL_TOKEN": token, "ATOLL_SYNCER": address}
+    environment = {"ATOLL_TOKEN": token, "ATOLL_SYNCER": f"@{folder.syncer_file}" if stored.config.standby else address}
     with stored.where_it_began(say):
         commands = [_command(stored, seat, threads=threads, environment=environment) for seat in seats]
         plan = LaunchPlan(

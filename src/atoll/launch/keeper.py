@@ -63,14 +63,20 @@ class SyncerKeeper:
         self.stopped = False
         """Somebody else has told it to end, and it did."""
 
+    @property
+    def id(self) -> str:
+        return self._command.id
+
     def start(self, *, hurry: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Start it and wait until it serves, or until somebody is in a hurry. `meanwhile` is done before the wait."""
+        self.spawn()
+        meanwhile()
+        _await_all([self], hurry=hurry)
+
+    def spawn(self) -> None:
+        """Start it, and wait for nothing."""
         self._began_s = time.monotonic()
         self.child = self._spawn(self._command)
-        meanwhile()
-        while not self.serving and not hurry():
-            self.look(time.monotonic())
-            time.sleep(0 if self.serving else POLL_S)
 
     def look(self, now_s: float) -> None:
         """Notice its death, its readiness, or that a pause is over. Raises LaunchError when it cannot be kept going."""
@@ -86,12 +92,12 @@ class SyncerKeeper:
             self._writer.emit(ProcessExited(child.role, child.id, child.pid, code))
             self._died(child, code, now_s)
 
-    def release(self) -> Child | None:
-        """The process, for whoever ends it; nothing is restarted from here on."""
+    def release(self) -> list[Child]:
+        """The process, if it runs, for whoever ends it; nothing is restarted from here on."""
         child, self.child = self.child, None
         self._restart_at_s = None
         self._let_go_of_port()
-        return child
+        return [child] if child is not None else []
 
     def _let_go_of_port(self) -> None:
         if self._held is not None:
@@ -192,6 +198,30 @@ class ShardKeeper(SyncerKeeper):
         self._file, self._who = place / "shard.json", command.id
 
 
+class RelayKeeper(SyncerKeeper):
+    """A relay's place, likewise: while it is away its learners go to the syncer themselves. The run does not depend on
+    it, and one that finds no syncer when it starts, because that one is away as well, is tried again."""
+
+    def __init__(self, folder: RunFolder, command: Command, place: Path, **more: Any) -> None:
+        super().__init__(folder, command, **more)
+        self._file, self._who = place / "relay.json", command.id
+
+    def reach(self, syncer: str, place: Callable[[Command], Command]) -> None:
+        """Before it is started: where the syncer is. `place` may replace that by a worse way."""
+        told = {**self._command.environment, "ATOLL_SYNCER": syncer}
+        placed = place(replace(self._command, environment=told))
+        argv = [*placed.argv, "--upstream", placed.environment["ATOLL_SYNCER"]]
+        self._command = replace(placed, argv=argv)
+
+    def _died(self, child: Child, code: int, now_s: float) -> None:
+        if self.address and code == 0:
+            self.serving = False  # somebody has told it to end: its learners go on without it
+            self._say(f"{self._who} was told to stop, and has stopped; its learners go past it")
+            return
+        super()._died(child, code, now_s)
+        self._early_deaths = 0
+
+
 class PeerKeeper(ShardKeeper):
     """A shard beside a learner. The run does not depend on it: what it takes with it, learners bring to the others."""
 
@@ -216,7 +246,7 @@ class PeerKeeper(ShardKeeper):
         try:
             super().look(now_s)
         except LaunchError as error:
-            if (child := self.release()) is not None:
+            for child in self.release():
                 child.kill()
             self._say(f"{error}. The run goes on: the other shards get its fragments from the learners")
 
@@ -225,6 +255,25 @@ class PeerKeeper(ShardKeeper):
             self._say(f"{self._who} is gone ({describe_exit(code)})")
         else:
             super()._died(child, code, now_s)
+
+
+def start_all(keepers: Sequence[SyncerKeeper], *, hurry: Callable[[], bool]) -> None:
+    """Start them and wait until all serve, or until somebody is in a hurry. The others come together, after the first:
+    on a machine where nothing has run yet that one compiles what the others find in its cache."""
+    for some in (keepers[:1], keepers[1:]):
+        for keeper in some:
+            if not hurry():
+                keeper.spawn()
+        _await_all(some, hurry=hurry)
+
+
+def _await_all(keepers: Sequence[SyncerKeeper], *, hurry: Callable[[], bool]) -> None:
+    while not hurry():
+        for keeper in keepers:
+            keeper.look(time.monotonic())
+        if all(keeper.serving for keeper in keepers):
+            return
+        time.sleep(POLL_S)
 
 
 def once_more(command: Command, address: str) -> Command:

@@ -18,16 +18,19 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from atoll import kernels
 from atoll.errors import LaunchError
+from atoll.launch.commands import site_of
 from atoll.launch.config import PEERS
 from atoll.launch.faults import NoFaults, SupervisedRun
 from atoll.launch.folder import RunFolder
-from atoll.launch.keeper import PeerKeeper, ShardKeeper, SyncerKeeper
+from atoll.launch.keeper import PeerKeeper, RelayKeeper, ShardKeeper, SyncerKeeper, start_all
+from atoll.launch.pair import STANDBY, PairKeeper, PlaceKeeper
 from atoll.launch.plan import FINISHED, LEFT, TIME_UP, LaunchPlan, RunOutcome, View, said_pause
 from atoll.launch.process import Child, Command, describe_exit, note, tail_of
 from atoll.launch.running import ask_to_leave, asked_to_leave, joined_processes, listed, training_pid
@@ -75,7 +78,7 @@ class Supervisor:
         self._say_raw = say_raw
         self._began_ns = time.time_ns()
         self._slots = {command.id: LearnerSlot(command) for command in plan.learners}
-        self._keeper: SyncerKeeper | None = None
+        self._keeper: SyncerKeeper | PairKeeper | None = None
         self._faults = plan.faults
         self._faults.attach(
             SupervisedRun(
@@ -83,41 +86,32 @@ class Supervisor:
                 self._slots,
                 syncer=self._serving_syncer,
                 syncer_address=lambda: self._keeper.address if self._keeper is not None else "",
+                served=self._served,
                 start=self._start,
                 emit=writer.emit,
             )
         )
-        if plan.syncer is not None:
-            self._keeper = SyncerKeeper(
-                folder,
-                self._faults.place(plan.syncer),
-                policy=plan.syncer_restarts,
-                spawn=self._spawn,
-                writer=writer,
-                say=say,
-            )
+        keeping: dict[str, Any] = {
+            "policy": plan.syncer_restarts,
+            "spawn": self._spawn,
+            "writer": writer,
+            "say": say,
+        }
+        if plan.syncer is not None and plan.standby is not None:
+            places = [PlaceKeeper(folder, self._faults.place(one), **keeping) for one in (plan.syncer, plan.standby)]
+            self._keeper = PairKeeper(places[0], places[1])
+        elif plan.syncer is not None:
+            self._keeper = SyncerKeeper(folder, self._faults.place(plan.syncer), **keeping)
         self._shards = [
-            ShardKeeper(
-                folder,
-                command,
-                folder.shard_folder(number),
-                policy=plan.syncer_restarts,
-                spawn=self._spawn,
-                writer=writer,
-                say=say,
-            )
+            ShardKeeper(folder, self._faults.place(command), folder.shard_folder(number), **keeping)
             for number, command in enumerate(plan.shards)
         ]
+        self._relays = [
+            RelayKeeper(folder, command, folder.relay_folder(number), **keeping)
+            for number, command in enumerate(plan.relays)
+        ]
         self._peers = {
-            learner: PeerKeeper(
-                folder,
-                command,
-                folder.shard_folder(int(command.id.rpartition("-")[2])),
-                policy=plan.syncer_restarts,
-                spawn=self._spawn,
-                writer=writer,
-                say=say,
-            )
+            learner: PeerKeeper(folder, command, folder.shard_folder(int(command.id.rpartition("-")[2])), **keeping)
             for learner, command in plan.peers.items()
         }
         self._syncer_code = 0
@@ -141,6 +135,7 @@ class Supervisor:
                     self._start_syncer(self._keeper)
                 self._start_peers()
                 self._faults.open()
+                self._start_relays()
                 self._start_learners()
                 if self._view is not None:
                     self._view.start()
@@ -203,6 +198,8 @@ class Supervisor:
             if shard.stopped:
                 self._signals.append(signal.SIGTERM)
                 return True
+        for relay in self._relays:
+            relay.look(now_s)
         self._look_at_peers(now_s)
         for slot in list(self._slots.values()):
             self._look_at(slot)
@@ -253,27 +250,48 @@ class Supervisor:
     # -- starting
 
     def _start_shards(self) -> None:
-        for shard in self._shards:
-            if not self._signals:
-                shard.start(hurry=lambda: bool(self._signals))
+        start_all(self._shards, hurry=lambda: bool(self._signals))
         if self._shards and self._keeper is not None:
-            self._keeper.lead([shard.address for shard in self._shards])
+            self._keeper.lead([self._faults.front(shard.id, shard.address) for shard in self._shards])
         if self._peers and self._keeper is not None:
             self._keeper.lead([PEERS])
 
-    def _start_syncer(self, keeper: SyncerKeeper) -> None:
+    def _start_syncer(self, keeper: SyncerKeeper | PairKeeper) -> None:
         """Where nothing forbids it, learners load their libraries while the syncer does. Who breaks links on purpose
-        must know its address first, shards beside learners come before these, and kernels are compiled by one process
-        alone."""
-        together = keeper.begins and isinstance(self._faults, NoFaults) and not self._peers and kernels.are_stored()
-        if together:
+        must know its address first, shards beside learners and relays come before these, and kernels are compiled by
+        one process alone."""
+        alone = isinstance(self._faults, NoFaults) and not self._peers and not self._relays
+        if isinstance(keeper, SyncerKeeper) and keeper.begins and alone and kernels.are_stored():
             keeper.foresee()
-        keeper.start(hurry=lambda: bool(self._signals), meanwhile=self._start_learners if together else lambda: None)
+            keeper.start(hurry=lambda: bool(self._signals), meanwhile=self._start_learners)
+        else:
+            keeper.start(hurry=lambda: bool(self._signals))
 
     def _start_learners(self) -> None:
         for slot in self._slots.values():
             if slot.child is None and not self._signals:
                 self._start(slot)
+
+    def _syncer_address(self) -> str:
+        """Where learners and relays find the syncer, or both of them."""
+        if isinstance(self._keeper, PairKeeper):
+            return ",".join(self._faults.front(one.id, one.address) for one in self._keeper.places)
+        return (self._keeper.address or self._keeper.expected) if self._keeper is not None else ""
+
+    def _start_relays(self) -> None:
+        for relay in self._relays:
+            relay.reach(self._syncer_address(), self._faults.place)
+        start_all(self._relays, hurry=lambda: bool(self._signals))
+
+    def _relay_of(self, command: Command) -> str:
+        number = int(command.environment["ATOLL_RANK"])
+        relay = self._relays[site_of(number, learners=len(self._plan.learners), sites=len(self._relays))]
+        return self._faults.front(relay.id, relay.address)
+
+    def _served(self, id: str) -> Child | None:
+        if id == STANDBY:
+            return self._keeper.waiting if isinstance(self._keeper, PairKeeper) else None
+        return next((one.child for one in (*self._shards, *self._relays) if one.id == id and one.serving), None)
 
     def _start_peers(self) -> None:
         """Wait a little for them: fragments are shared out among those that are there when the first learner comes."""
@@ -299,7 +317,8 @@ class Supervisor:
         slot.restart_at_s = None
         command = slot.command
         if self._keeper is not None:
-            address = self._keeper.address or self._keeper.expected
+            places = [self._relay_of(command)] if self._relays else []
+            address = ",".join([*places, self._syncer_address()])
             command = replace(command, environment={**command.environment, "ATOLL_SYNCER": address})
         slot.child = self._spawn(self._faults.place(command))
 
@@ -321,9 +340,9 @@ class Supervisor:
 
     def _list_processes(self, *started: Child) -> None:
         """Write down who runs, for `atoll join`, `leave` and `resume`; `started` are not in their slots yet."""
-        syncer = self._keeper.child if self._keeper is not None else None
-        served = (shard.child for shard in (*self._shards, *self._peers.values()))
-        running = [syncer, *served, *(slot.child for slot in self._slots.values())]
+        syncers = self._keeper.places if isinstance(self._keeper, PairKeeper) else (self._keeper,)
+        served = (*self._shards, *self._relays, *self._peers.values())
+        running = [one.child if one is not None else None for one in (*syncers, *served, *self._slots.values())]
         children = {c.id: c for c in (*running, *started) if c is not None}
         role = "join" if self._plan.guest else "launcher"
         entries = [listed(role, role, os.getpid()), *(listed(c.role, c.id, c.pid) for c in children.values())]
@@ -461,12 +480,11 @@ class Supervisor:
         for slot in self._slots.values():
             slot.ever_joined = slot.ever_joined or self._watch.joined_since(slot.command.id, self._began_ns)
         self._follow()
-        syncer = self._keeper.release() if self._keeper is not None else None
-        if syncer is not None:
+        self._end(_running(relay.release() for relay in self._relays), SYNCER_STOP_S_MAX)
+        for syncer in self._keeper.release() if self._keeper is not None else ():
             self._syncer_code = self._end([syncer], SYNCER_STOP_S_MAX)[0]
-        shards = [shard.release() for shard in (*self._shards, *self._peers.values())]
         wait_s = PEER_STOP_S_MAX if self._plan.guest else SYNCER_STOP_S_MAX
-        self._end([child for child in shards if child is not None], wait_s)
+        self._end(_running(one.release() for one in (*self._shards, *self._peers.values())), wait_s)
         if self._plan.guest:
             self._folder.joined_file.unlink(missing_ok=True)
 
@@ -520,6 +538,10 @@ class Supervisor:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _running(released: Iterable[Sequence[Child]]) -> list[Child]:
+    return [child for children in released for child in children]
 
 
 def _size(path: Path) -> int:

@@ -88,6 +88,11 @@ class LaunchPlan:
     shards: Sequence[Command] = ()
     """Each has its folder as --run-folder, and writes shard.json there when it can be reached. They are started before
     the syncer, which gets their addresses as --shards, and end after it."""
+    standby: Command | None = None
+    """A second syncer with --standby in the same folder."""
+    relays: Sequence[Command] = ()
+    """Each has its folder as --run-folder, and writes relay.json there when it can be reached. They are started after
+    the syncer, with its address as --upstream. Learners are shared out among them."""
     peers: Mapping[str, Command] = field(default_factory=dict)
     """By learner: a shard beside it, which comes to the run by itself once the syncer serves, and goes with its
     learner: it hands its fragments over first."""

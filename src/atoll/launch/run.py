@@ -7,12 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from atoll.errors import ConfigError, LaunchError
-from atoll.launch.commands import learner_commands, linked, new_token, own_shards, peer_commands, syncer_command
+from atoll.launch.commands import (
+    learner_commands,
+    linked,
+    new_token,
+    own_shards,
+    peer_commands,
+    relay_commands,
+    syncer_command,
+)
 from atoll.launch.config import RunConfig, resolved
 from atoll.launch.durability import check_keepable
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import create_run_folder, write_json
 from atoll.launch.local import Supervisor
+from atoll.launch.pair import standby_beside
 from atoll.launch.plan import FAILED, FinishedRun, LaunchPlan, View
 from atoll.launch.ranks import gpu_shares, gpus_here, island_argv
 from atoll.launch.result import measure, script_result
@@ -74,6 +83,8 @@ def run_attempt(
         learners,
         syncer=syncer,
         shards=shards,
+        standby=standby_beside(syncer) if config.standby else None,
+        relays=relay_commands(folder, config.relays, token=attempt.token),
         peers=peer_commands(folder, config.shards, learners, token=attempt.token),
         faults=faults.injection(config, attempt, argv),
         tokens_budget=config.tokens_budget,

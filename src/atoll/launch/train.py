@@ -15,6 +15,7 @@ from atoll.launch.commands import (
     new_token,
     own_shards,
     peer_commands,
+    relay_commands,
     syncer_command,
     worker_argv,
 )
@@ -23,6 +24,7 @@ from atoll.launch.durability import check_keepable
 from atoll.launch.faults import WITHOUT_FAULTS, FaultPlanner
 from atoll.launch.folder import RunFolder, create_run_folder, write_json, write_text
 from atoll.launch.local import Supervisor
+from atoll.launch.pair import standby_beside
 from atoll.launch.plan import FAILED, FinishedRun, LaunchPlan, RestartPolicy, View
 from atoll.launch.process import tail_of
 from atoll.launch.result import build_result, measure
@@ -163,6 +165,8 @@ def _plan(config: TrainConfig, attempt: Attempt, faults: FaultPlanner) -> Launch
         learners,
         syncer=syncer,
         shards=shards,
+        standby=standby_beside(syncer) if config.standby else None,
+        relays=relay_commands(folder, config.relays, token=attempt.token),
         peers=peer_commands(folder, config.shards, learners, token=attempt.token),
         faults=faults.injection(config, attempt, worker_argv(folder)),
         tokens_budget=config.tokens_budget,

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from atoll.core import SECOND_NS
 from atoll.observe import events
 
+STANDBY = "standby"
+"""The id under which a launcher starts a second syncer. From then on the end of one that only waits says nothing."""
 RESTARTS_MAX = 1000
 """Restarts that are kept whole; all are counted."""
 SILENT_NS = 10 * SECOND_NS
@@ -58,6 +60,7 @@ class SyncerBook:
         """Since when there has been none; None while one serves, and before the first."""
         self._pids: set[int] = set()  # of the newest: its own, and what its launcher knows it by
         self._launched_pid: int | None = None  # of one that does not serve yet
+        self._paired = False  # two processes take turns
         self._exit_code: int | None = None
         self._started_ns: int | None = None
         self._held: events.SyncerRecovered | None = None
@@ -76,12 +79,13 @@ class SyncerBook:
         elif isinstance(event, events.SyncerRecovered):
             self._recovered(t_ns, event, source)
         elif isinstance(event, events.ProcessStarted) and event.role == "syncer":
-            self._launched_pid = event.pid
+            self._paired = self._paired or event.id == STANDBY
+            self._launched_pid = event.pid if not self._paired else None
         elif isinstance(event, events.ProcessExited) and event.role == "syncer":
             # One that was fenced out long ago may still have to end.
             if event.pid == self._launched_pid or event.pid in self._pids or not self._pids:
                 self._gone(t_ns, event.code)
-        elif isinstance(event, events.SyncerStopped):
+        elif isinstance(event, events.SyncerStopped) and source == self._source:  # not one that was overtaken
             self._gone(t_ns, 0)
 
     def new_launch(self, end_ns: int) -> None:

@@ -151,6 +151,8 @@ class RelayOptions:
     """Merge contributions here, where the run allows it."""
     bulk_port: int | None = 0
     """For large payloads past gRPC; 0: any free one, None: none."""
+    run_folder: Path | None = None
+    """Where `relay.json` (the real address) goes."""
 
 
 def run_relay(options: RelayOptions) -> int:

@@ -329,7 +329,8 @@ class Relay:
             header, content = await self._find(request)
         except (UnreachableError, PayloadError) as error:
             raise RefusedError(Refusal.BUSY, f"the relay could not fetch it ({error}); ask again") from error
-        self.bytes_served += request.length or max(0, content.nbytes - request.offset)
+        left = max(0, content.nbytes - request.offset)
+        self.bytes_served += min(request.length or left, left)
         return header, content.data
 
     async def _find(self, request: FetchRequest) -> Content:

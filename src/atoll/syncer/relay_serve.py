@@ -11,12 +11,14 @@ from atoll.metrics import RelayMetrics, metered_as
 from atoll.observe import NullWriter
 from atoll.syncer.options import RelayOptions
 from atoll.syncer.relay import Relay
+from atoll.syncer.shard_serve import announce
 from atoll.wire import ServerOptions, fetch_status, memory_bytes, serve
 
 CACHE_SHARE = 0.25
 """Of the machine's memory, at most, for what was fetched. Learners of a site want the same few versions, so that less
 does; what is beyond is fetched again."""
 
+ADDRESS_FILE = "relay.json"
 COUNT_S = 1.0
 """How often its metrics are brought up to date."""
 
@@ -46,6 +48,7 @@ async def _serve(options: RelayOptions) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     print(f"atoll relay listens on {server.address} for {options.upstream.address}", flush=True)
+    announce(options.run_folder, ADDRESS_FILE, server.address, "relay")
     counted = RelayMetrics()
     writer = metered_as(
         counted, NullWriter(), options.metrics, role="relay", name="relay", folder=None, told_in=options.metrics_folder

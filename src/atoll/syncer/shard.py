@@ -297,7 +297,8 @@ class ShardService:
             raise RefusedError(Refusal.UNKNOWN_FRAGMENT, f"fragment {request.fragment} has no committed state yet")
         header, content = await self._find(state, request)
         if self._peer is not None:
-            size = request.length or max(0, content.nbytes - request.offset)
+            left = max(0, content.nbytes - request.offset)
+            size = min(request.length or left, left)  # who does not know the size yet asks for a first stripe of 4 MiB
             who = {"learner": request.learner, "generation": request.generation}
             self._peer.tell(calls.FETCHED, {**who, "bytes": size})
         return header, content

@@ -88,7 +88,7 @@ async def _serve(options: ShardOptions) -> int:
         wait.cancel()
         if not coming.cancel():
             coming.result()
-    _announce(options.run_folder, server.address, arrays.row["name"])
+    announce(options.run_folder, ADDRESS_FILE, server.address, arrays.row["name"])
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), LOOK_S)
@@ -185,10 +185,10 @@ def _earlier_address(options: ShardOptions) -> str:
     return address if address.rpartition(":")[0] == host else ""
 
 
-def _announce(folder: Path | None, address: str, name: str) -> None:
-    """Write shard.json in one piece: launchers poll for it."""
+def announce(folder: Path | None, file: str, address: str, name: str) -> None:
+    """Write shard.json or relay.json in one piece: launchers poll for it."""
     if folder is not None:
         told = {"address": address, "pid": os.getpid(), "name": name, "host": socket.gethostname()}
-        temporary = folder / f"shard-{os.getpid()}.json.tmp"
+        temporary = folder / f"{file}.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(told) + "\n")
-        temporary.replace(folder / ADDRESS_FILE)
+        temporary.replace(folder / file)

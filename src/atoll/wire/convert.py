@@ -268,6 +268,7 @@ _SYNCER_PARSERS: dict[str, Parse[m.SyncerMessage]] = {
         attempt=checks.count,
         fragment=checks.fragment,
         codec=checks.optional_identifier,
+        away=many(checks.fragment, FRAGMENTS_MAX),
     ),
     "published": record(
         m.Published,

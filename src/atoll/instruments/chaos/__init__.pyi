@@ -2,7 +2,7 @@ from .draw import draw_faults, learner_names
 from .fault import Fault
 from .hosts import HostNet
 from .injector import ProcessControl
-from .kinds import DIRECTIONS, GUEST_PREFIX, KINDS, SYNCER, Kind
+from .kinds import DIRECTIONS, GUEST_PREFIX, KINDS, STANDBY, SYNCER, Kind, role_of
 from .lies import LIES, NUMBERS_APART, VALUES, falsified, renumbered
 from .namespaces import NamespaceNet, namespaces_available
 from .plan import CHAOS_PLANS, STORM_MINUTES_MAX, chaos_plan, storm_plan
@@ -20,6 +20,7 @@ __all__ = [
     "LIES",
     "NUMBERS_APART",
     "PERFECT",
+    "STANDBY",
     "STORM_MINUTES_MAX",
     "SYNCER",
     "VALUES",
@@ -45,6 +46,7 @@ __all__ = [
     "load_plan",
     "namespaces_available",
     "renumbered",
+    "role_of",
     "seconds_of",
     "storm_plan",
 ]

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from atoll.errors import ConfigError
-from atoll.instruments.chaos.kinds import DIRECTIONS, GUEST_PREFIX, KINDS, SYNCER, Kind
+from atoll.instruments.chaos.kinds import DIRECTIONS, GUEST_PREFIX, KINDS, SYNCER, Kind, role_of
 
 TARGET_CHARS_MAX = 200
 """As long as any learner id that a person would read in a plan."""
@@ -23,7 +23,8 @@ class Fault:
     kind: str
     """A name in KINDS."""
     target: str
-    """Id of the learner that it hits, syncer, or for join the id of the learner that it adds (guest-N)."""
+    """Id of the learner that it hits, syncer, shard-N, relay-N or standby; for join the id of the learner that it adds
+    (guest-N)."""
     at_s: float = -1.0
     """Seconds after the run's first progress at which it begins; -1 when `at_progress` says it."""
     lasts_s: float = 0.0
@@ -57,7 +58,7 @@ class Fault:
         if self.variant not in (kind.variants or ("",)):
             allowed = f"one of {', '.join(kind.variants)}" if kind.variants else "no variant"
             raise self._wrong(f"variant {self.variant!r} is not possible; use {allowed}")
-        if self.rank != -1 and not (kind.of_ranks and self.target != SYNCER and self.rank >= 0):
+        if self.rank != -1 and not (kind.of_ranks and role_of(self.target) == "learner" and self.rank >= 0):
             raise self._wrong(f"it cannot hit rank {self.rank}; ranks count from 0, and learners have them: {OF_RANKS}")
 
     @property
@@ -82,6 +83,9 @@ class Fault:
         if "guest" in kind.targets:
             if not re.fullmatch(rf"{GUEST_PREFIX}[0-9]{{1,6}}", self.target):
                 raise self._wrong(f"the learner that joins must be called {GUEST_PREFIX}N, such as {GUEST_PREFIX}0")
+        elif (role := role_of(self.target)) not in (SYNCER, "learner"):
+            if role not in kind.parts:
+                raise self._wrong(f"it cannot hit a {role}; what can is {_hitting(role)}")
         elif self.target == SYNCER and SYNCER not in kind.targets:
             if self.kind == "slow":
                 raise ConfigError("the syncer takes no steps that could be slow; choose a learner, or the fault kill")
@@ -121,3 +125,7 @@ class Fault:
         low, high = kind.amount_allowed
         if not (math.isfinite(self.amount) and low <= self.amount <= high):
             raise self._wrong(f"amount ({kind.amount_unit}) must be between {low:g} and {high:g}; not {self.amount!r}")
+
+
+def _hitting(role: str) -> str:
+    return ", ".join(name for name, kind in KINDS.items() if role in kind.parts)

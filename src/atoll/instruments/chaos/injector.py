@@ -41,7 +41,7 @@ class ProcessControl(Protocol):
     """What the injector needs of whoever runs the processes (the launcher's supervisor)."""
 
     def pid_of(self, target: str) -> int | None:
-        """The process of a learner, or of the syncer, by its id; None while it is not running."""
+        """The process of a learner, of the syncer or of another part, by its id; None while it is not running."""
 
     def slow_file(self, learner: str) -> Path:
         """The file that, while it exists, holds how many times as long the learner's steps shall take."""
@@ -52,8 +52,8 @@ class ProcessControl(Protocol):
     def lie_file(self, learner: str) -> Path:
         """The file that, while it exists, names the lies that the learner tells."""
 
-    def disk_full_file(self) -> Path:
-        """The file that, while it exists, makes every write of the syncer's store fail."""
+    def disk_full_file(self, target: str) -> Path:
+        """The file that, while it exists, makes every write of the syncer's store fail, or of a shard's."""
 
     def send_away(self, learner: str) -> bool:
         """Ask a learner to leave, for a while; False if it is not in the run now."""
@@ -69,7 +69,7 @@ class ProcessControl(Protocol):
 
 
 class Links(Protocol):
-    """The proxy between the learners and the syncer."""
+    """The proxy between the learners and the syncer, and before shards and relays."""
 
     def hold(self, learner: str, faults: Sequence[Fault]) -> None:
         """Make a learner's link as bad as these faults together; none: clear."""
@@ -97,7 +97,7 @@ class Injector:
         if pid is None and fault.kind != "disk_full":
             return NOT_RUNNING
         if fault.kind == "disk_full":
-            _write_atomically(self._control.disk_full_file(), "")
+            _write_atomically(self._control.disk_full_file(target), "")
         elif fault.kind == "poison":
             _write_atomically(self._control.poison_file(target), fault.variant + "\n")
         elif fault.kind == "lie":
@@ -122,7 +122,7 @@ class Injector:
                 cycle.go_on()
             self._control.slow_file(target).unlink(missing_ok=True)
         elif fault.kind == "disk_full":
-            self._control.disk_full_file().unlink(missing_ok=True)
+            self._control.disk_full_file(target).unlink(missing_ok=True)
         elif fault.kind == "poison":
             self._control.poison_file(target).unlink(missing_ok=True)
         elif fault.kind == "lie":

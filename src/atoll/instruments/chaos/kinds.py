@@ -12,6 +12,8 @@ SYNCER = "syncer"
 """The target of a fault that hits the syncer; every other target is the id of a learner."""
 DIRECTIONS = ("both", "up", "down")
 """Of a learner's link: up is learner to syncer, down is syncer to learner."""
+STANDBY = "standby"
+"""The target of a fault that hits the syncer which stands by, whichever of the two that is."""
 GUEST_PREFIX = "guest-"
 """Learners that a plan adds are called guest-0, guest-1, ..., so that nobody takes them for the run's own."""
 
@@ -46,6 +48,8 @@ class Kind:
     """Whether a learner that it hits cannot take part: drawn plans limit how many are down at one moment."""
     of_ranks: bool = False
     """Whether it can hit one process of a learner that has several."""
+    parts: tuple[str, ...] = ()
+    """What else it may hit in a run that has them: shard, relay, standby. Plans name these; none are drawn."""
 
 
 # Where the durations come from: a learner that says nothing for 15 s is away (SyncConfig.lease_ns), so freezes and
@@ -57,6 +61,7 @@ _KINDS = {
         lasting=False,
         down=True,
         of_ranks=True,
+        parts=("shard", "relay", "standby"),
     ),
     "freeze": Kind(
         doc="SIGSTOP until the end, then SIGCONT",
@@ -64,6 +69,7 @@ _KINDS = {
         lasts_s=(2.0, 30.0),
         down=True,
         of_ranks=True,
+        parts=("shard", "relay", "standby"),
     ),
     "slow": Kind(
         doc="every step takes that many times as long",
@@ -90,6 +96,7 @@ _KINDS = {
         lasts_s=(2.0, 40.0),
         directional=True,
         down=True,
+        parts=("shard", "relay"),
     ),
     "delay": Kind(
         doc="everything arrives that much later in that direction",
@@ -99,6 +106,7 @@ _KINDS = {
         amount_unit="ms one way",
         amount_allowed=(0.01, 60_000.0),
         directional=True,
+        parts=("shard", "relay"),
     ),
     "limit": Kind(
         doc="the link carries no more than that in that direction",
@@ -108,16 +116,19 @@ _KINDS = {
         amount_unit="kbit/s",
         amount_allowed=(1.0, 1e9),
         directional=True,
+        parts=("shard", "relay"),
     ),
     "stall": Kind(
         doc="bytes are kept back in both directions and flow on afterwards",
         targets=("learner",),
         lasts_s=(0.5, 5.0),
+        parts=("shard", "relay"),
     ),
     "cut": Kind(
         doc="all connections of the learner are reset, in the middle of a message",
         targets=("learner",),
         lasting=False,
+        parts=("shard", "relay"),
     ),
     "corrupt": Kind(
         doc="bits of the stream are flipped in that direction",
@@ -127,11 +138,13 @@ _KINDS = {
         amount_unit="flipped bits per MB",
         amount_allowed=(1e-6, 1e6),
         directional=True,
+        parts=("shard", "relay"),
     ),
     "disk_full": Kind(
         doc="every write of the syncer's state fails with ENOSPC",
         targets=("syncer",),
         lasts_s=(3.0, 30.0),
+        parts=("shard",),
     ),
     "poison": Kind(
         doc="the learner's contributions hold NaN, are 8 or 1000 times too large, have the opposite sign, or are noise",
@@ -151,6 +164,15 @@ _KINDS = {
         variants=TOLD_BY_PROCESSES,
     ),
 }
+
+
+def role_of(target: str) -> str:
+    """What a fault hits: syncer, standby, shard, relay, or learner."""
+    name, _, number = target.rpartition("-")
+    if target in (SYNCER, STANDBY):
+        return target
+    return name if name in ("shard", "relay") and number.isascii() and number.isdigit() else "learner"
+
 
 KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)
 """Every kind by its name. The order is fixed: drawn plans depend on it."""

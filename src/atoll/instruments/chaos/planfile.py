@@ -59,13 +59,16 @@ class StormPlan:
     """What the drawn ones were drawn from."""
 
 
-def load_plan(path: str | Path, *, learners: int | Sequence[str], seconds: float) -> StormPlan:
-    """Read a plan for a run of `seconds` with these learners (ids, or how many). Raises ConfigError that says where."""
+def load_plan(
+    path: str | Path, *, learners: int | Sequence[str], seconds: float, parts: Sequence[str] = ()
+) -> StormPlan:
+    """Read a plan for a run of `seconds` with these learners (ids, or how many) and other parts (shard-0, relay-0,
+    standby). Raises ConfigError that says where."""
     names = learner_names(learners) if isinstance(learners, int) else tuple(learners)
     values = _read(Path(path))
     try:
         _no_unknown(values, _PLAN_KEYS)
-        listed = listed_faults(values.get("fault", []), names, seconds)
+        listed = listed_faults(values.get("fault", []), names, seconds, parts)
         seed = _whole("seed", values.get("seed", 0), SEED_MAX)
         usual = 0 if "fault" in values else max(1, round(seconds / 60.0 * FAULTS_PER_MINUTE))
         count = _whole("faults", values.get("faults", usual), FAULTS_MAX - len(listed))
@@ -125,8 +128,8 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a TOML file ({error}); see the documentation of atoll chaos storm") from None
 
 
-def listed_faults(entries: Any, learners: Sequence[str], seconds: float) -> list[Fault]:
-    """The faults of a file's [[fault]] tables, for a run of `seconds` with these learners."""
+def listed_faults(entries: Any, learners: Sequence[str], seconds: float, parts: Sequence[str] = ()) -> list[Fault]:
+    """The faults of a file's [[fault]] tables, for a run of `seconds` with these learners and other parts."""
     if not isinstance(entries, list):
         raise ConfigError("a fault is a table of its own; begin each with [[fault]] in double brackets")
     if len(entries) > FAULTS_MAX:
@@ -134,7 +137,7 @@ def listed_faults(entries: Any, learners: Sequence[str], seconds: float) -> list
     faults: list[Fault] = []
     for number, entry in enumerate(entries, 1):
         try:
-            fault = _fault(entry, learners, seconds)
+            fault = _fault(entry, learners, seconds, parts)
             _no_overlap(fault, faults)
         except ConfigError as error:
             raise ConfigError(f"[[fault]] number {number}: {error}") from None
@@ -142,7 +145,7 @@ def listed_faults(entries: Any, learners: Sequence[str], seconds: float) -> list
     return faults
 
 
-def _fault(entry: Any, learners: Sequence[str], seconds: float) -> Fault:
+def _fault(entry: Any, learners: Sequence[str], seconds: float, parts: Sequence[str]) -> Fault:
     if not isinstance(entry, dict):
         raise ConfigError("a fault is a table of its own; begin each with [[fault]] in double brackets")
     _no_unknown(entry, _FAULT_KEYS)
@@ -169,8 +172,8 @@ def _fault(entry: Any, learners: Sequence[str], seconds: float) -> Fault:
         detail=entry.get("detail", KINDS[entry["kind"]].doc if entry["kind"] in KINDS else ""),
         rank=_whole("rank", entry["rank"], RANK_MAX) if "rank" in entry else -1,
     )
-    if fault.target not in (SYNCER, *learners) and fault.kind != "join":
-        raise ConfigError(f"this run has no {fault.target}; use one of {_some(learners)}")
+    if fault.target not in (SYNCER, *learners, *parts) and fault.kind != "join":
+        raise ConfigError(f"this run has no {fault.target}; use one of {', '.join((_some(learners), *parts))}")
     if fault.end_s > seconds:
         what = "ends" if fault.lasts_s else "comes"
         raise ConfigError(

@@ -76,13 +76,16 @@ class ChaosProxy:
         if not ready.wait(CALL_TIMEOUT_S):
             raise LaunchError("the proxy's thread did not start; look for an exception above")
 
-    def add(self, learner: str, *, host: str = "") -> tuple[str, int]:
+    def add(
+        self, learner: str, *, host: str = "", upstream: Callable[[], tuple[str, int]] | None = None
+    ) -> tuple[str, int]:
         """The address that this learner uses for the syncer; made when it has none yet. `host`: where to listen for
-        this one, if not where the others are."""
+        this one, if not where the others are. `upstream`: where it leads, if that is not the syncer."""
 
         async def add() -> tuple[str, int]:
             if learner not in self._ports:
-                self._ports[learner] = _Port(host or self._host, f"{self._seed}/{learner}", self._upstream)
+                seed = f"{self._seed}/{learner}"
+                self._ports[learner] = _Port(host or self._host, seed, upstream or self._upstream)
             return self._ports[learner].address
 
         return self._call(add())

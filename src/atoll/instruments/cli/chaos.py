@@ -35,8 +35,15 @@ def storm(
     learners: Annotated[int, typer.Option(help="Learner processes; at least 2.")] = 4,
     model: Annotated[str, typer.Option(help="Size of the GPT: nano, tiny, small, medium, base.")] = "tiny",
     step_ms: Annotated[float, typer.Option(help="A step takes at least this many ms; the rest is slept.")] = 300.0,
+    fragments: Annotated[int, typer.Option(help="Pieces of the model (default 0: as many as it needs).")] = 0,
+    shards: Annotated[int, typer.Option(help="Shards that have the fragments (default 0: none).")] = 0,
+    relays: Annotated[int, typer.Option(help="Sites of learners, each behind a relay (default 0: none).")] = 0,
+    standby: Annotated[bool, typer.Option("--standby", help="A second syncer stands by.")] = False,
     out: Annotated[str, typer.Option(help="Folder of both runs (default a new one under runs/).")] = "",
     twin: Annotated[str, typer.Option(help="Folder of an earlier twin with the same settings, to use again.")] = "",
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Both runs at the same time, where the machine has room for both.")
+    ] = False,
     namespaces: Annotated[
         bool, typer.Option("--namespaces", help="Each learner in a network namespace of its own; needs root.")
     ] = False,
@@ -62,8 +69,13 @@ def storm(
         learners=learners,
         model=model,
         step_ms=step_ms,
+        settings={"fragments": fragments} if fragments else {},
+        shards=shards,
+        relays=relays,
+        standby=standby,
         out=out,
         twin=twin,
+        beside=beside,
         namespaces=namespaces,
         rate_mbit=rate_mbit,
     )

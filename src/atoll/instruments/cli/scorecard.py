@@ -25,6 +25,8 @@ def print_scorecard(card: dict[str, Any], console: Console, *, folder: Path) -> 
     for skipped in card["faults_skipped"]:
         text = f"left out: {skipped['fault']} on {skipped['target']} ({skipped['reason']})"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
+    for failed in card["failed"]:
+        console.print(f"a process failed that nobody had killed: {failed}", style="red", markup=False, soft_wrap=True)
     for violation in card["violations"][:VIOLATIONS_PRINTED_MAX]:
         console.print(f"broken: {violation}", style="bold red", markup=False, soft_wrap=True)
     more = len(card["violations"]) - VIOLATIONS_PRINTED_MAX

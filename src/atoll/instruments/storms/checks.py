@@ -217,12 +217,15 @@ def _found(epoch: _Epoch) -> dict[int, int]:
 
 
 def _epochs(stamped: Sequence[Stamped]) -> list[_Epoch]:
-    """Each syncer has an event file of its own; what is in it is its."""
+    """Each syncer has an event file of its own; what is in it is its. One that leads shards may begin anew in it, with
+    the next epoch."""
+    epochs: list[_Epoch] = []
     by_source: dict[str, _Epoch] = {}
     early: dict[str, ev.SyncerRecovered] = {}
     for t_ns, source, event in stamped:
         if isinstance(event, ev.SyncerStarted):
             by_source[source] = _Epoch(event.epoch, t_ns, early.pop(source, None))
+            epochs.append(by_source[source])
         elif isinstance(event, ev.SyncerRecovered):
             if source in by_source:
                 by_source[source].restored = event
@@ -232,7 +235,7 @@ def _epochs(stamped: Sequence[Stamped]) -> list[_Epoch]:
             by_source[source].healed.append(event)
         elif isinstance(event, ev.Committed) and source in by_source:
             by_source[source].commits.append(event)
-    return sorted(by_source.values(), key=lambda epoch: epoch.number)
+    return sorted(epochs, key=lambda epoch: epoch.number)
 
 
 def _merges(state: Path, epochs: Sequence[_Epoch]) -> dict[Key, _Merge]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from atoll.errors import ConfigError
-from atoll.instruments.chaos import SYNCER
+from atoll.instruments.chaos import SYNCER, role_of
 from atoll.instruments.storms.files import FaultFiles
 from atoll.launch import Command, LearnerSlot, SupervisedRun, ask_to_leave
 
@@ -24,6 +24,9 @@ class ChaosControl:
         if target == SYNCER:
             syncer = self._run.syncer()
             return syncer.pid if syncer is not None else None
+        if role_of(target) != "learner":
+            part = self._run.served(target)
+            return part.pid if part is not None else None
         slot = self._slots.get(target)
         return slot.child.pid if slot is not None and slot.child is not None and not slot.resting else None
 
@@ -36,8 +39,8 @@ class ChaosControl:
     def lie_file(self, learner: str) -> Path:
         return self._files.lie(learner)
 
-    def disk_full_file(self) -> Path:
-        return self._files.disk_full
+    def disk_full_file(self, target: str) -> Path:
+        return self._files.disk_full if target == SYNCER else self._files.disk_full_of(target)
 
     def send_away(self, learner: str) -> bool:
         slot = self._slots.get(learner)

@@ -14,6 +14,10 @@ class FaultFiles:
         self.disk_full = run_folder / "disk-full"
         """While it exists, the syncer's disk is full."""
 
+    def disk_full_of(self, shard: str) -> Path:
+        """While it exists, that shard's disk is full."""
+        return self._folder / f"disk-full-{shard}"
+
     def slow(self, learner: str) -> Path:
         """While it exists, it holds how many times as long that learner's steps take."""
         return self._folder / f"slow-{learner}"
@@ -28,6 +32,6 @@ class FaultFiles:
 
     def clear(self) -> None:
         """Faults of processes that are gone must not reach their successors."""
-        for pattern in ("slow-*", "poison-*", "lie-*", "disk-full"):
+        for pattern in ("slow-*", "poison-*", "lie-*", "disk-full*"):
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)

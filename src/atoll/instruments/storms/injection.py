@@ -147,12 +147,21 @@ class PlannedFaults:
         more = {"ATOLL_PRELOAD": ",".join(filter(None, [os.environ.get("ATOLL_PRELOAD"), INSIDE]))}
         if command.role == "syncer":
             more["ATOLL_DISK_FULL_FILE"] = str(self._files.disk_full)
-        else:
+        elif command.role == "shard":
+            more["ATOLL_DISK_FULL_FILE"] = str(self._files.disk_full_of(command.id))
+        elif command.role == "learner":
             more["ATOLL_POISON_FILE"] = str(self._files.poison(command.id))
             more["ATOLL_LIE_FILE"] = str(self._files.lie(command.id))
             more["ATOLL_SLOW_FILE"] = str(self._files.slow(command.id))
         command = replace(command, environment={**command.environment, **more})
-        return command if self._links is None or command.role == "syncer" else self._links.place(command)
+        served = command.role in ("syncer", "shard")
+        return command if self._links is None or served else self._links.place(command)
+
+    def front(self, id: str, address: str) -> str:
+        if self._links is None:
+            return address
+        self.open()
+        return self._links.front(id, address)
 
     def open(self) -> None:
         if self._links is not None:

@@ -15,6 +15,7 @@ from atoll.errors import ConfigError
 from atoll.instruments.chaos import (
     CHAOS_PLANS,
     KINDS,
+    STANDBY,
     STORM_MINUTES_MAX,
     SYNCER,
     Fault,
@@ -55,6 +56,8 @@ def check_settings(config: TrainConfig | RunConfig) -> None:
             f"lost; use --durability commit or interval, or --chaos none"
         )
     if isinstance(config, TrainConfig):
+        if config.namespaces and parts_of(config):
+            raise ConfigError("namespaces are for learners and one syncer alone; leave shards, relays and standby away")
         check_links(config.chaos, namespaces=config.namespaces, rate_mbit=config.rate_mbit)
 
 
@@ -96,10 +99,17 @@ def planned_faults(config: TrainConfig | RunConfig) -> tuple[Fault, ...]:
         return faults_by_share(config.chaos, learners=learners, seconds=seconds, seed=seed)
     if isinstance(config, TrainConfig) and not config.step_ms:
         seconds = config.storm_minutes * 60.0
-    faults = faults_in_time(config.chaos, learners=learners, seconds=seconds, seed=seed)
+    faults = faults_in_time(config.chaos, learners=learners, seconds=seconds, seed=seed, parts=parts_of(config))
     if isinstance(config, RunConfig) and config.ranks > 1 and plan_path(config.chaos) is None:
         return on_ranks(faults, config.ranks)
     return faults
+
+
+def parts_of(config: TrainConfig | RunConfig) -> tuple[str, ...]:
+    """What a plan may hit besides learners and syncer."""
+    shards = config.shards if isinstance(config.shards, int) else 0
+    named = [f"{part}-{n}" for part, count in (("shard", shards), ("relay", config.relays)) for n in range(count)]
+    return (*named, *([STANDBY] if config.standby else []))
 
 
 def on_ranks(faults: Sequence[Fault], ranks: int) -> tuple[Fault, ...]:
@@ -136,11 +146,13 @@ def still_to_come(plan: Sequence[Fault], so_far: Sequence[InjectedFault]) -> lis
     return left
 
 
-def faults_in_time(chaos: str, *, learners: int, seconds: float, seed: int) -> tuple[Fault, ...]:
+def faults_in_time(
+    chaos: str, *, learners: int, seconds: float, seed: int, parts: Sequence[str] = ()
+) -> tuple[Fault, ...]:
     """The faults of a run of `seconds`, at seconds since its first step."""
     path = plan_path(chaos)
     if path is not None:
-        return load_plan(path, learners=learners, seconds=seconds).faults
+        return load_plan(path, learners=learners, seconds=seconds, parts=parts).faults
     return () if chaos == CALM else chaos_plan(chaos, learners, seed=seed, minutes=seconds / 60.0)
 
 

@@ -6,7 +6,10 @@ that joins. It stops when what was hit is useful again:
     kill, away, join of a learner   its new process has joined, and a contribution of it is in a commit
     other faults of a learner       a contribution of it is in a commit
     faults of the syncer            the next commit (of the new process, after a kill)
-    disk_full                       everything is on disk again, or, if no write fell into it, the next commit
+    faults of a shard               every fragment has a new version: its own, too
+    faults of a relay               a contribution of every learner is in a commit: those behind it, too
+    faults of the standby           (not measured: the run does not notice)
+    disk_full of the syncer         everything is on disk again, or, if no write fell into it, the next commit
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.instruments.chaos import KINDS
+from atoll.instruments.chaos import KINDS, STANDBY, role_of
 from atoll.observe import events as ev
 
 Stamped = tuple[int, str, ev.Event]
@@ -57,12 +60,14 @@ def faults_of(stamped: Sequence[Stamped]) -> list[PutIn]:
 
 
 def recovery_times(stamped: Sequence[Stamped]) -> dict[str, dict[str, float | int | None]]:
-    """By kind, with the syncer's apart ("kill syncer"): median and longest time in seconds, how many, and how many of
-    them were not over when the run ended."""
+    """By kind, with those of syncer, shards and relays apart ("kill syncer"): median and longest time in seconds, how
+    many, and how many of them were not over when the run ended."""
     times: defaultdict[str, list[float | None]] = defaultdict(list)
     for fault in faults_of(stamped):
-        name = f"{fault.kind} syncer" if fault.target == "syncer" and fault.kind != "disk_full" else fault.kind
-        times[name].append(_recovery_s(fault, stamped))
+        role = role_of(fault.target)
+        plain = role == "learner" or (role == "syncer" and fault.kind == "disk_full")
+        if role != STANDBY:
+            times[fault.kind if plain else f"{fault.kind} {role}"].append(_recovery_s(fault, stamped))
     order = list(KINDS)
     names = sorted(times, key=lambda name: (order.index(name.split()[0]), name))
     return {name: _figures(times[name]) for name in names}
@@ -82,6 +87,9 @@ def _recovery_s(fault: PutIn, stamped: Sequence[Stamped]) -> float | None:
     lasting = KINDS[fault.kind].lasting
     start_ns = fault.begin_ns if fault.kind in BEGINS or not lasting else fault.end_ns
     after = [(t_ns, event) for t_ns, _, event in stamped if t_ns >= start_ns]
+    role = role_of(fault.target)
+    if role in ("shard", "relay"):
+        return _all_again_s(role, stamped, start_ns)
     if fault.kind == "disk_full":
         back_ns = _mended_ns(fault, stamped)
         if back_ns is not None:
@@ -97,6 +105,21 @@ def _recovery_s(fault: PutIn, stamped: Sequence[Stamped]) -> float | None:
         if fault.target == "syncer" or fault.target in event.contributors:
             return (t_ns - start_ns) / 1e9
     return None
+
+
+def _all_again_s(role: str, stamped: Sequence[Stamped], start_ns: int) -> float | None:
+    """Until every fragment (of a shard), or every learner (of a relay), is in a commit again."""
+    commits = [(t_ns, _committed(role, event)) for t_ns, _, event in stamped if isinstance(event, ev.Committed)]
+    missing = set().union(*(who for t_ns, who in commits if t_ns < start_ns))
+    for t_ns, who in commits:
+        missing -= who if t_ns >= start_ns else set()
+        if not missing:
+            return max(0.0, (t_ns - start_ns) / 1e9)
+    return None
+
+
+def _committed(role: str, event: ev.Committed) -> set[str]:
+    return {str(event.fragment)} if role == "shard" else set(event.contributors)
 
 
 def _new_process_ns(fault: PutIn, after: list[tuple[int, ev.Event]]) -> int | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,14 +21,19 @@ from typing import Any
 
 from atoll.core import step_factor_min
 from atoll.errors import LaunchError
+from atoll.instruments.chaos import STANDBY, SYNCER, role_of
 from atoll.instruments.storms.checks import RunFacts, check_run
 from atoll.instruments.storms.recovery_times import PutIn, faults_of, recovery_times
 from atoll.launch import TrainConfig
+from atoll.learner import EXIT_NOT_HANDED_OVER
 from atoll.observe import events as ev
 from atoll.observe import read_events, report_begin_ns
+from atoll.syncer import EXIT_FENCED
 
 LEDGER = "I3"
 VIOLATIONS_MAX = 100
+KILLED_NS = 30 * 10**9
+"""A killed process is seen dead within a tick of the launcher; on a machine with too much to do, later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ def _taken_s(faults: Sequence[PutIn], target: str, begin_ns: int, end_ns: int) -
     shares = [
         (fault, 1.0 if fault.kind in ("freeze", "away") else 1.0 - 1.0 / max(1.0, fault.amount))
         for fault in faults
-        if fault.target == target and target != "syncer" and fault.kind in ("freeze", "away", "slow")
+        if fault.target == target and role_of(target) == "learner" and fault.kind in ("freeze", "away", "slow")
     ]
     spans = []
     for fault, share in shares:
@@ -133,11 +139,29 @@ def build_scorecard(config: TrainConfig, storm: Path, twin: Path, *, seed: int, 
         "tokens_pending": result["tokens_pending"],
         "tokens_discarded": result["tokens_discarded"],
         "refused": _refusals(stamped),
+        "failed": failed_processes(stamped),
         "restarts": result["restarts"],
         "syncer_restarts": result["syncer_restarts"],
         "run": str(storm),
         "twin": str(twin),
     }
+
+
+def failed_processes(stamped: Sequence[tuple[int, str, ev.Event]]) -> list[str]:
+    """Processes that ended with an error which no fault of the plan explains. A syncer that was overtaken while it was
+    frozen or cut off ends by itself, as it shall."""
+    kills = [(t_ns, e.target) for t_ns, _, e in stamped if isinstance(e, ev.FaultInjected) and e.fault == "kill"]
+    failed = []
+    for t_ns, _, event in stamped:
+        if not isinstance(event, ev.ProcessExited) or event.code in (0, EXIT_NOT_HANDED_OVER):
+            continue
+        names = (SYNCER, STANDBY) if event.role == SYNCER else (event.id,)
+        near = [one for one in kills if one[1] in names and 0 <= t_ns - one[0] <= KILLED_NS]
+        if event.code == -signal.SIGKILL and near:
+            kills.remove(near[0])
+        elif not (event.role == SYNCER and event.code == EXIT_FENCED):
+            failed.append(f"{event.id} ({event.code})")
+    return failed
 
 
 def run_facts(config: TrainConfig) -> RunFacts:

@@ -11,6 +11,8 @@ time of a step: learners on one machine share its cores, and would otherwise go 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from atoll.errors import ConfigError, LaunchError
 from atoll.instruments.chaos import StormPlan, dump_plan, load_plan, storm_plan
 from atoll.instruments.storms.injection import StormFaults
 from atoll.instruments.storms.namespace_links import check_namespaces
-from atoll.instruments.storms.plans import CALM
+from atoll.instruments.storms.plans import CALM, parts_of
 from atoll.instruments.storms.scorecard import build_scorecard
 from atoll.launch import (
     FinishedRun,
@@ -30,6 +32,7 @@ from atoll.launch import (
     is_finished,
     read_run,
     run_train,
+    to_toml,
     train_config,
     write_json,
     write_text,
@@ -41,6 +44,8 @@ MINUTES_MIN, MINUTES_MAX = 0.1, 24 * 60.0
 STEP_MS = 300.0
 """Four learners of the model `tiny` need some 60 ms of a core for a step: on two cores this leaves more than half of
 both idle, so that a process that starts again, or a guest, does not slow the others down."""
+TWIN_LATE_S = 300.0
+"""How much longer than the storm a twin beside it may take: on a busy machine their starts alone differ by a minute."""
 NOT_COMPARED = ("chaos", "chaos_seed", "storm_minutes", "out", "threads")
 """Settings in which a storm and its twin may differ."""
 
@@ -65,8 +70,16 @@ class StormConfig:
     """Folder of both runs; empty: a new one under runs/."""
     twin: str = ""
     """Folder of a twin that was run before; empty: one is run first."""
+    beside: bool = False
+    """Both runs at the same time: half as long, on a machine that has room for both."""
     namespaces: bool = False
     """Each learner of both runs is in a network namespace of its own, with a real link to the host (needs root)."""
+    shards: int = 0
+    """Shards of both runs."""
+    relays: int = 0
+    """Sites of both runs, each behind a relay."""
+    standby: bool = False
+    """Both runs have a second syncer that stands by."""
     rate_mbit: float = 0.0
     """What each of these links carries in each direction, in Mbit/s; 0: as much as it can."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -82,6 +95,8 @@ class StormConfig:
             )
         if not self.step_ms > 0.0:
             raise ConfigError(f"step_ms must be above 0: both runs are paced by it; not {self.step_ms!r}")
+        if self.beside and (self.twin or self.namespaces):
+            raise ConfigError("a twin that runs beside the storm is a new one, without namespaces; leave beside away")
         if self.faults < 0 or (self.faults and self.plan):
             raise ConfigError("faults must be 0 or more, and the number in the file counts where --plan is given")
 
@@ -105,7 +120,11 @@ class StormConfig:
             "steps": self.steps,
             "chaos": chaos,
             "chaos_seed": self.seed,
-            "record": True,  # so that every merge can be done again afterwards (I9); both runs pay for it
+            # so that every merge can be done again afterwards (I9); both runs pay for it. Shards record nothing
+            "record": not self.shards,
+            "shards": self.shards,
+            "relays": self.relays,
+            "standby": self.standby,
             "out": out,
             "namespaces": self.namespaces,
             "rate_mbit": self.rate_mbit,
@@ -135,6 +154,8 @@ def run_storm(
         check_namespaces()
     twin = _check_twin(config) if config.twin else None
     folder = create_parent(config.out, name="storm")
+    if config.beside:
+        return _run_beside(config, plan, folder, view=view, say=say)
     if twin is None:
         say(f"1 of 2: the twin, {config.minutes:g} minutes without faults")
         calm = config.train(chaos=CALM, out=str(folder / "twin"))
@@ -143,10 +164,20 @@ def run_storm(
             return StormEnd(folder, None, finished)
         twin = finished.folder
     say(f"2 of 2: the storm, {config.minutes:g} minutes with {len(plan.faults)} faults")
+    training = _training(config, plan, folder)
+    finished = run_train(training, view=view, say=say, faults=faults)
+    return _scored(config, plan, folder, training, finished, twin)
+
+
+def _training(config: StormConfig, plan: StormPlan, folder: Path) -> TrainConfig:
     path = folder / "plan.toml"
     write_text(path, dump_plan(plan))
-    training = config.train(chaos=str(path), out=str(folder / "storm"))
-    finished = run_train(training, view=view, say=say, faults=faults)
+    return config.train(chaos=str(path), out=str(folder / "storm"))
+
+
+def _scored(
+    config: StormConfig, plan: StormPlan, folder: Path, training: TrainConfig, finished: FinishedRun, twin: Path
+) -> StormEnd:
     if finished.result is None:
         return StormEnd(folder, None, finished)
     scorecard = build_scorecard(training, finished.folder, twin, seed=plan.seed, minutes=config.minutes)
@@ -154,9 +185,42 @@ def run_storm(
     return StormEnd(folder, scorecard)
 
 
+def _run_beside(
+    config: StormConfig,
+    plan: StormPlan,
+    folder: Path,
+    *,
+    view: Callable[[Path], View] | None,
+    say: Callable[[str], None],
+) -> StormEnd:
+    """The storm here, and its twin in a process of its own."""
+    twin, settings = folder / "twin", folder / "twin.toml"
+    options = {name: value for name, value in config.train(chaos=CALM, out="").options().items() if name != "out"}
+    write_text(settings, to_toml(options, comment="The twin of a storm"))
+    say(f"the twin, and beside it the storm, {config.minutes:g} minutes with {len(plan.faults)} faults")
+    argv = [sys.executable, "-m", "atoll", "train", "--config", str(settings), "--out", str(twin), "--json"]
+    with (folder / "twin.log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    try:
+        training = _training(config, plan, folder)
+        finished = run_train(training, view=view, say=say, faults=StormFaults())
+        if finished.result is not None and process.wait(TWIN_LATE_S):
+            raise LaunchError(f"the twin did not come to its end; see {folder / 'twin.log'}")
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"the twin needs {TWIN_LATE_S:g} s more than the storm; use a quieter machine, or leave --beside away"
+        ) from None
+    finally:
+        process.terminate()  # nothing happens where it has ended
+        process.wait()
+    return _scored(config, plan, folder, training, finished, twin)
+
+
 def _plan(config: StormConfig) -> StormPlan:
     if config.plan:
-        plan = load_plan(Path(config.plan).expanduser(), learners=config.learners, seconds=config.seconds)
+        parts = parts_of(config.train(chaos=CALM, out=""))
+        path = Path(config.plan).expanduser()
+        plan = load_plan(path, learners=config.learners, seconds=config.seconds, parts=parts)
     else:
         count = config.faults or None
         drawn = storm_plan(seed=config.seed, learners=config.learners, minutes=config.seconds / 60.0, faults=count)
@@ -179,7 +243,7 @@ def _check_twin(config: StormConfig) -> Path:
         names = ", ".join(f"{name} {found.get(name)} instead of {wanted[name]}" for name in other) or "faults"
         raise LaunchError(
             f"the run in {path} is no twin of this storm ({names}); give the same --minutes, --learners, --model, "
-            f"--step-ms, --namespaces and --rate-mbit, or leave --twin away"
+            f"--step-ms, --shards, --relays, --standby, --namespaces and --rate-mbit, or leave --twin away"
         )
     if not is_finished(stored.folder):
         raise LaunchError(f"the run in {path} did not come to its end; leave --twin away")
