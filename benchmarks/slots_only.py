@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from atoll.syncer import state_writer
+from atoll.syncer import logged_since
 
-state_writer.SLOT_EVERY = 1
+logged_since.SLOT_EVERY = 1

@@ -28,7 +28,7 @@ def test_a_large_job_gets_as_many_shards_as_its_state_needs_memory_for() -> None
 
 
 def test_disks_that_are_too_slow_are_met_with_shards_and_not_with_a_longer_period() -> None:
-    plan = make_plan(job_from({**LARGE, "host_gbyte": 4000.0}))
+    plan = make_plan(job_from({**LARGE, "host_gbyte": 4000.0, "disk_gbyte_s": 0.4}))
     assert plan.fabric is not None and plan.fabric.shards > 1 and "disk" in plan.fabric.shards_why
     assert plan.settings.sync.sync_every < make_plan(job_from({**LARGE, "shards": 0})).settings.sync.sync_every
 

@@ -72,5 +72,16 @@ def test_a_commit_writes_what_was_planned(tmp_path: Path) -> None:
     values = np.zeros(fragment_of(PARAMETERS, sync).parameters, np.float32)
     with open_store(tmp_path / "state") as store:
         stats = store.commit(0, 1, {"theta": values, "momentum": values, "residual": values}, {})
-    assert disk_of(job(PARAMETERS), sync).commit == pytest.approx(stats.bytes, rel=1e-3)
-    assert disk_of(job(100_000_000), SyncConfig(fragments=24)).commit == pytest.approx(49.99e6, rel=0.001)
+    assert disk_of(job(PARAMETERS), sync).slot == pytest.approx(stats.bytes, rel=1e-3)
+    assert disk_of(job(100_000_000), SyncConfig(fragments=24)).slot == pytest.approx(49.99e6, rel=0.001)
+
+
+def test_commits_between_slots_write_what_they_were_made_from() -> None:
+    """docs/results/fabric.md: 100M parameters, 24 fragments, 4 learners; slots of 50.0 MB, merges of 8.6: eleven
+    merges are logged before the next slot."""
+    four = disk_of(job(100_000_000), SyncConfig(fragments=24))
+    merge = (four.commit * 12 - four.slot) / 11
+    assert merge == pytest.approx(4 * 100e6 / 24 * 132 / 256, rel=0.01)
+    assert four.state == pytest.approx(24 * (2 * four.slot + 11 * merge), rel=1e-6)
+    many = disk_of(job(100_000_000, learners=16), SyncConfig(fragments=24))
+    assert many.commit == many.slot  # what takes half a slot or more goes into one

@@ -15,8 +15,9 @@ from atoll.observe import NullWriter
 from atoll.store import open_store
 from atoll.syncer.fragment_work import merge_contributions, store_version
 from atoll.syncer.log_replay import read_committed
+from atoll.syncer.logged_since import SLOT_EVERY
 from atoll.syncer.state import InspectedPayload, ModelState
-from atoll.syncer.state_writer import SLOT_EVERY, StateWriter
+from atoll.syncer.state_writer import StateWriter
 
 TENSORS = [TensorSpec("w", (40, 256), "float32"), TensorSpec("e", (24, 256), "float32", "mean")]
 FRAGMENTS = 2

@@ -1,5 +1,6 @@
 from .begin import epoch_of
 from .log_replay import read_committed, replay_log
+from .logged_since import written_per_commit
 from .options import EXIT_FENCED, RelayOptions, ShardOptions, SyncerOptions, run_relay, run_shard, run_syncer
 from .platform import AsyncioPlatform
 from .recording import DERIVED, HERE, RECORDED, ZERO
@@ -70,4 +71,5 @@ __all__ = [
     "run_syncer",
     "watch_primary",
     "with_shards",
+    "written_per_commit",
 ]

@@ -9,7 +9,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from atoll.core import (
 from atoll.errors import FencedSyncerError
 from atoll.observe import Writer, events
 from atoll.store import CommitStats, Handover, RecordPosition, RunStore
+from atoll.syncer.logged_since import LoggedSince
 from atoll.syncer.recording import Recorder, described
 from atoll.syncer.replicate import Replicator
 from atoll.syncer.state import InspectedPayload, ModelState
@@ -40,37 +41,6 @@ WRITERS = 2
 """Commits that are written at a time: one waits for the disk while the other is copied."""
 
 Arrays = Mapping[str, NDArray[np.float32]]
-
-
-SLOT_EVERY = 16
-"""Versions of a fragment from one slot to the next, at most. A syncer that comes back does half as many merges again,
-on average."""
-LOG_SLOTS_MAX = 2
-"""How many times a slot's bytes the log of a fragment may have: as much as both of its slots. With 4 learners and int4
-that is 11 versions, and a quarter of the bytes of slots alone."""
-
-
-@dataclass(slots=True)
-class LoggedSince:
-    """What the log of a fragment holds beyond its slot."""
-
-    version: int
-    """The last one that is durable."""
-    slot_bytes: int
-    count: int = 0
-    bytes: int = 0
-    fragment_record: FragmentRecord = field(default_factory=dict)
-
-    def takes(self, version: int, size: int) -> bool:
-        """Whether a merge of so many bytes into this version should follow. What takes half a slot or more is better
-        off in one: it need not be merged again."""
-        fits = self.bytes + size <= LOG_SLOTS_MAX * self.slot_bytes and 2 * size <= self.slot_bytes
-        return version == self.version + 1 and self.count + 1 < SLOT_EVERY and fits
-
-    def logged(self, version: int, size: int, fragment_record: FragmentRecord) -> None:
-        self.version, self.fragment_record = version, fragment_record
-        self.count += 1
-        self.bytes += size
 
 
 class StateWriter:

@@ -135,7 +135,7 @@ def disk_rate(job: Job, settings: Settings, period_s: float) -> float:
 
 def interval_bytes(job: Job, settings: Settings, period_s: float) -> float:
     """Bytes that durability interval writes at a time: all state, or the part that has changed since the last."""
-    whole_bytes = disk_of(job, settings.sync).commit * settings.sync.fragments
+    whole_bytes = disk_of(job, settings.sync).slot * settings.sync.fragments
     return whole_bytes * min(1.0, settings.durability_interval / period_s)
 
 

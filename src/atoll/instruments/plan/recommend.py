@@ -62,7 +62,7 @@ def recommend_fragments(parameters: int, sync_every: int, *, waiting: bool = Fal
 
 def recommend_interval(job: Job, sync: SyncConfig) -> tuple[float, str]:
     """Seconds between two writes of the whole state that leave half of the disk free."""
-    whole_bytes = disk_of(job, sync).commit * sync.fragments
+    whole_bytes = disk_of(job, sync).slot * sync.fragments
     seconds = math.ceil(whole_bytes / (1e9 * job.disk_gbyte_s * INTERVAL_DISK_SHARE))
     reason = f"{bytes_text(whole_bytes)} of state in at most {percent_text(INTERVAL_DISK_SHARE)} of the disk's time"
     return min(INTERVAL_S_MAX, max(DURABILITY_INTERVAL_S, float(seconds))), reason

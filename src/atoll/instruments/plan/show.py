@@ -242,7 +242,7 @@ def _syncer(plan: Plan) -> Table:
     parts += f"contributions {bytes_text(memory.contributions)}, gradient sample {bytes_text(memory.sample)}"
     rows = [("memory", bytes_text(memory.total), parts)]
     if plan.settings.durability != "none":
-        rows.append(("disk", bytes_text(disk.state), "two slots per fragment"))
+        rows.append(("disk", bytes_text(disk.state), "two slots per fragment, and the log of merges"))
         rows.append(("written", f"{bytes_text(plan.disk_bytes_s)}/s", _written(plan)))
     return _fill(_table("The syncer", "", "needs", "of which", right=(1,)), rows)
 
@@ -250,7 +250,7 @@ def _syncer(plan: Plan) -> Table:
 def _written(plan: Plan) -> str:
     """What reaches the disk at a time."""
     if plan.settings.durability == "commit":
-        return f"{bytes_text(plan.disk.commit)} per commit"
+        return f"{bytes_text(plan.disk.commit)} per commit on average, {bytes_text(plan.disk.slot)} now and then"
     interval_s = plan.settings.durability_interval
     what = "all state" if interval_s >= plan.times.period_s else "the state that has changed"
     return f"on average: {what}, {bytes_text(plan.interval_bytes)}, every {interval_s:g} s"

@@ -12,6 +12,7 @@ from atoll.codec import SAMPLE_ALL_MAX, SAMPLE_EVERY, get_codec, get_outer
 from atoll.core import SyncConfig, padded
 from atoll.instruments.plan.job import PRECISIONS, Job
 from atoll.instruments.plan.settings import Settings
+from atoll.syncer import written_per_commit
 
 COMMIT_EXTRA_BYTES = 4500
 """Header and column of a commit (docs/results/recovery.md)."""
@@ -50,10 +51,12 @@ class MemoryBytes:
 class DiskBytes:
     """The syncer's disk, in bytes."""
 
+    slot: int
+    """All state of one fragment."""
     commit: int
-    """Written by one commit."""
+    """Written by one commit, in the mean: a slot now and then, and what merges were made from in between."""
     state: int
-    """Two slots per fragment."""
+    """Of each fragment two slots, and the log of merges at its longest."""
 
 
 def fragment_of(parameters: int, sync: SyncConfig) -> FragmentTraffic:
@@ -109,9 +112,11 @@ def memory_of(job: Job, sync: SyncConfig) -> MemoryBytes:
 
 
 def disk_of(job: Job, sync: SyncConfig) -> DiskBytes:
-    """As store/slots.py writes it."""
-    commit = fragment_of(job.parameters, sync).parameters * _state_bytes(sync) + COMMIT_EXTRA_BYTES
-    return DiskBytes(commit, 2 * sync.fragments * commit)
+    """As syncer/state_writer.py writes it, where everybody is in every merge."""
+    fragment = fragment_of(job.parameters, sync)
+    slot = fragment.parameters * _state_bytes(sync) + COMMIT_EXTRA_BYTES
+    commit, log = written_per_commit(slot, job.payloads_through * fragment.up_bytes + COMMIT_EXTRA_BYTES)
+    return DiskBytes(slot, commit, sync.fragments * (2 * slot + log))
 
 
 def _state_bytes(sync: SyncConfig) -> int:
