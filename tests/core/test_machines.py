@@ -163,6 +163,34 @@ def test_leaving_hands_everything_over_and_the_rest_is_merged_without_a_quorum()
     world.check_ledger()
 
 
+def test_a_link_that_breaks_while_a_learner_leaves_costs_nothing_though_the_run_is_over() -> None:
+    """The others have left, so that the run is finished; then the last one is back, with what it has to hand over."""
+    world = World(config(tokens_budget=2 * 10 * 10), 2)
+    world.join_all()
+    world.everyone_steps(14)
+    last, other = world.learners.values()
+    world.close(other)
+    world.disconnect(last)
+    world.advance(STEP_NS)
+    assert world.finished and world.syncer.ledger.totals().merged < last.machine.tokens + other.machine.tokens
+    world.connect(last)
+    world.close(last)
+    assert last.left
+    totals = world.syncer.ledger.totals()
+    assert totals.merged == totals.processed == last.machine.tokens + other.machine.tokens
+    world.check_ledger()
+
+
+def test_a_new_process_does_not_come_into_a_run_that_is_over() -> None:
+    world = World(config(tokens_budget=2 * 10 * 10), 2)
+    world.join_all()
+    world.everyone_steps(14)
+    gone = next(iter(world.learners.values()))
+    world.kill(gone)
+    again = world.add(gone.machine.learner, "another-instance")
+    assert again.code == "run_closed"
+
+
 def test_quorum_lost_by_timeout_aborts_and_asks_again() -> None:
     world = World(config(quorum="2", quorum_timeout_ns=5 * STEP_NS), 2)
     world.join_all()

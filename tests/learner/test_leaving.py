@@ -254,6 +254,19 @@ def test_a_link_that_is_too_slow_to_hand_over_is_named_with_its_bytes(
     assert last_word(tmp_path).unhanded == 300
 
 
+def test_what_a_run_that_was_over_did_not_take_is_told(parts: list[Any], tmp_path: Path) -> None:
+    syncer = SyncerThread(config(learners_expected=2, quorum="all"))  # nobody else comes: nothing is merged before
+    parts.append(syncer)
+    learner = joined(syncer.address, "late", run_folder=tmp_path)
+    for _ in range(3):
+        learner.step(tokens=100)
+    learner._shell.fail("run_closed", "the run is over")  # the answer to its hello, when its link was back
+    learner.close()
+    [text] = warnings(tmp_path)
+    assert "'late' could not hand over 300 tokens" in text and "the run is over" in text
+    assert not learner.handed_over and last_word(tmp_path).unhanded == 300
+
+
 def test_a_learner_that_handed_over_says_nothing(
     parts: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

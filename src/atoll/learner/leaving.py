@@ -43,7 +43,7 @@ def hand_over(
             shell.apply(fx.Closing(flush, reason))
     _wait_for_word(shell, deadline, stand, leaving, lambda: not flush or reason in SIGNALS or told())
     with shell.changed:
-        if not flush or run_closed(shell.failure) or _let_go(shell):
+        if not flush or _let_go(shell):
             return 0, ""
         tokens = leaving.tokens(linked=shell.linked)
         if not tokens:
