@@ -19,6 +19,7 @@ from atoll.core import LearnerMachine
 from atoll.errors import LayoutError
 from atoll.jax.inner import JaxInner
 from atoll.jax.parameters import JaxParameters, Names, Tree, path_name
+from atoll.jax.ranks import towards
 from atoll.jax.spread import cut_of, indices_of, is_spread
 from atoll.learner import (
     TOLD_BYTES_MAX,
@@ -116,11 +117,10 @@ def is_island(params: Tree) -> bool:
 
 
 def rank_parameters(
-    params: Tree, names: Names | None, merge_modes: Mapping[str, str] | None, address: str, timeout_s: float
+    params: Tree, names: Names | None, merge_modes: Mapping[str, str] | None, address: str | None, timeout_s: float
 ) -> tuple[RankParameters, SpreadParameters, SocketLink]:
     """This process's parameters and its link to the others; all of them together."""
-    towards = address.rsplit(":", 1)[0].strip("[]")
-    link = SocketLink(jax.process_index(), jax.process_count(), _tell, towards=towards, timeout_s=timeout_s)
+    link = SocketLink(jax.process_index(), jax.process_count(), _tell, towards=towards(address), timeout_s=timeout_s)
     found: list[SpreadParameters] = []
 
     def look() -> Mapping[str, str]:

@@ -7,7 +7,6 @@ inside the user's own compiled step.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -65,8 +64,7 @@ class Learner:
         self._parameters: JaxParameters
         part, mesh, parameters, link = "", None, None, None
         if is_island(params):
-            where = address or os.environ.get("ATOLL_SYNCER", "")
-            parameters, held, link = rank_parameters(params, names, merge_modes, where, island_timeout_s)
+            parameters, held, link = rank_parameters(params, names, merge_modes, address, island_timeout_s)
             self._parameters, part, mesh = held, f"rank-{link.rank}-of-{link.size}", held.mesh
         else:
             self._parameters = JaxParameters(params, names=names, merge_modes=merge_modes)

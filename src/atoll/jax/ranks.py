@@ -30,6 +30,11 @@ def initialize() -> None:
     )
 
 
+def towards(address: str | None) -> str:
+    """The syncer's host, towards which the processes of an island have the network that they share."""
+    return (address or os.environ.get("ATOLL_SYNCER", "")).rsplit(":", 1)[0].strip("[]")
+
+
 def _coordinator(rank: int, size: int) -> str:
     try:
         import torch.distributed as dist

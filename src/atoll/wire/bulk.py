@@ -23,7 +23,7 @@ from atoll.wire.assembly import VERIFY_INLINE_BYTES_MAX
 from atoll.wire.buffers import Buffers
 from atoll.wire.channel import Backoff, ClientOptions, call_error, deadline_s, open_channel
 from atoll.wire.direct_client import DirectPush, Lanes
-from atoll.wire.fetches import Fetch, RangeFetch
+from atoll.wire.fetches import ContentFetch, RangeFetch
 from atoll.wire.seal import unseal
 from atoll.wire.service import Bytes
 from atoll.wire.transport import PUSH_METHOD, bulk_channel_arguments, grpc, keep_heap
@@ -194,7 +194,9 @@ class BulkClient:
         return await self._unless_given_up(self._fetch(request))
 
     async def _fetch(self, request: m.FetchRequest) -> tuple[m.FetchHeader, Bytes]:
-        fetch = Fetch(self._options, dataclasses.replace(request, offset=0, length=0), self._buffers, self._lanes)
+        fetch = ContentFetch(
+            self._options, dataclasses.replace(request, offset=0, length=0), self._buffers, self._lanes
+        )
         known = fetch.large_as(self._sizes.get((request.kind, request.fragment), 0))
         # The first range tells the size. When there are several connections it is kept short, the rest is spread; but
         # what was too small for that last time comes in one go.
@@ -235,7 +237,7 @@ class BulkClient:
             return False
         return True
 
-    async def _fetch_rest(self, fetch: Fetch, size: int) -> None:
+    async def _fetch_rest(self, fetch: ContentFetch, size: int) -> None:
         """Split what is left evenly, at part boundaries."""
         parts_count = -(-(size - limits.STRIPE_BYTES_MIN) // limits.PART_BYTES)
         stripes = min(self._stripes(size), parts_count)

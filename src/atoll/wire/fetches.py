@@ -24,7 +24,7 @@ from atoll.wire.service import Bytes
 from atoll.wire.transport import FETCH_METHOD, grpc
 
 
-class Fetch:
+class ContentFetch:
     """One content being fetched: what the first answer said about it, and the bytes so far."""
 
     def __init__(self, options: ClientOptions, request: m.FetchRequest, buffers: Buffers, lanes: Lanes) -> None:
@@ -188,7 +188,7 @@ class Fetch:
         self.assembly.arrived(offset)
 
 
-class RangeFetch(Fetch):
+class RangeFetch(ContentFetch):
     """Some bytes of a content. Its parts come in order, so there is nothing to put together."""
 
     bytes: Bytes
