@@ -4,37 +4,37 @@
     python benchmarks/trust.py --minutes 2 --no-record      # a short form, which only prints
     python benchmarks/trust.py --set merge=mean             # with another setting of the synchronisation
     python benchmarks/trust.py --lies flipped,tokens        # only these lies
-    python benchmarks/trust.py --beside --minutes 8         # both runs at once, each on its own half of the cores
+    python benchmarks/trust.py --beside --minutes 8         # storm and twin at the same time
 
 All six are real processes of one training script, on this machine, behind the proxy of `atoll chaos storm`. A step
 takes at least --step-ms, so that they do not fight for cores. The liar trains as the others do. What it sends is
 falsified on its way out: it lies about its values all the time, and about each of its claims in turn. Both runs process
-the same tokens. Goals (issue 17): the honest ones make 95% of the steps, the loss is within 2%, the ledger is exact.
+the same tokens. But what the liar did is in no model, and little of what the one behind 2 kB/s did. So there is a third
+run: the four others alone, with as many tokens as the storm's model is made from. Goals (issue 17): the honest ones
+make 95% of the steps, the loss is within 2% at equal tokens, the ledger is exact.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError, ConfigError
-from atoll.instruments.chaos import dump_plan, load_plan
+from atoll.errors import AtollError, LaunchError
 from atoll.instruments.storms.injection import StormFaults
 from atoll.instruments.storms.plans import CALM
-from atoll.instruments.storms.scorecard import build_scorecard
-from atoll.instruments.storms.storm import StormConfig, StormEnd, run_storm
-from atoll.launch import create_parent, run_train, train_config, write_json, write_text
+from atoll.instruments.storms.storm import StormConfig, run_storm
+from atoll.launch import run_train, train_config
 from atoll.learner import EXIT_NOT_HANDED_OVER
 from atoll.observe import events as ev
 from atoll.observe import read_events, report_begin_ns
@@ -43,6 +43,8 @@ from atoll.zoo import count_parameters, model_config
 LEARNERS = 6
 THIN, LIAR = "learner-4", "learner-5"
 HONEST = [f"learner-{number}" for number in range(LEARNERS) if f"learner-{number}" != LIAR]
+ALONE = [name for name in HONEST if name != THIN]
+"""Those of the third run."""
 THIN_KBIT_S = 16
 """2 kB/s, both ways."""
 BEGIN, END = 0.05, 0.95
@@ -66,8 +68,6 @@ CLAIMS = {
 }
 """What it claims besides, one after the other in equal shares, and how boldly (`chaos.lies`)."""
 STEPS_MIN, LOSS_MAX = 0.95, 1.02
-TWIN_LATE_S = 300.0
-"""How much longer than the storm the twin may take: on a busy machine their starts alone differ by a minute."""
 IN_ORDER = (0, EXIT_NOT_HANDED_OVER)
 """What is left over a link of 2 kB/s when the run ends cannot be handed over in time, with or without a liar."""
 RESULTS = Path(__file__).parent.parent / "docs" / "results" / "trust.md"
@@ -140,25 +140,26 @@ def read_side(folder: Path) -> Side:
     return side
 
 
-def verdict(card: dict[str, Any], storm: Side, twin: Side) -> list[tuple[str, str, str, bool]]:
+def verdict(card: dict[str, Any], storm: Side, twin: Side, alone: float) -> list[tuple[str, str, str, bool]]:
     """What was asked for, what came, and whether that is enough."""
     steps, pace = storm.honest_steps / twin.honest_steps, storm.honest_pace / twin.honest_pace
-    loss = card["loss_ratio"]
+    loss, made = card["loss_ratio"], card["loss"] / alone
     ended = storm.ended.total()
     return [
         ("steps of the honest, over the twin's", f"at least {STEPS_MIN:.0%}", f"{steps:.1%}", steps >= STEPS_MIN),
         ("the same per second", f"at least {STEPS_MIN:.0%}", f"{pace:.1%}", pace >= STEPS_MIN),
-        ("held-out loss, over the twin's", f"at most {LOSS_MAX}", f"{loss:.4f}", loss <= LOSS_MAX),
+        ("held-out loss, over the twin's (tokens processed)", f"at most {LOSS_MAX}", f"{loss:.4f}", loss <= LOSS_MAX),
+        ("the same, over the others' alone (tokens merged)", f"at most {LOSS_MAX}", f"{made:.4f}", made <= LOSS_MAX),
         ("ledger", "exact", "exact" if card["ledger_exact"] else "wrong", card["ledger_exact"]),
         ("promises broken", "0", str(len(card["violations"])), not card["violations"]),
         ("processes that failed, the liar's apart", "0", str(ended), ended == 0),
     ]
 
 
-def report(options: argparse.Namespace, card: dict[str, Any], storm: Side, twin: Side) -> str:
+def report(options: argparse.Namespace, card: dict[str, Any], storm: Side, twin: Side, alone: float) -> str:
     model = count_parameters(model_config(options.model))
     command = " ".join(["python benchmarks/trust.py", *_given(options), *(["--beside"] if options.beside else [])])
-    asked = verdict(card, storm, twin)
+    asked = verdict(card, storm, twin, alone)
     rows = [f"| {what} | {goal} | {came} | {'holds' if ok else '**no**'} |" for what, goal, came, ok in asked]
     lines = [
         "# One learner lies, one is behind 2 kB/s",
@@ -169,7 +170,8 @@ def report(options: argparse.Namespace, card: dict[str, Any], storm: Side, twin:
         f"{THIN}'s link carries {THIN_KBIT_S} kbit/s each way. {LIAR} lies from {BEGIN:.0%} to {END:.0%} of the run: "
         f"its contributions are {_named(VALUES, options)}; besides it falsifies, one after the other, "
         f"{_named(CLAIMS, options)} (`instruments/chaos/lies.py` says what each is). The twin has the same settings "
-        "and tokens, six honest learners and no limit.",
+        "and tokens, six honest learners and no limit. The others alone are the four that neither lie nor are thin, "
+        "with as many tokens as were merged in the storm.",
         "",
         "| | goal | measured | |",
         "|---|---|---|---|",
@@ -188,7 +190,8 @@ def report(options: argparse.Namespace, card: dict[str, Any], storm: Side, twin:
     lost = ", ".join(f"{count:,} {cause}" for cause, count in card["tokens_discarded"].items() if count) or "none"
     lines += [
         "",
-        f"Loss {card['loss']:.4f} against {card['loss_twin']:.4f} nats per byte, of the published models. Tokens: "
+        f"Loss {card['loss']:.4f} against {card['loss_twin']:.4f} (twin) and {alone:.4f} (the others alone) nats per "
+        "byte, of the published models. Tokens: "
         f"{card['tokens']:,} processed, {card['tokens_merged']:,} merged, {card['tokens_pending']:,} pending, "
         f"discarded {lost}. Replay of the merges: {card['replay']}.",
         "",
@@ -241,8 +244,7 @@ def parser() -> argparse.ArgumentParser:
     asked.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of both runs")
     asked.add_argument("--out", default="", help="folder of both runs (default a new one under runs/)")
     asked.add_argument("--twin", default="", help="an earlier twin with the same settings")
-    asked.add_argument("--beside", action="store_true", help="both runs at the same time, on separate cores")
-    asked.add_argument("--twin-only", action="store_true", help="run the twin into --out/twin and end")
+    asked.add_argument("--beside", action="store_true", help="storm and twin at the same time")
     asked.add_argument("--no-record", action="store_true", help="print the report and leave docs/results alone")
     return asked
 
@@ -259,46 +261,22 @@ def storm_of(options: argparse.Namespace, plan: Path) -> StormConfig:
         step_ms=options.step_ms,
         out=options.out,
         twin=options.twin,
+        beside=options.beside,
         settings=settings,
     )
 
 
-# ---------------------------------------------------------------- both at once
+# ---------------------------------------------------------------- the run of the others
 
 
-def run_beside(options: argparse.Namespace, config: StormConfig) -> StormEnd:
-    """The twin in a process of its own, on the second half of the cores, while the storm runs on the first."""
-    cores = sorted(os.sched_getaffinity(0))
-    half = len(cores) // 2
-    if half < 1:
-        raise ConfigError("two runs side by side need two cores at least; leave --beside away")
-    folder = create_parent(options.out, name="storm")
-    command = [sys.executable, __file__, "--twin-only", *" ".join(_given(options)).split(), "--out", str(folder)]
-    twin = subprocess.Popen(command, preexec_fn=lambda: os.sched_setaffinity(0, cores[half:]))
-    try:
-        os.sched_setaffinity(0, cores[:half])
-        path = folder / "plan.toml"
-        write_text(path, dump_plan(load_plan(Path(config.plan), learners=LEARNERS, seconds=config.seconds)))
-        training = config.train(chaos=str(path), out=str(folder / "storm"))
-        finished = run_train(training, say=say, faults=StormFaults())
-        if twin.wait(TWIN_LATE_S) or finished.result is None:
-            return StormEnd(folder, None, finished)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"the twin needs {TWIN_LATE_S:g} s more than the storm; use a quieter machine, or leave --beside away"
-        ) from None
-    finally:
-        twin.terminate()  # nothing happens where it has ended
-        twin.wait()
-    os.sched_setaffinity(0, cores)
-    card = build_scorecard(training, finished.folder, folder / "twin", seed=options.seed, minutes=config.minutes)
-    write_json(folder / "scorecard.json", card)
-    return StormEnd(folder, card)
-
-
-def run_twin(config: StormConfig, folder: Path) -> int:
-    finished = run_train(config.train(chaos=CALM, out=str(folder / "twin")), say=say, faults=StormFaults())
-    return 0 if finished.result is not None else 1
+def run_alone(config: StormConfig, card: dict[str, Any], folder: Path) -> float:
+    """The held-out loss of a run without the liar and the thin one, with as many tokens as the storm's model has."""
+    calm = config.train(chaos=CALM, out=str(folder / "alone"))
+    steps = round(card["tokens_merged"] / (len(ALONE) * calm.batch * calm.seq))
+    finished = run_train(replace(calm, learners=len(ALONE), steps=steps), say=say, faults=StormFaults())
+    if finished.result is None:
+        raise LaunchError("the run of the others alone did not come to its end")
+    return float(finished.result["eval_loss"])
 
 
 def say(text: str) -> None:
@@ -312,9 +290,8 @@ def main() -> int:
         plan.write_text(plan_text(options.lies))
         try:
             config = storm_of(options, plan)
-            if options.twin_only:
-                return run_twin(config, Path(options.out))
-            end = run_beside(options, config) if options.beside else run_storm(config, say=say)
+            end = run_storm(config, say=say)
+            alone = math.nan if end.scorecard is None else run_alone(config, end.scorecard, end.folder)
         except AtollError as error:
             print(f"a run did not come to its end: {error}", file=sys.stderr)
             return 1
@@ -323,12 +300,12 @@ def main() -> int:
         return 1
     card = end.scorecard
     storm, twin = read_side(Path(card["run"])), read_side(Path(card["twin"]))
-    text = report(options, card, storm, twin)
+    text = report(options, card, storm, twin, alone)
     (end.folder / "trust.md").write_text(text)
     if not options.no_record:
         RESULTS.write_text(text)
     print(text)
-    asked = verdict(card, storm, twin)
+    asked = verdict(card, storm, twin, alone)
     for what, goal, came, ok in asked:
         print(f"{'holds' if ok else 'NO':5}  {what}: {came} ({goal})")
     return 0 if all(ok for *_, ok in asked) else 1
