@@ -208,7 +208,7 @@ def fetch_stream() -> list[bytes]:
 async def receive_fetch(data: bytes) -> Any:
     request = m.FetchRequest(m.FetchKind.INNER, "a", 1, 0, 0)
     options = ClientOptions("127.0.0.1:1")
-    fetch = fetches.Fetch(options, request, Buffers(), Lanes(options))
+    fetch = fetches.ContentFetch(options, request, Buffers(), Lanes(options))
     async for _ in fetch._stream(FakeChannel(unpack_stream(data)), 0, None):
         pass
     if fetch.assembly is not None and fetch.assembly.complete and fetch.header is not None:

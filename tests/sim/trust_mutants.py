@@ -175,7 +175,7 @@ MENDS: tuple[Mend, ...] = (
     _mend(_everybody_counts, "ids that never answered raise the quorum", 10, (1,), "crowd"),
     _mend(_norms_without_limit, "a first contribution may be of any length", 120, (61,), "extreme"),
     _mend(_kept_without_bound, "any number of one learner's contributions wait for a merge", 10, (0,), "numbers"),
-    _mend(_lone_heals_believed, "what one learner alone says it holds is the run's state", 80, (39,), "versions"),
+    _mend(_lone_heals_believed, "what one learner alone says it holds is the run's state", 80, (16,), "versions"),
     _mend(_chunks_believed, "data is done when anybody says so", 22, (11, 31), "chunks"),
     _mend(_steps_believed, "the clock goes by claimed steps", 0, (), "counters", amount=1000.0, quorum="1"),
     _mend(

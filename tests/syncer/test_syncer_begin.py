@@ -161,8 +161,8 @@ def test_an_empty_snapshot_location_is_named_and_with_must_continue_an_error(fol
     launched = SyncerProcess(folder / "launched", *OPTIONS, "--snapshots", f"{url}-too", "--first-start")
     assert launched.stop() == 0  # it can be nothing but a new run: that is said, and is no warning
     assert "a new run begins" in launched.output() and warnings_of(folder / "launched") == ""
-    code, said = refused(folder / "other", *OPTIONS, "--snapshots", url, "--must-continue")
-    assert code != 0 and f"no snapshot found at {url}, and --must-continue was given" in said, said
+    code, said = refused(folder / "other", *OPTIONS, "--snapshots", f"{url}-again", "--must-continue")
+    assert code != 0 and f"no snapshot found at {url}-again, and --must-continue was given" in said, said
     assert "Traceback" not in said and len(said.strip().splitlines()) == 1
     assert refused(folder / "other", "--must-continue")[0] != 0
     assert "give one of them" in refused(folder / "other", "--must-continue", "--new-run")[1]

@@ -82,11 +82,14 @@ class Beginning:
     @property
     def unsaid(self) -> str:
         """`waits`, but for what the operator was told when the syncer began."""
-        return "" if self.begin.said and self.waits.startswith(self.begin.doubt) else self.waits
+        return "" if self._is_told(self.waits) else self.waits
+
+    def _is_told(self, text: str) -> bool:
+        return self.begin.said and text.startswith(self.begin.doubt)
 
     def is_news(self, text: str) -> bool:
         """True the first time that something is said: whoever is refused comes back every few seconds."""
-        if text in self._said or len(self._said) >= SAID_MAX:
+        if self._is_told(text) or text in self._said or len(self._said) >= SAID_MAX:
             return False
         self._said.add(text)
         return True

@@ -36,10 +36,12 @@ covers what a crash may leave of the last few versions."""
 
 @dataclass(frozen=True, slots=True)
 class MergeWeights:
-    """`share` is how much of its step the merge takes, the rest being for contributions that are still to come."""
+    """`share` is how much of its step the merge takes, the rest being for contributions that are still to come.
+    `discounts` are what age, way, length and the run's end leave of each weight."""
 
     weights: list[float]
     share: float
+    discounts: list[float]
 
 
 class MergeScales:
@@ -63,10 +65,10 @@ class MergeScales:
         ]
         if not any(weights):  # age_discount 0, and all of them are old: they are all that there is
             weights = [1.0] * len(items)
-        discounts = discounts_of(self._config, track, items)
+        discounts = _discounts_of(self._config, track, items)
         if not scales_steps(self._config):  # only ratios count: what is taken from one is given to the others
             weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
-            return MergeWeights(self._capped(items, weights), 1.0)
+            return MergeWeights(self._capped(items, weights), 1.0, discounts)
         weights = self._capped(items, weights)
         fresh = sum(weights)
         weights = [weight * discount for weight, discount in zip(weights, discounts, strict=True)]
@@ -79,8 +81,12 @@ class MergeScales:
             share = min(share, self._config.share_max * len(opened.contributors()))
         # What is taken from old and long contributions is not given to the others: the step is so much smaller.
         weights = [weight * (share / fresh) for weight in weights]
-        left = _as_one_of_all(items, weights, crowd, MISSING_PERIODS * self._config.sync_every) if crowd else weights
-        return MergeWeights(left, share * sum(left) / sum(weights) if any(weights) else share)
+        if not crowd or not any(weights):
+            return MergeWeights(weights, share, discounts)
+        cuts = _as_one_of_all(items, weights, crowd, MISSING_PERIODS * self._config.sync_every)
+        left = [weight * cut for weight, cut in zip(weights, cuts, strict=True)]
+        discounts = [discount * cut for discount, cut in zip(discounts, cuts, strict=True)]
+        return MergeWeights(left, share * sum(left) / sum(weights), discounts)
 
     def _capped(self, items: Sequence[ContributionRecord], weights: list[float]) -> list[float]:
         """No learner weighs more than `share_max`, however many contributions it has in the merge."""
@@ -109,7 +115,7 @@ class MergeScales:
         return tokens
 
 
-def discounts_of(config: SyncConfig, track: FragmentTrack, items: Sequence[ContributionRecord]) -> list[float]:
+def _discounts_of(config: SyncConfig, track: FragmentTrack, items: Sequence[ContributionRecord]) -> list[float]:
     """What is left of the weight of contributions that are too old, go too far or, where `robust`, are too long."""
     stale = [stale_factor(config, track.age(item)) for item in items]
     left = [old * way for old, way in zip(stale, _way_factors(config, track, items), strict=True)]
@@ -140,15 +146,16 @@ def _crowd_at_the_end(track: FragmentTrack, opened: Round, ending: int) -> int:
 def _as_one_of_all(
     items: Sequence[ContributionRecord], weights: Sequence[float], crowd: int, steps_max: int
 ) -> list[float]:
-    """Nobody weighs more than one of `crowd`, nor moves the model further than `steps_max` steps would; what that takes
-    from it is given to nobody. In the last merge most bring the two or three steps since their last round: by tokens,
-    the 163 steps of a thin link took a third of it beside them, and no merge came after it to mend that (1.3% of loss).
-    Most of so long a way the others have gone meanwhile: to go all of it once more is too far."""
-    weights = [w * min(1.0, steps_max / item.steps) for item, w in zip(items, weights, strict=True)]
+    """What is left of each weight: nobody weighs more than one of `crowd`, nor moves the model further than `steps_max`
+    steps would; what that takes from it is given to nobody. In the last merge most bring the two or three steps since
+    their last round: by tokens, the 163 steps of a thin link took a third of it beside them, and no merge came after it
+    to mend that (1.3% of loss). Most of so long a way the others have gone meanwhile: to go all of it once more is too
+    far."""
+    ways = [min(1.0, steps_max / item.steps) for item in items]
     of: dict[str, float] = {}
-    for item, weight in zip(items, weights, strict=True):
-        of[item.id.learner] = of.get(item.id.learner, 0.0) + weight
-    return [w / max(1.0, crowd * of[item.id.learner]) for item, w in zip(items, weights, strict=True)]
+    for item, weight, way in zip(items, weights, ways, strict=True):
+        of[item.id.learner] = of.get(item.id.learner, 0.0) + weight * way
+    return [way / max(1.0, crowd * of[item.id.learner]) for item, way in zip(items, ways, strict=True)]
 
 
 def norms_after(config: SyncConfig, track: FragmentTrack, items: Iterable[ContributionRecord]) -> list[LearnerNorm]:

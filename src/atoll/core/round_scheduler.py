@@ -571,7 +571,7 @@ class RoundScheduler:
         out: list[SyncerEffect],
     ) -> None:
         made = self._scales.weigh(track, opened, items, self.ending)
-        track.merging, track.weights, track.share = True, made.weights, made.share
+        track.merging, track.weights, track.discounts, track.share = True, made.weights, made.discounts, made.share
         self._closed[track.index] = (opened, items, now_ns)
         identities = tuple(item.id for item in items)
         version, weights = track.version + 1, tuple(made.weights)

@@ -156,6 +156,8 @@ class FragmentTrack:
     a crash, that one which is still on disk was merged."""
     weights: list[float] = field(default_factory=list)
     """Of the merge that is under way or was the last."""
+    discounts: list[float] = field(default_factory=list)
+    """What age, way, length and the run's end have left of each of these."""
     share: float = 1.0
     """How much of its step is taken, the rest being for contributions that are still to come."""
     contributions_merged: int = 0

@@ -70,7 +70,6 @@ from atoll.core.leases import LeaseBook
 from atoll.core.ledger import Ledger, Totals
 from atoll.core.membership import Member, Membership, MemberState
 from atoll.core.merge_watch import MergeWatch
-from atoll.core.merging import discounts_of
 from atoll.core.messages import (
     ASKED_TO_LEAVE,
     DataReport,
@@ -703,10 +702,10 @@ class SyncerMachine:
         return self.book.merging(fragment)
 
     def merging_discounts(self, fragment: int) -> list[tuple[int, float]]:
-        """Of each of those: its age in versions, and what that, its way and its length leave of its weight."""
+        """Of each of those: its age in versions, and what that, its way, its length and the run's end leave of its
+        weight."""
         track, items = self.book.tracks[fragment], self.book.merging(fragment)
-        left = discounts_of(self.config, track, items)
-        return [(track.age(item), discount) for item, discount in zip(items, left, strict=True)]
+        return [(track.age(item), discount) for item, discount in zip(items, track.discounts, strict=True)]
 
     def is_down(self, fragment: int) -> bool:
         """True while the shard of this fragment is away."""

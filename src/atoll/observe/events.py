@@ -59,6 +59,15 @@ from atoll.core import (
     Warned as Warned,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """News that is good to know and asks for nothing, as a shard that is back."""
+
+    source: str
+    text: str
+
+
 # ---------------------------------------------------------------- the launcher
 
 
@@ -430,5 +439,6 @@ Event = (
     | SyncerStats
     | SyncerStopped
     | RoundsFolded
+    | Told
     | Warned
 )

@@ -56,6 +56,8 @@ class RunLog:
             self.say(t_ns, f"{event.learner} fragment {event.fragment} refused: {event.code}", "bad")
         elif isinstance(event, events.Warned):
             self.say(t_ns, f"{event.source}: {event.text}", "bad")
+        elif isinstance(event, events.Told):
+            self.say(t_ns, f"{event.source}: {event.text}", "good")
         elif isinstance(event, events.LearnerRecovered):
             if event.rung != FRESH:
                 self.say(t_ns, f"{event.learner} goes on with {rung_text(event.rung, event.detail)}", "good")

@@ -141,7 +141,7 @@ class ShardChanges:
             self.failed, self.text = True, f"{self.text}: this failed: {error!r}"
             raise
         finally:
-            self._tell(self.text)
+            self._platform.tell(self.text, good=not self.failed)
 
     def _known(self, shard: str) -> ShardLink:
         link = self._fleet.find(shard)

@@ -179,7 +179,7 @@ class ShardedPlatform(AsyncioPlatform):
         for identity in handed:
             if not machine.holds(identity):
                 self.drop_handed(identity)
-        self.tell(f"shard {link.name} at {link.address} is back; its fragments go on from its disk")
+        self.tell(f"shard {link.name} at {link.address} is back; its fragments go on from its disk", good=True)
 
     def _tell_senders(self, link: ShardLink) -> None:
         for member in self.machine.members.values():
@@ -204,8 +204,8 @@ class ShardedPlatform(AsyncioPlatform):
         self.recorded = names
         self.driver.perform([fx.Remember(self.fleet.rows(names, self.fleet.moves), first=True)])
 
-    def tell(self, text: str) -> None:
-        self._writer.emit(events.Warned("syncer", text))
+    def tell(self, text: str, *, good: bool = False) -> None:
+        self._writer.emit(events.Told("syncer", text) if good else events.Warned("syncer", text))
         print(f"atoll syncer: {text}", flush=True)
 
     # ------------------------------------------------------------ arrays, on shards

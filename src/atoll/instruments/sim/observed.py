@@ -174,7 +174,7 @@ class ObservedSharded(ObservedPlatform, ShardedPlatform):
         self.changes = changes = ObservedChanges(self, host.world.scenario.lost_after_s)
         changes.host = host
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str, *, good: bool = False) -> None:
         if self.host.world.tracing:
             self.host.world.say(f"{self.host.name} says {text}")
 
