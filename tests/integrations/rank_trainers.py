@@ -54,6 +54,8 @@ def sharded_by_accelerate(folder: Path, steps: int, version: int = 2) -> Any:
 
     let_accelerate_shard_on_cpus()
     config = {"version": version, "auto_wrap_policy": "SIZE_BASED_WRAP", "min_num_params": 100}
+    if version == 1:  # else accelerate looks for a GPU to send the first parameters from
+        config |= {"sync_module_states": False, "cpu_ram_efficient_loading": False}
     learner = hugging_face(folder, steps, fsdp=True, fsdp_config=config)
     assert any(isinstance(parameter, DTensor) for parameter in learner._model.parameters()), "it was not sharded"
     return learner
