@@ -52,7 +52,7 @@ def main() -> None:
             params, opt_state, loss = train_step(params, opt_state, windows)
             params = learner.step(params, opt_state, tokens=len(batch) // learner.island_size, loss=loss)
         held_out = float(jax.jit(loss_of)(learner.published(), data[-2048:]))
-        print(f"{learner.learner_id}, process {learner.island_rank}: held-out loss {held_out:.3f} nats, of the published model")
+        print(f"{learner.learner_id}, process {learner.island_rank}: held-out loss {held_out:.3f}, published model")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from atoll.learner import (
     ParametersLearner,
     RankLink,
     RankParameters,
+    RankWatch,
     RunView,
     SocketLink,
     SpeakerSeat,
@@ -144,6 +145,18 @@ def _tell(own: bytes) -> list[bytes]:
 
 class SpreadLearner(ParametersLearner):
     """A ParametersLearner whose optimizer state is kept in parts, one by each process."""
+
+    _watch: RankWatch | None = None
+
+    def start(self) -> Self:
+        if isinstance(self._link, SocketLink):
+            self._watch = self._link.watch()
+        return super().start()
+
+    def close(self, *, flush: bool = True, reason: str = "finished") -> None:
+        if self._watch is not None and self._shell.failure is None:
+            self._watch.rest()
+        super().close(flush=flush, reason=reason)
 
     def _recover_together(self, link: RankLink) -> str:
         inner = self._inner

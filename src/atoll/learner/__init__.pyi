@@ -9,6 +9,7 @@ from .island.parameters import RankParameters
 from .island.seats import SpeakerSeat
 from .island.shares import Holdings, held_runs
 from .island.sockets import TOLD_BYTES_MAX, SocketLink
+from .island.watch import RankWatch
 from .joining import JOIN_TIMEOUT_S
 from .learner import ParametersLearner
 from .leaving import EXIT_NOT_HANDED_OVER
@@ -44,6 +45,7 @@ __all__ = [
     "PlanAdopt",
     "RankLink",
     "RankParameters",
+    "RankWatch",
     "RunView",
     "Snapshot",
     "SocketLink",

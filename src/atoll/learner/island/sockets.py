@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.learner.island.link import I64, ISLAND_TIMEOUT_S, SPEAKER, cannot_go_on
+from atoll.learner.island.watch import RankWatch
 
 Tell = Callable[[bytes], list[bytes]]
 """Every rank's bytes (TOLD_BYTES_MAX at most), at all ranks: how they find each other."""
@@ -142,6 +143,10 @@ class SocketLink:
                 for number, channel in enumerate(self._channels):
                     channel.peers[other] = self._reach(told[other], number)
             self._let_in(door)
+
+    def watch(self) -> RankWatch:
+        """Look out for ranks that end before they part."""
+        return RankWatch(self._channels[BESIDE].peers)
 
     def _reach(self, other: Mapping[str, Any], channel: int) -> socket.socket:
         near = ["127.0.0.1"] if other["machine"] == _machine() else []
