@@ -61,7 +61,7 @@ from atoll.core import (
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class GoodNews:
     """News that is good to know and asks for nothing, as a shard that is back."""
 
     source: str
@@ -439,6 +439,6 @@ Event = (
     | SyncerStats
     | SyncerStopped
     | RoundsFolded
-    | Told
+    | GoodNews
     | Warned
 )

@@ -56,7 +56,7 @@ class RunLog:
             self.say(t_ns, f"{event.learner} fragment {event.fragment} refused: {event.code}", "bad")
         elif isinstance(event, events.Warned):
             self.say(t_ns, f"{event.source}: {event.text}", "bad")
-        elif isinstance(event, events.Told):
+        elif isinstance(event, events.GoodNews):
             self.say(t_ns, f"{event.source}: {event.text}", "good")
         elif isinstance(event, events.LearnerRecovered):
             if event.rung != FRESH:

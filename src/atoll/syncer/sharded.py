@@ -205,7 +205,7 @@ class ShardedPlatform(AsyncioPlatform):
         self.driver.perform([fx.Remember(self.fleet.rows(names, self.fleet.moves), first=True)])
 
     def tell(self, text: str, *, good: bool = False) -> None:
-        self._writer.emit(events.Told("syncer", text) if good else events.Warned("syncer", text))
+        self._writer.emit(events.GoodNews("syncer", text) if good else events.Warned("syncer", text))
         print(f"atoll syncer: {text}", flush=True)
 
     # ------------------------------------------------------------ arrays, on shards
