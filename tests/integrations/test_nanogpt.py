@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,5 +48,6 @@ def test_two_learners_train_with_it(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout[-3000:]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["ledger"]["merged"] > 0, result
-    assert "step 0: train loss" in ended.stdout and "val loss" in ended.stdout
+    # Whoever comes late on a busy machine begins at the run's step.
+    assert re.search(r"step \d+: train loss .* val loss", ended.stdout), ended.stdout
     assert (tmp_path / "run" / "model.safetensors").is_file()

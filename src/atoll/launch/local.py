@@ -384,8 +384,9 @@ class Supervisor:
             self._first_finish_s = self._first_finish_s or time.monotonic()
             return
         policy = self._plan.restarts
-        slot.died(policy, joined=joined, lived_s=(time.time_ns() - child.started_ns) / 1e9)
-        if joined and not self._killed_by_plan(slot):
+        on_purpose = self._broken_by_plan(slot)
+        slot.died(policy, joined=joined or on_purpose, lived_s=(time.time_ns() - child.started_ns) / 1e9)
+        if joined and not on_purpose:
             slot.failed(self._watch.reached_since(child.id, child.started_ns))
         never = slot.early_deaths >= policy.early_deaths_max and not slot.ever_joined
         broken = never and not slot.guest and not self._plan.over()
@@ -397,10 +398,12 @@ class Supervisor:
             )
         self._plan_restart(slot, f"{child.id}: {describe_exit(code)}")
 
-    def _killed_by_plan(self, slot: LearnerSlot) -> bool:
-        """Whether the chaos plan has killed it since its last death: that says nothing of its program."""
-        kills = sum(one.fault == "kill" and one.target == slot.command.id for one in self._faults.injected)
-        planned, slot.kills_planned = kills > slot.kills_planned, kills
+    def _broken_by_plan(self, slot: LearnerSlot) -> bool:
+        """Whether the chaos plan has killed it since its last death, or makes it lie, for which it is refused again and
+        again: that says nothing of its program."""
+        faults = [one.fault for one in self._faults.injected if one.target == slot.command.id]
+        kills = faults.count("kill")
+        planned, slot.kills_planned = kills > slot.kills_planned or "lie" in faults, kills
         return planned
 
     def _gone_for_good(self, child: Child) -> str:
