@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -58,15 +59,22 @@ def main() -> None:
         params["whole"] = jnp.asarray(values["whole"])
     if kind == "differ" and rank:
         params["other"] = params.pop("rows")
+    if kind == "absent" and rank:
+        time.sleep(1000)
     state = jax.jit(optimizer.init)(params) if kind != "alone" else None
-    learner = atoll.jax.Learner(params, state, address=address, run_folder=folder, checkpoint_every_s=0.2)
+    given = {"island_timeout_s": 5.0} if kind in ("absent", "idle") else {}
+    learner = atoll.jax.Learner(params, state, address=address, run_folder=folder, checkpoint_every_s=0.2, **given)
     with learner:
         params, state = learner.params, learner.opt_state
         first = learner.step_count
         for step in range(first, steps):
             if kind == "recut":
                 params["rows"] = placed(values["rows"], PartitionSpec(None, "x"), mesh)
-            if kind in ("moved", "recut"):
+            if kind == "raises" and rank and step == first + 4:
+                raise ValueError("a defect of the script")
+            if kind == "idle" and rank:
+                time.sleep(1000)
+            if kind in ("moved", "recut", "idle"):
                 params = learner.step(moved(params), tokens=8)
                 continue
             x = placed(np.random.default_rng(step).normal(size=(16, 64)).astype(np.float32), PartitionSpec("x"), mesh)

@@ -6,9 +6,16 @@ made, and talk over connections of Atoll's own from then on: nothing of Atoll is
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
+import os
+import sys
+import threading
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -16,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from atoll.core import LearnerMachine
-from atoll.errors import LayoutError
+from atoll.errors import IslandError, LayoutError
 from atoll.jax.inner import JaxInner
 from atoll.jax.parameters import JaxParameters, Names, Tree, path_name
 from atoll.jax.ranks import towards
@@ -121,7 +128,9 @@ def rank_parameters(
     params: Tree, names: Names | None, merge_modes: Mapping[str, str] | None, address: str | None, timeout_s: float
 ) -> tuple[RankParameters, SpreadParameters, SocketLink]:
     """This process's parameters and its link to the others; all of them together."""
-    link = SocketLink(jax.process_index(), jax.process_count(), _tell, towards=towards(address), timeout_s=timeout_s)
+    _apart.append(True)  # until they part in order
+    tell = partial(_tell, timeout_s)
+    link = SocketLink(jax.process_index(), jax.process_count(), tell, towards=towards(address), timeout_s=timeout_s)
     found: list[SpreadParameters] = []
 
     def look() -> Mapping[str, str]:
@@ -135,12 +144,50 @@ def rank_parameters(
     return ranks, found[0], link
 
 
-def _tell(own: bytes) -> list[bytes]:
-    """Every process's bytes, by JAX's own means."""
+def _tell(timeout_s: float, own: bytes) -> list[bytes]:
+    """Every process's bytes, by JAX's own means. Some of its collectives wait for ever, so a thread waits for them."""
     padded = np.zeros(TOLD_BYTES_MAX, np.uint8)
     padded[: len(own)] = np.frombuffer(own, np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(-1, TOLD_BYTES_MAX)
+    found: Future[Any] = Future()
+
+    def gather() -> None:
+        try:
+            found.set_result(multihost_utils.process_allgather(padded))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=gather, name="atoll-meet", daemon=True).start()
+    try:
+        rows = np.asarray(found.result(timeout_s)).reshape(-1, TOLD_BYTES_MAX)
+    except (TimeoutError, RuntimeError) as error:  # JAX's own errors are of the latter kind
+        raise IslandError(
+            f"the {jax.process_count()} processes of this learner did not meet ({_said(error, timeout_s)}); make the "
+            "atoll.jax.Learner in every process, of arrays that are on the mesh of all of them"
+        ) from None
     return [row.tobytes().rstrip(b"\0") for row in rows]
+
+
+def _said(error: Exception, timeout_s: float) -> str:
+    return f"one has not come for {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)[:200]
+
+
+_apart: list[bool] = []
+"""One for each learner whose processes have not parted in order."""
+LINGER_S = 5.0
+"""JAX ends all others at once when process 0 is gone: time for them to say what they have to say."""
+
+
+def _end_alone() -> None:
+    """Has a process that dies of an exception end now: JAX would let it wait for the others first, for 5 minutes, who
+    wait for it. Made right after `import jax`, so that of all that is done at the end only JAX's own part is left."""
+    if _apart and getattr(sys, "last_type", None) is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(LINGER_S if jax.process_index() == 0 else 0)
+        os._exit(1)
+
+
+atexit.register(_end_alone)
 
 
 class SpreadLearner(ParametersLearner):
@@ -154,9 +201,20 @@ class SpreadLearner(ParametersLearner):
         return super().start()
 
     def close(self, *, flush: bool = True, reason: str = "finished") -> None:
-        if self._watch is not None and self._shell.failure is None:
-            self._watch.rest()
-        super().close(flush=flush, reason=reason)
+        if self._watch is None or self.closed:
+            super().close(flush=flush, reason=reason)
+            return
+        assert isinstance(self._link, SocketLink)
+        self._watch.rest()
+        in_order = False
+        try:
+            super().close(flush=flush, reason=reason)
+            in_order = flush and self._shell.failure is None
+        finally:
+            if in_order:
+                _apart.pop()
+            else:
+                self._link.close()
 
     def _recover_together(self, link: RankLink) -> str:
         inner = self._inner
