@@ -69,9 +69,14 @@ def test_processes_publish_one_model_and_a_restarted_island_continues_from_its_o
     assert [one["generation"] for one in second] == [2, 2]
     recovered = [one for _, _, one in read_events(tmp_path) if isinstance(one, events.LearnerRecovered)]
     assert [one.rung for one in recovered] == ["fresh", "checkpoint"]
-    alone = ended(island(syncer.address, second[0]["step"] + 4, size=1, folder=str(tmp_path)))
+    assert second[0]["began"] == second[1]["began"] == first[0]["ended"] != second[0]["ended"]
+    before = second
+    for size, devices in ((1, 1), (4, 1)):  # parts of another mesh are put together
+        others = island(syncer.address, before[0]["step"] + 4, size=size, devices=devices, folder=str(tmp_path))
+        before, last = ended(others), before
+        assert before[0]["size"] == size and before[0]["began"] == last[0]["ended"]
     recovered = [one for _, _, one in read_events(tmp_path) if isinstance(one, events.LearnerRecovered)]
-    assert recovered[-1].rung == "parameters" and alone[0]["size"] == 1, "parts of another mesh are not taken"
+    assert [one.rung for one in recovered] == ["fresh"] + ["checkpoint"] * 3
     syncer.check_ledger()
     syncer.stop()
 

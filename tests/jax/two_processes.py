@@ -45,6 +45,17 @@ def moved(params: Any) -> Any:
     return jax.tree.map(lambda p: p + jnp.float32(0.25) * jnp.sign(p) + jnp.float32(0.125), params)
 
 
+@jax.jit
+def numbers_of(state: Any) -> Any:
+    """One for each leaf, which depends on every bit of it, and not on how it is cut."""
+
+    def number(leaf: Any) -> Any:
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel()
+        return (bits * (2 * jnp.arange(bits.size) + 1)).sum()
+
+    return jax.tree.map(number, state)
+
+
 def main() -> None:
     address, rank, size, port, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
     folder, kind = sys.argv[6] or None, sys.argv[7]
@@ -66,7 +77,7 @@ def main() -> None:
     learner = atoll.jax.Learner(params, state, address=address, run_folder=folder, checkpoint_every_s=0.2, **given)
     with learner:
         params, state = learner.params, learner.opt_state
-        first = learner.step_count
+        first, began = learner.step_count, numbers_of(state)
         for step in range(first, steps):
             if kind == "recut":
                 params["rows"] = placed(values["rows"], PartitionSpec(None, "x"), mesh)
@@ -88,8 +99,13 @@ def main() -> None:
             for name, leaf in published.items()
         }
         parts = [np.asarray(leaf.addressable_shards[0].data).ravel() for leaf in jax.tree.leaves(state)]
+        told |= {"began": _texts(began), "ended": _texts(numbers_of(state))}
         told["state"] = _digest(np.concatenate(parts))
     print(json.dumps(told), flush=True)
+
+
+def _texts(numbers: Any) -> list[int]:
+    return [int(number) for number in jax.tree.leaves(numbers)]
 
 
 def _digest(values: Any) -> str:

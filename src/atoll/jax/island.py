@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, Self
@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 
 from atoll.core import LearnerMachine
 from atoll.errors import IslandError, LayoutError
+from atoll.jax.checkpoints import Part
 from atoll.jax.inner import JaxInner
 from atoll.jax.parameters import JaxParameters, Names, Tree, path_name
 from atoll.jax.ranks import towards
@@ -173,6 +174,8 @@ def _said(error: Exception, timeout_s: float) -> str:
 
 _apart: list[bool] = []
 """One for each learner whose processes have not parted in order."""
+CANDIDATES_MAX = 4
+"""Checkpoints that are tried: the newest, and older ones in case that it does not fit."""
 LINGER_S = 5.0
 """JAX ends all others at once when process 0 is gone: time for them to say what they have to say."""
 
@@ -229,15 +232,31 @@ def recover_together(link: RankLink, inner: JaxInner, machine: LearnerMachine | 
     step, run = link.compare(f"{machine.step} {machine.run}")[0].split(" ", 1)
     if isinstance(machine, RunView):
         machine.run = run
-    found = link.compare(inner.found_step)
-    before = inner.state
-    restored = len(set(found)) == 1 and bool(found[0]) and inner.restore_own()
-    if all(text == "1" for text in link.compare(str(int(restored)))):
-        return "checkpoint"
-    why = [text for text in link.compare(inner.detail[:500] if not restored else "") if text]
-    inner.forget(before)
+    before, why = inner.state, ""
+    for parts in _candidates(link, inner):
+        restored = inner.restore(parts)
+        told = link.compare("" if restored else inner.detail[:500])
+        if not any(told):
+            return "checkpoint"
+        why = why or next(text for text in told if text)
+        inner.forget(before)
     if step == "0":
         return "fresh"
-    inner.detail = why[0] if why else "not every process has a checkpoint of the same step" if any(found) else ""
+    inner.detail = why
     inner.warm_up()
     return "parameters"
+
+
+def _candidates(link: RankLink, inner: JaxInner) -> Iterator[Sequence[Part]]:
+    """Checkpoints to be tried, newest first, the same ones in all processes: what each has left itself, as one of so
+    many; and where all of them see the same folder, what so many processes have left that may have been others."""
+    own, sets = inner.own(), {one.key: one for one in inner.sets()}
+    told = [[tuple(key) for key in json.loads(text)] for text in link.compare(json.dumps(list(own)))]
+    common = {(*key, link.size) for key in set(told[0]).intersection(*told[1:])}
+    if len(set(link.compare(json.dumps(list(sets))))) > 1:
+        sets = {}
+    for key in sorted(common | sets.keys(), reverse=True)[:CANDIDATES_MAX]:
+        if key in common:
+            yield [own[key[:2]]]
+        if key in sets:
+            yield sets[key].parts
