@@ -83,7 +83,7 @@ class Part:
     def of_file(cls, file: Path) -> Part:
         """Its leaves are read when they are wanted, one by one."""
         try:
-            return cls(safe_open(file, "np").get_tensor)  # type: ignore[no-untyped-call]
+            return cls(safe_open(file, "np").get_tensor)
         except (SafetensorError, OSError) as error:
             raise PayloadError(f"it cannot be read: {error}") from None
 
