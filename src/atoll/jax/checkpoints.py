@@ -164,7 +164,7 @@ def _gathered(
 
 
 @dataclass(frozen=True)
-class CheckpointSet:
+class PartSet:
     """Files of one generation and step: one of each process."""
 
     parts: tuple[Part, ...]
@@ -174,7 +174,7 @@ class CheckpointSet:
         return (*self.parts[0].key, len(self.parts))
 
 
-def find_sets(home: Path, run: str) -> list[CheckpointSet]:
+def find_sets(home: Path, run: str) -> list[PartSet]:
     """Those in a learner's folder that are complete and of this run, newest first."""
     places: dict[int, dict[int, Path]] = defaultdict(dict)
     places[1][0] = home
@@ -188,7 +188,7 @@ def find_sets(home: Path, run: str) -> list[CheckpointSet]:
         if len(folders) == size:
             found = [parts_in(folders[rank], run) for rank in range(size)]
             common = set(found[0]).intersection(*found[1:])
-            sets += [CheckpointSet(tuple(of_rank[key] for of_rank in found)) for key in common]
+            sets += [PartSet(tuple(of_rank[key] for of_rank in found)) for key in common]
     return sorted(sets, key=lambda one: one.key, reverse=True)
 
 

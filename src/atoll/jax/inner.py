@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from atoll.core import LearnerMachine
 from atoll.errors import ConfigError, PayloadError
-from atoll.jax.checkpoints import FILE, CheckpointSet, Part, find_sets, pack, parts_in, rows_of, unpack, write
+from atoll.jax.checkpoints import FILE, Part, PartSet, find_sets, pack, parts_in, rows_of, unpack, write
 from atoll.jax.parameters import Tree
 from atoll.jax.spread import part_here
 from atoll.learner import WARMUP_STEPS, RunView, Stateful, folder_name
@@ -62,7 +62,7 @@ class JaxInner:
         found = any(self._home.glob(f"**/{FILE}")) if self._home is not None and self._every_s > 0 else False
         return not found and self.shared
 
-    def sets(self) -> list[CheckpointSet]:
+    def sets(self) -> list[PartSet]:
         """What all processes of this learner have left together, newest first. After joining."""
         return find_sets(self._home, self._machine.run) if self._home is not None and self._every_s > 0 else []
 
