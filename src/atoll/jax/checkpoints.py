@@ -58,7 +58,7 @@ def pack(state: Tree, about: dict[str, Any]) -> bytes:
     return bytes(save({**entries, ABOUT: np.frombuffer(text, np.uint8)}))
 
 
-class Part:
+class PackedPart:
     """What one process has packed. PayloadError if it cannot be read."""
 
     def __init__(self, read: Callable[[str], NDArray[np.uint8]]) -> None:
@@ -73,14 +73,14 @@ class Part:
         self.rows: list[Any] = about["leaves"]
 
     @classmethod
-    def of_bytes(cls, blob: bytes) -> Part:
+    def of_bytes(cls, blob: bytes) -> PackedPart:
         try:
             return cls(load(blob).__getitem__)
         except (SafetensorError, ValueError) as error:
             raise PayloadError(f"it cannot be read: {error}") from None
 
     @classmethod
-    def of_file(cls, file: Path) -> Part:
+    def of_file(cls, file: Path) -> PackedPart:
         """Its leaves are read when they are wanted, one by one."""
         try:
             return cls(safe_open(file, "np").get_tensor)
@@ -107,7 +107,7 @@ class Part:
             raise PayloadError(f"its leaf {leaf} cannot be read: {error}") from None
 
 
-def unpack(parts: Sequence[Part], like: Tree, mesh: Mesh | None = None) -> Tree:
+def unpack(parts: Sequence[PackedPart], like: Tree, mesh: Mesh | None = None) -> Tree:
     """The state, with the structure of `like`. PayloadError if it does not fit. `mesh` is of all processes: leaves that
     were cut over processes are cut over them as they were, where that can be; a fresh state may begin otherwise."""
     found, structure = jax.tree_util.tree_flatten_with_path(like)
@@ -120,7 +120,7 @@ def unpack(parts: Sequence[Part], like: Tree, mesh: Mesh | None = None) -> Tree:
     return jax.tree_util.tree_unflatten(structure, leaves)
 
 
-def _leaf(parts: Sequence[Part], number: int, path: str, leaf: Any, mesh: Mesh | None) -> Any:
+def _leaf(parts: Sequence[PackedPart], number: int, path: str, leaf: Any, mesh: Mesh | None) -> Any:
     shape, row = jnp.shape(leaf), parts[0].rows[number]
     cut: Cut | None = cut_of(path, leaf) if is_spread(leaf) else None
     if mesh is not None and len(row) > 3:
@@ -139,7 +139,7 @@ def _leaf(parts: Sequence[Part], number: int, path: str, leaf: Any, mesh: Mesh |
 
 
 def _gathered(
-    parts: Sequence[Part], number: int, wanted: Sequence[NDArray[np.int64]], dtype: Any, shape: Shape
+    parts: Sequence[PackedPart], number: int, wanted: Sequence[NDArray[np.int64]], dtype: Any, shape: Shape
 ) -> NDArray[Any]:
     """A box of a leaf, from the boxes that the parts have of it."""
     values = np.empty([index.size for index in wanted], dtype)
@@ -167,7 +167,7 @@ def _gathered(
 class PartSet:
     """Files of one generation and step: one of each process."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[PackedPart, ...]
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -192,12 +192,12 @@ def find_sets(home: Path, run: str) -> list[PartSet]:
     return sorted(sets, key=lambda one: one.key, reverse=True)
 
 
-def parts_in(folder: Path, run: str) -> dict[tuple[int, int], Part]:
+def parts_in(folder: Path, run: str) -> dict[tuple[int, int], PackedPart]:
     """What one process has left, by generation and step."""
     found = {}
     for name in (BEFORE, FILE):
         with suppress(PayloadError):
-            part = Part.of_file(folder / name)
+            part = PackedPart.of_file(folder / name)
             if part.about.get("run") == run:
                 found[part.key] = part
     return found

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from atoll.core import LearnerMachine
 from atoll.errors import ConfigError, PayloadError
-from atoll.jax.checkpoints import FILE, Part, PartSet, find_sets, pack, parts_in, rows_of, unpack, write
+from atoll.jax.checkpoints import FILE, PackedPart, PartSet, find_sets, pack, parts_in, rows_of, unpack, write
 from atoll.jax.parameters import Tree
 from atoll.jax.spread import part_here
 from atoll.learner import WARMUP_STEPS, RunView, Stateful, folder_name
@@ -66,7 +66,7 @@ class JaxInner:
         """What all processes of this learner have left together, newest first. After joining."""
         return find_sets(self._home, self._machine.run) if self._home is not None and self._every_s > 0 else []
 
-    def own(self) -> dict[tuple[int, int], Part]:
+    def own(self) -> dict[tuple[int, int], PackedPart]:
         """What this process has left, as one of so many, by generation and step."""
         return parts_in(self._path.parent, self._machine.run) if self._path is not None and self._every_s > 0 else {}
 
@@ -76,7 +76,7 @@ class JaxInner:
             self.detail = "the checkpoint here is of another run, or cannot be read"
         return any(self.restore(one.parts) for one in sets)
 
-    def restore(self, parts: Sequence[Part]) -> bool:
+    def restore(self, parts: Sequence[PackedPart]) -> bool:
         """Continue from what these processes left. What differs between them (a loader's place) is taken where each
         has its own again."""
         try:
@@ -100,7 +100,7 @@ class JaxInner:
 
     def take_peer(self, blob: bytes, peer: str) -> bool:
         try:
-            self.state = unpack([Part.of_bytes(blob)], self.state)
+            self.state = unpack([PackedPart.of_bytes(blob)], self.state)
         except PayloadError as error:
             self.detail = f"the inner state of {peer} does not fit: {error}"
             return False

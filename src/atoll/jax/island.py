@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 
 from atoll.core import LearnerMachine
 from atoll.errors import IslandError, LayoutError
-from atoll.jax.checkpoints import Part
+from atoll.jax.checkpoints import PackedPart
 from atoll.jax.inner import JaxInner
 from atoll.jax.parameters import JaxParameters, Names, Tree, path_name
 from atoll.jax.ranks import towards
@@ -247,7 +247,7 @@ def recover_together(link: RankLink, inner: JaxInner, machine: LearnerMachine | 
     return "parameters"
 
 
-def _candidates(link: RankLink, inner: JaxInner) -> Iterator[Sequence[Part]]:
+def _candidates(link: RankLink, inner: JaxInner) -> Iterator[Sequence[PackedPart]]:
     """Checkpoints to be tried, newest first, the same ones in all processes: what each has left itself, as one of so
     many; and where all of them see the same folder, what so many processes have left that may have been others."""
     own, sets = inner.own(), {one.key: one for one in inner.sets()}
