@@ -21,7 +21,7 @@ jnp = jax.numpy
 import atoll.jax  # noqa: E402
 from atoll.core import SyncConfig, build_layout  # noqa: E402
 from atoll.errors import ConfigError, LayoutError, LocalProtocolError, PayloadError, RefusedError  # noqa: E402
-from atoll.jax.inner import about_of, pack, unpack  # noqa: E402
+from atoll.jax.checkpoints import FILE, PackedPart, find_sets, pack, unpack, write  # noqa: E402
 from atoll.jax.parameters import JaxParameters, Transposed  # noqa: E402
 from atoll.learner import Learner, TorchParameters, into  # noqa: E402
 
@@ -145,14 +145,26 @@ def test_an_optimizers_state_comes_back_and_another_ones_does_not_fit() -> None:
     state = optax.adamw(1e-3).init(params)
     state = jax.tree.map(lambda x: x + 3, state)
     blob = pack(state, {"step": 7})
-    assert about_of(blob)["step"] == 7
-    back = unpack(blob, optax.adamw(1e-3).init(params))
+    assert PackedPart.of_bytes(blob).about["step"] == 7
+    back = unpack([PackedPart.of_bytes(blob)], optax.adamw(1e-3).init(params))
     assert all(bool((a == b).all()) for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(back), strict=True))
     with pytest.raises(PayloadError, match="another optimizer"):
-        unpack(blob, optax.sgd(1e-3, momentum=0.9).init(params))
+        unpack([PackedPart.of_bytes(blob)], optax.sgd(1e-3, momentum=0.9).init(params))
     for damaged in (b"", blob[:100], b"\xff" * 64):
         with pytest.raises(PayloadError, match="cannot be read"):
-            unpack(damaged, state)
+            PackedPart.of_bytes(damaged)
+
+
+def test_processes_whose_last_checkpoints_are_of_different_steps_have_the_one_before_in_common(tmp_path: Path) -> None:
+    state = optax.adam(1e-3).init(tree_of(torch_model()))
+    files = [tmp_path / f"rank-{rank}-of-2" / FILE for rank in range(2)]
+    for step, writers in ((5, files), (6, files[:1])):  # the second one died while it wrote
+        for file in writers:
+            write(file, pack(state, {"run": "r", "generation": 3, "step": step}))
+    assert [one.key for one in find_sets(tmp_path, "r")] == [(3, 5, 2)]
+    assert not find_sets(tmp_path, "another run")
+    files[1].write_bytes(files[1].read_bytes()[:100])
+    assert not find_sets(tmp_path, "r"), "one of them cannot be read"
 
 
 # ---------------------------------------------------------------- real runs

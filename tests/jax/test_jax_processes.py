@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -68,9 +69,14 @@ def test_processes_publish_one_model_and_a_restarted_island_continues_from_its_o
     assert [one["generation"] for one in second] == [2, 2]
     recovered = [one for _, _, one in read_events(tmp_path) if isinstance(one, events.LearnerRecovered)]
     assert [one.rung for one in recovered] == ["fresh", "checkpoint"]
-    alone = ended(island(syncer.address, second[0]["step"] + 4, size=1, folder=str(tmp_path)))
+    assert second[0]["began"] == second[1]["began"] == first[0]["ended"] != second[0]["ended"]
+    before = second
+    for size, devices in ((1, 1), (4, 1)):  # parts of another mesh are put together
+        others = island(syncer.address, before[0]["step"] + 4, size=size, devices=devices, folder=str(tmp_path))
+        before, last = ended(others), before
+        assert before[0]["size"] == size and before[0]["began"] == last[0]["ended"]
     recovered = [one for _, _, one in read_events(tmp_path) if isinstance(one, events.LearnerRecovered)]
-    assert recovered[-1].rung == "parameters" and alone[0]["size"] == 1, "parts of another mesh are not taken"
+    assert [one.rung for one in recovered] == ["fresh"] + ["checkpoint"] * 3
     syncer.check_ledger()
     syncer.stop()
 
@@ -95,6 +101,26 @@ def test_a_process_that_dies_ends_the_others_of_its_island_at_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("kind", "who", "said"),
+    [
+        ("raises", 1, "ValueError: a defect of the script"),
+        ("idle", 0, "has not come for 5 s"),
+        ("absent", 0, "the 2 processes of this learner did not meet (one has not come for 5 s)"),
+    ],
+)
+def test_a_process_that_goes_wrong_alone_ends_them_all_although_jax_has_each_wait_for_the_others(
+    kind: str, who: int, said: str
+) -> None:
+    syncer = SyncerThread(config())
+    ranks = island(syncer.address, 100_000, devices=1, kind=kind)
+    began_s = time.monotonic()
+    told = [rank.communicate(timeout=2 * WAIT_S)[0] for rank in ranks]
+    assert said in told[who] and all(rank.returncode != 0 for rank in ranks), told
+    assert time.monotonic() - began_s < 2 * WAIT_S, "JAX's own patience is 300 s"
+    syncer.stop()
+
+
+@pytest.mark.parametrize(
     ("kind", "said"),
     [
         ("alone", "leaf 'whole' is on 1 of 2 processes"),
@@ -109,3 +135,21 @@ def test_what_cannot_be_an_island_is_refused_by_name_in_every_process(kind: str,
         out, _ = rank.communicate(timeout=WAIT_S)
         assert rank.returncode != 0 and said in out, out[-2000:]
     syncer.stop()
+
+
+STRAY = """
+import os, signal, sys, time
+import atoll.jax
+atoll.jax.initialize()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(5)
+print("lived on")
+"""
+
+
+def test_a_process_that_has_not_joined_yet_ends_at_a_sigterm(tmp_path: Path) -> None:
+    (tmp_path / "stray.py").write_text(STRAY)
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(quiet_port())]
+    done = subprocess.run([*argv, str(tmp_path / "stray.py")], capture_output=True, text=True, timeout=2 * WAIT_S)
+    assert done.returncode != 0 and "lived on" not in done.stdout, "JAX hears SIGTERM itself and goes on"
+    assert "SIGTERM" in done.stderr

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -44,6 +45,17 @@ def moved(params: Any) -> Any:
     return jax.tree.map(lambda p: p + jnp.float32(0.25) * jnp.sign(p) + jnp.float32(0.125), params)
 
 
+@jax.jit
+def numbers_of(state: Any) -> Any:
+    """One for each leaf, which depends on every bit of it, and not on how it is cut."""
+
+    def number(leaf: Any) -> Any:
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.int32).ravel()
+        return (bits * (2 * jnp.arange(bits.size) + 1)).sum()
+
+    return jax.tree.map(number, state)
+
+
 def main() -> None:
     address, rank, size, port, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
     folder, kind = sys.argv[6] or None, sys.argv[7]
@@ -58,15 +70,22 @@ def main() -> None:
         params["whole"] = jnp.asarray(values["whole"])
     if kind == "differ" and rank:
         params["other"] = params.pop("rows")
+    if kind == "absent" and rank:
+        time.sleep(1000)
     state = jax.jit(optimizer.init)(params) if kind != "alone" else None
-    learner = atoll.jax.Learner(params, state, address=address, run_folder=folder, checkpoint_every_s=0.2)
+    given = {"island_timeout_s": 5.0} if kind in ("absent", "idle") else {}
+    learner = atoll.jax.Learner(params, state, address=address, run_folder=folder, checkpoint_every_s=0.2, **given)
     with learner:
         params, state = learner.params, learner.opt_state
-        first = learner.step_count
+        first, began = learner.step_count, numbers_of(state)
         for step in range(first, steps):
             if kind == "recut":
                 params["rows"] = placed(values["rows"], PartitionSpec(None, "x"), mesh)
-            if kind in ("moved", "recut"):
+            if kind == "raises" and rank and step == first + 4:
+                raise ValueError("a defect of the script")
+            if kind == "idle" and rank:
+                time.sleep(1000)
+            if kind in ("moved", "recut", "idle"):
                 params = learner.step(moved(params), tokens=8)
                 continue
             x = placed(np.random.default_rng(step).normal(size=(16, 64)).astype(np.float32), PartitionSpec("x"), mesh)
@@ -80,8 +99,13 @@ def main() -> None:
             for name, leaf in published.items()
         }
         parts = [np.asarray(leaf.addressable_shards[0].data).ravel() for leaf in jax.tree.leaves(state)]
+        told |= {"began": _texts(began), "ended": _texts(numbers_of(state))}
         told["state"] = _digest(np.concatenate(parts))
     print(json.dumps(told), flush=True)
+
+
+def _texts(numbers: Any) -> list[int]:
+    return [int(number) for number in jax.tree.leaves(numbers)]
 
 
 def _digest(values: Any) -> str:

@@ -23,6 +23,7 @@ from atoll.learner import Learner
 from atoll.learner import learner as learner_module
 from atoll.learner.island import freight
 from atoll.learner.island.follower import FollowerShell
+from atoll.learner.island.parameters import RankParameters
 from atoll.learner.island.speaker import SpeakerShell
 from atoll.learner.local_part import local_part
 from atoll.learner.names import named_parameters
@@ -121,6 +122,17 @@ def watch_freight(rank: int, trouble: str, seen: dict[str, Any]) -> None:
 
     if rank == 1 and trouble:
         setattr(RoutedBulk, trouble, fails)
+
+
+def defect(rank: int, size: int, address: str) -> None:
+    """The last rank cannot even begin to give the others what they wait for."""
+
+    def fails(*_: Any) -> Any:
+        raise ValueError("a defect")
+
+    if rank == size - 1:
+        RankParameters.collect = fails  # type: ignore[method-assign]
+    _train(rank, size, "fsdp", address, 1000, {})
 
 
 def train(rank: int, size: int, kind: str, address: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:

@@ -152,6 +152,15 @@ def test_a_rank_that_never_comes_is_an_error_after_the_deadline(syncers: list[Sy
     assert "IslandError" in answer and "has not come for 5 s" in answer
 
 
+def test_a_defect_on_one_rank_ends_all_of_them_where_they_wait_for_its_arrays(
+    syncers: list[SyncerThread], tmp_path: Path
+) -> None:
+    syncers.append(SyncerThread(config(overlap=2, learners_expected=1)))
+    answers = Ranks(2, tmp_path, island_work.defect, syncers[0].address).results()
+    assert answers[0].startswith("IslandError: rank 1 of this learner cannot go on"), answers[0]
+    assert answers[1] == "ValueError: a defect"
+
+
 def test_what_does_not_fit_together_is_said_on_every_rank(syncers: list[SyncerThread], tmp_path: Path) -> None:
     syncers.append(SyncerThread(config(overlap=2, learners_expected=1)))
     ranks = Ranks(2, tmp_path, island_work.failing, syncers[0].address)

@@ -180,6 +180,18 @@ def test_intervals_without_others_against_sets() -> None:
         assert positions(without(first, second)) == [pair for pair in positions(first) if pair[0] not in gone]
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_two_slices_of_a_tensor_that_follow_each_other_keep_the_padding_between_them(ranks: int) -> None:
+    """The model of the examples: cut between rows, into pieces of 51 rows of 384 values, which are no whole blocks."""
+    shapes = ((256, 24), (256, 384), (256,), (256, 256), (256,))
+    specs = tuple(TensorSpec(f"t{i}", shape, "float32") for i, shape in enumerate(shapes))
+    runs = tuple(tuple(held_runs(s, held(s, "rows", ranks, rank)) for rank in range(ranks)) for s in shapes)
+    for fragments, me in itertools.product(range(1, 9), range(ranks)):
+        shares = Shares(build_layout(specs, fragments), Holdings(specs, runs), me)
+        owned = [fragment.size for fragment in shares.owned_layout.fragments]
+        assert owned == [share.size(me) for share in shares.fragments]
+
+
 def test_an_element_that_nobody_holds_is_said() -> None:
     spec = TensorSpec("w", (4, 4), "float32")
     runs = tuple(held_runs((4, 4), (cut(4, 4, rank), np.arange(4))) for rank in range(3))

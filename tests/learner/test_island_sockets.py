@@ -134,3 +134,13 @@ def test_a_rank_that_cannot_be_reached_is_an_error_with_its_address() -> None:
 
     with pytest.raises(IslandError, match=r"no way to \['127.0.0.1'\], port 9"):
         SocketLink(1, 2, tell, timeout_s=5)
+
+
+def test_a_rank_that_goes_on_without_the_others_does_not_let_them_wait() -> None:
+    def act(link: SocketLink) -> Any:
+        if link.rank == 1:
+            return link.close()  # it lives on, and its sockets with it
+        return link.start(np.zeros(2, np.int64)).wait()
+
+    found = together(act)
+    assert all(isinstance(found[rank], IslandError) and "rank 1 has ended" in str(found[rank]) for rank in (0, 2)), found

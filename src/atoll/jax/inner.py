@@ -1,16 +1,10 @@
-"""The optimizer state of a JAX learner over deaths: its own checkpoint, or a peer's.
-
-A state is a pytree, such as optax makes. It is kept as the bytes of its leaves (safetensors) with their paths, shapes
-and types; what is read back must have the same. Nothing is pickled.
-"""
+"""The optimizer state of a JAX learner over deaths: its own checkpoint, or a peer's. How it is kept: `checkpoints`."""
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,81 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from atoll.core import LearnerMachine
 from atoll.errors import ConfigError, PayloadError
-from atoll.jax.parameters import Tree, path_name
-from atoll.jax.spread import cut_again, cut_of, is_spread, part_here
+from atoll.jax.checkpoints import FILE, PackedPart, PartSet, find_sets, pack, parts_in, rows_of, unpack, write
+from atoll.jax.parameters import Tree
+from atoll.jax.spread import part_here
 from atoll.learner import WARMUP_STEPS, RunView, Stateful, folder_name
 from atoll.observe import Writer, events
 
-FILE = "inner-jax.safetensors"
-ABOUT = "about"
-"""The entry that holds a JSON text: the run, the step, the leaves and the extras."""
 CLOSE_S = 15.0
 """How long the last checkpoint may take when a learner leaves."""
-
-
-def rows_of(state: Tree) -> list[list[Any]]:
-    """Path, shape and type of each leaf; of one that is cut over processes also which part of it is here."""
-    rows: list[list[Any]] = []
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
-        name = path_name(path)
-        row = [name, list(jnp.shape(leaf)), str(jnp.result_type(leaf))]
-        cut = cut_of(name, leaf) if is_spread(leaf) else None
-        rows.append([*row, {"spec": cut.spec, "ranges": cut.ranges}] if cut is not None else row)
-    return rows
-
-
-def pack(state: Tree, about: dict[str, Any]) -> bytes:
-    """A state as bytes. Blocks for the device. `leaves` in `about` are the rows of what it is a part of."""
-    arrays = [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(state)]
-    text = json.dumps({"leaves": rows_of(state), **about}).encode()
-    entries = {f"{i:06d}": np.frombuffer(array.tobytes(), np.uint8) for i, array in enumerate(arrays)}
-    return bytes(save({**entries, ABOUT: np.frombuffer(text, np.uint8)}))
-
-
-def about_of(blob: bytes) -> dict[str, Any]:
-    return _parse(blob)[1]
-
-
-def unpack(blob: bytes, like: Tree, mesh: Mesh | None = None) -> Tree:
-    """The state, with the structure of `like`. PayloadError if it does not fit. `mesh` is of all processes: leaves that
-    were cut over them are cut again as they were, which need not be how a fresh state begins."""
-    entries, about = _parse(blob)
-    found, structure = jax.tree_util.tree_flatten_with_path(like)
-    told = about.get("leaves")
-    if not isinstance(told, list) or [row[:3] for row in told] != [row[:3] for row in rows_of(like)]:
-        raise PayloadError("it is of another optimizer, or of another model")
-    leaves = []
-    for i, ((path, leaf), row) in enumerate(zip(found, told, strict=True)):
-        data = entries.get(f"{i:06d}")
-        dtype = np.dtype(jnp.result_type(leaf))
-        if (len(row) > 3 or is_spread(leaf)) and (mesh is None or len(row) != 4):
-            raise PayloadError("it is of another mesh of processes")
-        cut = cut_again(path_name(path), jnp.shape(leaf), mesh, row[3]) if mesh is not None and len(row) > 3 else None
-        shape = cut.shape if cut is not None else jnp.shape(leaf)
-        if data is None or data.nbytes != dtype.itemsize * int(np.prod(shape)):
-            raise PayloadError(f"its leaf {i} has a wrong size")
-        values = np.frombuffer(data.tobytes(), dtype).reshape(shape)
-        if cut is not None:
-            leaves.append(cut.whole(jax.device_put(values, cut.sharding)))
-        else:
-            leaves.append(jax.device_put(values, leaf.sharding) if isinstance(leaf, jax.Array) else values)
-    return jax.tree_util.tree_unflatten(structure, leaves)
-
-
-def _parse(blob: bytes) -> tuple[dict[str, NDArray[np.uint8]], dict[str, Any]]:
-    try:
-        entries = load(blob)
-        about = json.loads(entries.pop(ABOUT).tobytes())
-    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
-        raise PayloadError(f"it cannot be read: {error}") from None
-    if not isinstance(about, dict):
-        raise PayloadError("it does not say what it is")
-    return entries, about
 
 
 class JaxInner:
@@ -119,8 +49,8 @@ class JaxInner:
         self.warmup_left = 0
         self._machine, self._news = machine, news
         self._every_s = every_s if folder is not None else 0.0
-        self._path = folder / "learners" / folder_name(machine.learner) / part / FILE if folder is not None else None
-        self._found: bytes | None = None
+        self._home = folder / "learners" / folder_name(machine.learner) if folder is not None else None
+        self._path = self._home / part / FILE if self._home is not None else None
         self._extras: dict[str, Stateful] = {}
         self._extras_found: dict[str, Any] = {}
         self._next_s = float("inf")
@@ -129,49 +59,48 @@ class JaxInner:
     # ------------------------------------------------------------ starting
 
     def look(self) -> bool:
-        if self._path is not None and self._every_s > 0:
-            try:
-                self._found = self._path.read_bytes()
-            except OSError:
-                self._found = None
-        return self._found is None and self.shared
+        found = any(self._home.glob(f"**/{FILE}")) if self._home is not None and self._every_s > 0 else False
+        return not found and self.shared
 
-    @property
-    def found_step(self) -> str:
-        """Of which run and step the checkpoint is that was found; empty if there is none, or none that can be read."""
-        try:
-            about = about_of(self._found) if self._found is not None else {}
-        except PayloadError:
-            return ""
-        return json.dumps([about.get("run"), about.get("step")]) if about else ""
+    def sets(self) -> list[PartSet]:
+        """What all processes of this learner have left together, newest first. After joining."""
+        return find_sets(self._home, self._machine.run) if self._home is not None and self._every_s > 0 else []
+
+    def own(self) -> dict[tuple[int, int], PackedPart]:
+        """What this process has left, as one of so many, by generation and step."""
+        return parts_in(self._path.parent, self._machine.run) if self._path is not None and self._every_s > 0 else {}
 
     def restore_own(self) -> bool:
-        blob, self._found = self._found, None
-        if blob is None:
-            return False
+        sets = self.sets()
+        if not sets and self._path is not None and self._path.exists():
+            self.detail = "the checkpoint here is of another run, or cannot be read"
+        return any(self.restore(one.parts) for one in sets)
+
+    def restore(self, parts: Sequence[PackedPart]) -> bool:
+        """Continue from what these processes left. What differs between them (a loader's place) is taken where each
+        has its own again."""
         try:
-            about = about_of(blob)
-            if about.get("run") != self._machine.run:
-                self.detail = "the checkpoint here is of another run"
-                return False
             if self.state is not None:
-                self.state = unpack(blob, self.state, self._mesh)
+                self.state = unpack(parts, self.state, self._mesh)
         except PayloadError as error:
-            self._warn(f"the checkpoint in {self._path} does not fit: {error}")
+            self.detail = f"the checkpoint in {self._home} does not fit: {error}"
+            self._warn(self.detail)
             return False
-        self._extras_found = dict(about.get("extras", {}))
+        about = parts[0].about
+        told = [dict(part.about.get("extras") or {}) for part in parts]
+        self._extras_found = {n: v for n, v in told[0].items() if all(one.get(n) == v for one in told)}
         self.trained_before = bool(about.get("tokens"))
-        self.detail = f"of step {about.get('step')}"
+        self.detail = f"of step {about.get('step')}" + (f", of {len(parts)} processes" if len(parts) > 1 else "")
         return True
 
     def forget(self, state: Tree | None) -> None:
         """What was found is not used after all."""
-        self.state, self._found, self._extras_found = state, None, {}
+        self.state, self._extras_found = state, {}
         self.trained_before, self.detail = False, ""
 
     def take_peer(self, blob: bytes, peer: str) -> bool:
         try:
-            self.state = unpack(blob, self.state)
+            self.state = unpack([PackedPart.of_bytes(blob)], self.state)
         except PayloadError as error:
             self.detail = f"the inner state of {peer} does not fit: {error}"
             return False
@@ -229,20 +158,15 @@ class JaxInner:
 
     def _about(self) -> dict[str, Any]:
         machine = self._machine
-        return {"run": machine.run, "learner": machine.learner, "step": machine.step, "tokens": machine.tokens}
+        about = {"run": machine.run, "learner": machine.learner, "generation": machine.generation}
+        return {**about, "step": machine.step, "tokens": machine.tokens}
 
     def _write(self, state: Tree, about: dict[str, Any], capture_ns: int) -> None:
         assert self._path is not None
         began_ns = time.perf_counter_ns()
         try:
             blob = pack(state, about)
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self._path.with_suffix(f".{os.getpid()}.tmp")
-            with temporary.open("wb") as file:
-                file.write(blob)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
+            write(self._path, blob)
         except (OSError, TypeError, ValueError) as error:  # training goes on; a state dict may hold what JSON does not
             self._warn(f"no checkpoint of this learner's inner state: {error}")
             return

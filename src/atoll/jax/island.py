@@ -6,9 +6,16 @@ made, and talk over connections of Atoll's own from then on: nothing of Atoll is
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from typing import Any, Self
 
 import jax
@@ -16,7 +23,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from atoll.core import LearnerMachine
-from atoll.errors import LayoutError
+from atoll.errors import IslandError, LayoutError
+from atoll.jax.checkpoints import PackedPart
 from atoll.jax.inner import JaxInner
 from atoll.jax.parameters import JaxParameters, Names, Tree, path_name
 from atoll.jax.ranks import towards
@@ -121,7 +129,9 @@ def rank_parameters(
     params: Tree, names: Names | None, merge_modes: Mapping[str, str] | None, address: str | None, timeout_s: float
 ) -> tuple[RankParameters, SpreadParameters, SocketLink]:
     """This process's parameters and its link to the others; all of them together."""
-    link = SocketLink(jax.process_index(), jax.process_count(), _tell, towards=towards(address), timeout_s=timeout_s)
+    _apart.append(True)  # until they part in order
+    tell = partial(_tell, timeout_s)
+    link = SocketLink(jax.process_index(), jax.process_count(), tell, towards=towards(address), timeout_s=timeout_s)
     found: list[SpreadParameters] = []
 
     def look() -> Mapping[str, str]:
@@ -135,12 +145,52 @@ def rank_parameters(
     return ranks, found[0], link
 
 
-def _tell(own: bytes) -> list[bytes]:
-    """Every process's bytes, by JAX's own means."""
+def _tell(timeout_s: float, own: bytes) -> list[bytes]:
+    """Every process's bytes, by JAX's own means. Some of its collectives wait for ever, so a thread waits for them."""
     padded = np.zeros(TOLD_BYTES_MAX, np.uint8)
     padded[: len(own)] = np.frombuffer(own, np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(-1, TOLD_BYTES_MAX)
+    found: Future[Any] = Future()
+
+    def gather() -> None:
+        try:
+            found.set_result(multihost_utils.process_allgather(padded))
+        except Exception as error:
+            found.set_exception(error)
+
+    threading.Thread(target=gather, name="atoll-meet", daemon=True).start()
+    try:
+        rows = np.asarray(found.result(timeout_s)).reshape(-1, TOLD_BYTES_MAX)
+    except (TimeoutError, RuntimeError) as error:  # JAX's own errors are of the latter kind
+        raise IslandError(
+            f"the {jax.process_count()} processes of this learner did not meet ({_said(error, timeout_s)}); make the "
+            "atoll.jax.Learner in every process, of arrays that are on the mesh of all of them"
+        ) from None
     return [row.tobytes().rstrip(b"\0") for row in rows]
+
+
+def _said(error: Exception, timeout_s: float) -> str:
+    return f"one has not come for {timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)[:200]
+
+
+_apart: list[bool] = []
+"""One for each learner whose processes have not parted in order."""
+CANDIDATES_MAX = 4
+"""Checkpoints that are tried: the newest, and older ones in case that it does not fit."""
+LINGER_S = 5.0
+"""JAX ends all others at once when process 0 is gone: time for them to say what they have to say."""
+
+
+def _end_alone() -> None:
+    """Has a process that dies of an exception end now: JAX would let it wait for the others first, for 5 minutes, who
+    wait for it. Made right after `import jax`, so that of all that is done at the end only JAX's own part is left."""
+    if _apart and getattr(sys, "last_type", None) is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        time.sleep(LINGER_S if jax.process_index() == 0 else 0)
+        os._exit(1)
+
+
+atexit.register(_end_alone)
 
 
 class SpreadLearner(ParametersLearner):
@@ -154,9 +204,20 @@ class SpreadLearner(ParametersLearner):
         return super().start()
 
     def close(self, *, flush: bool = True, reason: str = "finished") -> None:
-        if self._watch is not None and self._shell.failure is None:
-            self._watch.rest()
-        super().close(flush=flush, reason=reason)
+        if self._watch is None or self.closed:
+            super().close(flush=flush, reason=reason)
+            return
+        assert isinstance(self._link, SocketLink)
+        self._watch.rest()
+        in_order = False
+        try:
+            super().close(flush=flush, reason=reason)
+            in_order = flush and self._shell.failure is None
+        finally:
+            if in_order:
+                _apart.pop()
+            else:
+                self._link.close()
 
     def _recover_together(self, link: RankLink) -> str:
         inner = self._inner
@@ -171,15 +232,31 @@ def recover_together(link: RankLink, inner: JaxInner, machine: LearnerMachine | 
     step, run = link.compare(f"{machine.step} {machine.run}")[0].split(" ", 1)
     if isinstance(machine, RunView):
         machine.run = run
-    found = link.compare(inner.found_step)
-    before = inner.state
-    restored = len(set(found)) == 1 and bool(found[0]) and inner.restore_own()
-    if all(text == "1" for text in link.compare(str(int(restored)))):
-        return "checkpoint"
-    why = [text for text in link.compare(inner.detail[:500] if not restored else "") if text]
-    inner.forget(before)
+    before, why = inner.state, ""
+    for parts in _candidates(link, inner):
+        restored = inner.restore(parts)
+        told = link.compare("" if restored else inner.detail[:500])
+        if not any(told):
+            return "checkpoint"
+        why = why or next(text for text in told if text)
+        inner.forget(before)
     if step == "0":
         return "fresh"
-    inner.detail = why[0] if why else "not every process has a checkpoint of the same step" if any(found) else ""
+    inner.detail = why
     inner.warm_up()
     return "parameters"
+
+
+def _candidates(link: RankLink, inner: JaxInner) -> Iterator[Sequence[PackedPart]]:
+    """Checkpoints to be tried, newest first, the same ones in all processes: what each has left itself, as one of so
+    many; and where all of them see the same folder, what so many processes have left that may have been others."""
+    own, sets = inner.own(), {one.key: one for one in inner.sets()}
+    told = [[tuple(key) for key in json.loads(text)] for text in link.compare(json.dumps(list(own)))]
+    common = {(*key, link.size) for key in set(told[0]).intersection(*told[1:])}
+    if len(set(link.compare(json.dumps(list(sets))))) > 1:
+        sets = {}
+    for key in sorted(common | sets.keys(), reverse=True)[:CANDIDATES_MAX]:
+        if key in common:
+            yield [own[key[:2]]]
+        if key in sets:
+            yield sets[key].parts

@@ -24,6 +24,8 @@ def initialize() -> None:
             f"{missing[0]} is not in the environment, so that torchrun has not started this process; call "
             "jax.distributed.initialize with what your launcher says"
         )
+    # It takes SIGTERM for itself and lets the process live on; the learner hears it, and before it joins it is the end.
+    jax.config.update("jax_enable_preemption_service", False)  # type: ignore[no-untyped-call]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     jax.distributed.initialize(
         _coordinator(rank, size), size, rank, [int(os.environ["LOCAL_RANK"])], cluster_detection_method="deactivate"

@@ -48,9 +48,10 @@ class Cut:
             )
         indices = indices_of(path, whole, shape, jax.process_index())
         self._whole, self._whole_shape = whole, shape
+        self.indices = indices
+        """Along each dimension: what this process has. As runs of them: `ranges`."""
         self.shape = tuple(index.size for index in indices)
         self.ranges = [[[int(run[0]), int(run[-1]) + 1] for run in _runs(index)] for index in indices]
-        """Along each dimension: what this process has."""
         try:
             self.sharding = NamedSharding(whole.mesh.local_mesh, whole.spec)
         except ValueError as error:
@@ -93,16 +94,13 @@ def cut_of(path: str, leaf: Any) -> Cut:
 
 
 def cut_again(path: str, shape: Shape, mesh: Mesh, told: Any) -> Cut:
-    """As a checkpoint tells of it. PayloadError if this mesh cannot be cut like that, or gives other parts."""
+    """As a checkpoint tells of it. PayloadError if this mesh cannot be cut like that."""
     try:
         axes = (tuple(names) if isinstance(names, list) else names for names in told["spec"])
         spec = PartitionSpec(*axes)  # type: ignore[no-untyped-call]
-        cut = Cut(path, NamedSharding(mesh, spec), shape)
+        return Cut(path, NamedSharding(mesh, spec), shape)
     except (TypeError, KeyError, ValueError, LayoutError) as error:
         raise PayloadError(f"its leaf {path!r} cannot be cut as it was: {error}") from None
-    if cut.ranges != told.get("ranges"):
-        raise PayloadError("it is of another mesh of processes")
-    return cut
 
 
 def part_here(leaf: Any) -> Any:

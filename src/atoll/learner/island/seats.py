@@ -120,7 +120,7 @@ class SpeakerSeat(SingleSeat):
         word.generation, word.healed = machine.generation, self._heals
         failure = self._failure
         if failure is not None:
-            word.failed, word.failure, word.text = 1, _kind(failure), str(failure)
+            word.failed, word.failure, word.text = 1, _kind(failure), _told(failure)
         return word
 
     @property
@@ -386,6 +386,14 @@ def _kind(error: Exception) -> int:
     if isinstance(error, RefusedError) and error.code == Refusal.FENCED:
         return FAILURES.index(FencedError)
     return next((index for index, kind in enumerate(FAILURES) if type(error) is kind), 0)
+
+
+def _told(error: Exception) -> str:
+    """For the other ranks. Atoll's own errors say all that one needs."""
+    if isinstance(error, AtollError):
+        return str(error)
+    what = f"{type(error).__name__}: {error}"[:200]
+    return f"rank 0 of this learner cannot go on ({what}), and so no rank can; see its log, and start all ranks again"
 
 
 def raise_for(word: BoundaryWord, own: Exception | None) -> None:

@@ -236,6 +236,11 @@ def _claims(starts: I64, runs: tuple[Intervals, ...]) -> list[tuple[tuple[int, .
     return found
 
 
+def _end(piece: TensorSlice) -> tuple[int, int, int]:
+    """Where the next one goes on. Slices of a tensor that follow each other may have padding between them."""
+    return piece.tensor, piece.stop, piece.offset + piece.size
+
+
 class Shares:
     """All fragments of a layout, for all processes."""
 
@@ -264,7 +269,7 @@ class Shares:
             move = piece.start - piece.offset
             for start, stop, at in zip(inside.start + move, inside.stop + move, places, strict=True):
                 last = slices[-1] if slices else None
-                if last is not None and (last.tensor, last.stop) == (piece.tensor, start):
+                if last is not None and _end(last) == (piece.tensor, start, at):
                     slices[-1] = TensorSlice(piece.tensor, last.start, int(stop), last.offset)
                 else:
                     slices.append(TensorSlice(piece.tensor, int(start), int(stop), int(at)))

@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,13 @@ class SocketLink:
     def watch(self) -> RankWatch:
         """Look out for ranks that end before they part."""
         return RankWatch(self._channels[BESIDE].peers)
+
+    def close(self) -> None:
+        """This rank goes on without the others: those that wait for it shall not."""
+        for channel in self._channels:
+            for peer in channel.peers.values():
+                with suppress(OSError):
+                    peer.shutdown(socket.SHUT_RDWR)
 
     def _reach(self, other: Mapping[str, Any], channel: int) -> socket.socket:
         near = ["127.0.0.1"] if other["machine"] == _machine() else []

@@ -73,10 +73,9 @@ class Outcome(enum.IntEnum):
     REFUSED = 1
     """The bytes are none, or are not finite."""
     NOT_HERE = 2
-    BROKEN = 3
-    OUT_OF_REACH = 4
-    NOT_FETCHED = 5
-    NOT_PUSHED = 6
+    OUT_OF_REACH = 3
+    NOT_FETCHED = 4
+    NOT_PUSHED = 5
 
 
 class Source(enum.IntEnum):
@@ -148,8 +147,6 @@ class RankWork:
         self._speaks = link.rank == SPEAKER
         self.arrays: RankArrays | None = None
         self.inner = GivenState(link)
-        self.broken: Exception | None = None
-        """Why this rank could not do its part."""
 
     def run(self, command: RankCommand, payload: Any = None) -> Any:
         """Do this rank's part. At the speaker: the result, or a text where it failed."""
@@ -351,6 +348,8 @@ class RankWork:
     # ------------------------------------------------------------ what commands have in common
 
     def _try(self, work: Callable[[], Any]) -> tuple[Outcome, Any]:
+        """What may fail on one rank at a place that all of them come to. A defect may be anywhere, and others may wait
+        for this rank's arrays by then: it ends this thread, and the training thread tells them."""
         try:
             return Outcome.FINE, work()
         except PayloadError as error:
@@ -359,11 +358,6 @@ class RankWork:
             return Outcome.NOT_HERE, None
         except NotFetchedError:
             return Outcome.NOT_FETCHED, None
-        except IslandError:
-            raise
-        except Exception as error:  # a defect on one rank must reach all of them
-            self.broken = error
-            return Outcome.BROKEN, None
 
     def _report(self, code: Outcome) -> str | None:
         """What is wrong, on any rank; None if nothing is. The same at all ranks."""
@@ -393,5 +387,4 @@ _TEXTS = {
     Outcome.OUT_OF_REACH: "it cannot reach the syncer by itself",
     Outcome.NOT_FETCHED: "it could not fetch its parts",
     Outcome.NOT_PUSHED: "it could not push its parts",
-    Outcome.BROKEN: "it could not do its part; see its log",
 }

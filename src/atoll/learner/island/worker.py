@@ -103,7 +103,6 @@ class RankWorker:
         if posted.command.op is Op.STOP:
             return False
         result = self._work.run(posted.command, posted.payload)
-        self._look()
         if posted.done is not None:
             posted.done(result)
         return True
@@ -119,9 +118,4 @@ class RankWorker:
             if self.boundary < boundary:
                 return False
         self._work.run(command)
-        self._look()
         return True
-
-    def _look(self) -> None:
-        if self._work.broken is not None:
-            raise self._work.broken
