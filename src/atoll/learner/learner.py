@@ -230,11 +230,11 @@ class ParametersLearner:
         tokens = count_tokens(tokens)
         if self._state != "running":
             raise LocalProtocolError("step was called outside of the `with atoll.Learner(...)` block")
-        compute_ns = self._meter.enter()
+        step_ns = self._meter.enter()
         value = self._read_loss(loss)
         shell = self._shell
         adopt_ns, snapshot_ns = shell.arrays.adopt_ns, shell.arrays.snapshot_ns
-        counted, stall_ns = self._seat.step(tokens, compute_ns, value)
+        counted, stall_ns = self._seat.step(tokens, step_ns, value)
         if shell.healing and not self._reseeding:
             shell.healing = False
             self._inner.heal()

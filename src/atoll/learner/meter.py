@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import time
+from collections import deque
 from typing import SupportsIndex
 
 from atoll.core import LearnerMachine
@@ -15,6 +16,9 @@ EVENT_EVERY_NS = 250_000_000
 """At most about four LearnerSteps a second: fine enough for a live view, small enough for days of training."""
 TOKENS_PER_STEP_MAX = 2**40
 """A thousand times the largest batches; four million such steps still fit the wire's counters (2**62)."""
+
+PACE_STEPS = 8
+"""Steps whose mean is the pace: a period, by default. Every fragment is looked at once in it."""
 
 
 def count_tokens(tokens: SupportsIndex) -> int:
@@ -37,7 +41,8 @@ class StepMeter:
         self._writer = writer
         self._machine = machine
         self._left_ns = time.perf_counter_ns()
-        self._told_ns = self._left_ns
+        self._began_ns = self._told_ns = self._left_ns
+        self._lasted_ns: deque[int] = deque(maxlen=PACE_STEPS)
         self._clear()
 
     def _clear(self) -> None:
@@ -47,19 +52,23 @@ class StepMeter:
         self._losses_count = 0
 
     def enter(self) -> int:
-        """`step` was called: returns the nanoseconds of compute since the last one."""
+        """`step` was called: returns the learner's pace in nanoseconds, without what it stood still for others.
+
+        It is a mean from call to call, and not the time outside of one. Where a device computes after the script has
+        gone on (JAX), the script comes to the next call at once; some call of each period waits for the device."""
         self._entered_ns = time.perf_counter_ns()
-        compute_ns = self._entered_ns - self._left_ns
-        self._compute_ns += compute_ns
-        return compute_ns
+        self._compute_ns += self._entered_ns - self._left_ns
+        self._lasted_ns.append(self._entered_ns - self._began_ns)
+        return sum(self._lasted_ns) // len(self._lasted_ns)
 
     def resume(self) -> None:
         """The time since the last step was not compute (joining, an evaluation): start counting from now."""
-        self._left_ns = time.perf_counter_ns()
+        self._left_ns = self._began_ns = time.perf_counter_ns()
 
     def leave(self, *, tokens: int, loss: float, stall_ns: int, adopt_ns: int, snapshot_ns: int) -> None:
         """`step` is about to return."""
         self._left_ns = time.perf_counter_ns()
+        self._began_ns = self._entered_ns + stall_ns
         self._steps += 1
         self._tokens += tokens
         if not math.isnan(loss):

@@ -27,7 +27,7 @@ class Seat(Protocol):
     def join(self, doctor: Doctor | None, address: str, timeout_s: float) -> None:
         """Returns when the model holds the run's published parameters."""
 
-    def step(self, tokens: int, compute_ns: int, loss: float) -> tuple[int, int]:
+    def step(self, tokens: int, step_ns: int, loss: float) -> tuple[int, int]:
         """One step is done. Returns the tokens that count for it, and the nanoseconds that a synchronous run waited."""
 
     def hand_over(self, address: str, deadline: LeaveDeadline, *, flush: bool, reason: str) -> tuple[int, str]:
@@ -82,10 +82,10 @@ class SingleSeat:
                 self._shell.changed.wait(WAIT_SLICE_S)
             self._shell.apply(fx.Boundary())
 
-    def step(self, tokens: int, compute_ns: int, loss: float) -> tuple[int, int]:
+    def step(self, tokens: int, step_ns: int, loss: float) -> tuple[int, int]:
         with self._shell.changed:
             self.raise_failure()
-            self._shell.apply(fx.Stepped(tokens, compute_ns, loss))
+            self._shell.apply(fx.Stepped(tokens, step_ns, loss))
         return tokens, self._wait_if_synchronous(self._stand)
 
     def _wait_if_synchronous(self, stand: Callable[[], None]) -> int:

@@ -214,13 +214,13 @@ class SpeakerSeat(SingleSeat):
 
     # ------------------------------------------------------------ training
 
-    def step(self, tokens: int, compute_ns: int, loss: float) -> tuple[int, int]:
+    def step(self, tokens: int, step_ns: int, loss: float) -> tuple[int, int]:
         if self._words.waiting:
             self._hear()
         counted = self._count(tokens)
         shell = self._shell
         with shell.changed:
-            stepped = fx.Stepped(counted, compute_ns, loss)
+            stepped = fx.Stepped(counted, step_ns, loss)
             if self._machine.config.synchronous:
                 shell.apply(stepped)
             else:
@@ -348,8 +348,8 @@ class FollowerSeat:
         if not self._view.config.synchronous:
             self._give(Place.STEPPED, 0)
 
-    def step(self, tokens: int, compute_ns: int, loss: float) -> tuple[int, int]:
-        self._view.stepped(tokens, compute_ns)
+    def step(self, tokens: int, step_ns: int, loss: float) -> tuple[int, int]:
+        self._view.stepped(tokens, step_ns)
         if self._view.config.synchronous:
             return tokens, self._follow(Place.WAITING, tokens)
         self._hear()
