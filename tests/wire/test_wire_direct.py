@@ -187,10 +187,10 @@ def test_a_port_that_is_taken_is_said_before_anything_is_served() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("offered", ["", "x y", "70000 5", "5", "5 6 7", "-1 5"])
-def test_an_offer_that_makes_no_sense_is_none(offered: str) -> None:
-    assert direct.offered_port(((direct.BULK_KEY, offered),), 5) == 0
-    assert direct.offered_port(((direct.BULK_KEY, "9 5"),), 5) == 9
+@pytest.mark.parametrize("said", ["", "x y a b", "70000 5 a b", "5", "9 5", "5 6 a b", "-1 5 a b", "0 5 a b"])
+def test_an_offer_that_makes_no_sense_is_none(said: str) -> None:
+    assert direct.offered(((direct.BULK_KEY, said),), ("far", 5), in_clear=False) is None
+    assert direct.offered(((direct.BULK_KEY, "9 5 a b"),), ("far", 5), in_clear=False) == ("far", 9)
 
 
 # ---------------------------------------------------------------- what breaks

@@ -32,7 +32,7 @@ from atoll.wire.budget import Budget
 from atoll.wire.certificate import Certificate, read_certificate, serving_with
 from atoll.wire.checks import cut, fragment, identifier, raise_refusal
 from atoll.wire.direct import offer
-from atoll.wire.direct_server import Decisions, DirectPort, Given
+from atoll.wire.direct_server import Decisions, DirectPort, Given, listening
 from atoll.wire.door import Door
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import (
@@ -124,11 +124,15 @@ def check_options(options: ServerOptions) -> tuple[Certificate | None, list[str]
     return certificate, warnings
 
 
-def check_port(listen: str) -> None:
-    """Raise LaunchError if this address cannot be had now."""
+def check_ports(listen: str, bulk_port: int | None) -> None:
+    """Raise LaunchError if this address, or the port for payloads beside it, cannot be had now."""
     host, port = split_address(listen)
     if problem := _bind_error(host, port):
         raise LaunchError(problem)
+    if bulk_port and bulk_port == port:
+        raise LaunchError(f"port {port} is for gRPC already; give --bulk-port another one, 0 for any, or off")
+    if bulk_port:
+        listening(host, bulk_port).close()
 
 
 def _credentials(certificate: Certificate | None, key: str) -> Any:
@@ -157,7 +161,8 @@ class RunningServer:
         self._change: ChangeHandler | None = None
         self._calls = 0
         room = room_for_connections()
-        self._server = grpc.aio.server(options=server_arguments(max(room - DIRECT_CONNECTIONS_MAX, room // 2)))
+        self._direct_max = min(DIRECT_CONNECTIONS_MAX, room // 2)
+        self._server = grpc.aio.server(options=server_arguments(room - self._direct_max))
         self._direct: DirectPort | None = None
         self._offer: tuple[tuple[str, str], ...] = ()
         self.address = options.listen
@@ -258,7 +263,7 @@ class RunningServer:
             return
         tls = serving_with(self.certificate.path, self._options.tls_key) if self.certificate is not None else None
         decisions = Decisions(self._identify, self._transfers, self._open_fetch)
-        self._direct = DirectPort(decisions, tls, self._options.transfer_idle_s)
+        self._direct = DirectPort(decisions, tls, self._options.transfer_idle_s, self._direct_max)
         self._offer = offer(self._direct.open(host, port), control_port)
 
     # ------------------------------------------------------------ calls
