@@ -33,6 +33,7 @@ from atoll.wire import (
     direct_server,
     limits,
     parts,
+    raw,
     serve,
 )
 from atoll.wire.direct import Wire
@@ -707,6 +708,46 @@ def test_budgets_hold_as_they_do_for_grpc() -> None:
             for wire in wires:
                 wire.close()
             await until(lambda: server.transfers_count == 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("past", [True, False])
+def test_fetches_that_stand_still_keep_no_more_versions_than_a_learners_share(past: bool) -> None:
+    """Each version is another copy, and stays as long as somebody has not read it."""
+
+    async def main() -> None:
+        size, share = 16 * MIB, 2
+        service = FakeSyncer(content=payload_of(size))
+        async with contextlib.AsyncExitStack() as ending:
+            given = {"transfer_bytes_max": 4 * share * size, "bulk_port": 0 if past else None}
+            server = await ending.enter_async_context(serving(service, **given))
+            refused = 0
+            channels = []
+            for version in range(6):
+                service.content = payload_of(size, version)
+                for _ in range(2):  # of the same version any number
+                    request = parts.encode_fetch_request(fetch_request())
+                    if past:
+                        wire = connected(server)
+                        ending.callback(wire.close)
+                        await hears(wire, direct.WELCOME)
+                        wire.send_message(direct.FETCH, request)
+                        kind, _ = await hears(wire, direct.HEADER + direct.REFUSED)
+                        refused += kind == direct.REFUSED
+                    else:
+                        channel = raw.grpc.aio.insecure_channel(server.address, raw.bulk_channel_arguments())
+                        channels.append(channel)
+                        call = channel.unary_stream(raw.FETCH_METHOD)(raw.seal(request), timeout=30)
+                        refused += parts.parse_part(await call.read()).refused is not None
+            assert refused == 2 * (6 - share)
+            service.content = payload_of(size, 9)
+            async with bulk_client(server.address) as client:  # another learner is not touched
+                _, content = await client.fetch(fetch_request(learner="b"))
+                np.testing.assert_array_equal(content, service.content)
+            for channel in channels:
+                await channel.close()
+        await until(lambda: not server._contents._held and not server._contents._bytes._held)
 
     run(main())
 

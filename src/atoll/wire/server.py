@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from atoll.core import (
 from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address
-from atoll.wire.budget import Budget
+from atoll.wire.budget import Budget, ContentBudget
 from atoll.wire.certificate import Certificate, read_certificate, serving_with
 from atoll.wire.checks import cut, fragment, identifier, raise_refusal
 from atoll.wire.direct import offer
@@ -46,9 +47,11 @@ from atoll.wire.limits import (
     PART_BYTES,
     PART_S,
     REQUEST_S,
+    TRANSFER_LEARNER_SHARE,
+    TRANSFER_MEMORY_SHARE,
 )
 from atoll.wire.records import many, parse_bytes
-from atoll.wire.resources import room_for_connections
+from atoll.wire.resources import memory_bytes, room_for_connections
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
 from atoll.wire.sessions import Sessions
@@ -155,6 +158,8 @@ class RunningServer:
         self._sessions = Sessions(service, options)
         self._transfers = Transfers(service, options)
         self._fetches = Budget("fetches", FETCHES_PER_LEARNER_MAX, FETCHES_MAX)
+        bytes_max = options.transfer_bytes_max or int(memory_bytes() * TRANSFER_MEMORY_SHARE)
+        self._contents = ContentBudget(int(bytes_max * TRANSFER_LEARNER_SHARE), bytes_max)
         self._door = Door()
         self._watch: asyncio.Task[None] | None = None
         self._attach: AttachHandler | None = None
@@ -410,7 +415,12 @@ class RunningServer:
 
     async def _give(self, request: FetchRequest, context: Any) -> None:
         header, content = await self._service.fetch_open(request)
-        content = content.cast("B")
+        with self._contents.held(request.learner, content):
+            await self._give_content(request, context, header, content.cast("B"))
+
+    async def _give_content(
+        self, request: FetchRequest, context: Any, header: FetchHeader, content: memoryview
+    ) -> None:
         start, stop = _range(request, header, content)
         opening = parts.encode_fetch_header(header)
         position = start
@@ -425,19 +435,18 @@ class RunningServer:
     async def _open_fetch(self, request: FetchRequest, identity: Identity | None) -> Given:
         """For whoever fetches past gRPC, under the same bounds."""
         raise_refusal(check_learner(identity, request.learner))
-        self._fetches.take(request.learner)
+        with ExitStack() as taken:
+            taken.enter_context(self._fetches.held(request.learner))
+            header, content = await self._service.fetch_open(request)
+            taken.enter_context(self._contents.held(request.learner, content))
+            start, stop = _range(request, header, content := content.cast("B"))
+            give_back = taken.pop_all().close
 
         def close(bytes_count: int) -> None:
             self.bytes_down += bytes_count
-            self._fetches.give_back(request.learner)
+            give_back()
 
-        try:
-            header, content = await self._service.fetch_open(request)
-            content = content.cast("B")
-            return Given(header, content, *_range(request, header, content), close)
-        except BaseException:
-            close(0)
-            raise
+        return Given(header, content, start, stop, close)
 
     async def _write_part(self, part: bytes, request: FetchRequest, context: Any) -> None:
         """Wait for a thin link as long as the caller does: its deadline, or the end of its connection, cancels this
