@@ -64,7 +64,7 @@ class Lane:
 
     async def _while_it_moves(self, future: asyncio.Future[T]) -> T:
         """Something on the way may swallow what is sent: nobody then says that the connection is over."""
-        moved: tuple[int, ...] = ()
+        moved = self._wire.moved if self._wire is not None else ()
         while not (await asyncio.wait([future], timeout=limits.DIRECT_STALL_S))[0]:
             before, moved = moved, self._wire.moved if self._wire is not None else ()
             if moved and moved == before:
