@@ -248,9 +248,9 @@ def test_a_stripe_that_has_nothing_to_bring_and_comes_last_hears_the_answer(sync
         first, second = syncer.peer(), syncer.peer()
         assert first.open(header, stripes=2) == ""
         first.part(payload)
-        assert second.open(header, stripes=2) in ("", m.Refusal.DUPLICATE)
-        replies = [first.end(), second.end()]
-        assert all(reply.accepted for reply in replies), replies
+        code = second.open(header, stripes=2)
+        assert code in ("", m.Refusal.DUPLICATE)  # it may come after the answer
+        assert first.end().accepted and (code or second.end().accepted)
 
 
 def test_a_connection_serves_one_push_after_the_other(syncer: Syncer) -> None:

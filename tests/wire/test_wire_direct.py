@@ -595,6 +595,38 @@ def test_parts_that_lie_end_their_own_push_only(part: bytes, code: str) -> None:
     run(main())
 
 
+def test_a_stripe_that_comes_while_the_whole_is_decided_hears_the_answer() -> None:
+    """As that of a rank whose blocks are not in this payload: it has nothing to bring."""
+
+    async def main() -> None:
+        payload = payload_of(2 * MIB)
+        service = FakeSyncer()
+        async with past_grpc(service) as (server, _):
+            service.hold_completion = asyncio.Event()
+            opened = parts.encode_push_open(parts.PushOpen(push_header(payload), 1, 2, PART_BYTES))
+            first, second = connected(server), connected(server)
+            for wire in (first, second):
+                await hears(wire, direct.WELCOME)
+            first.send_message(direct.PUSH, opened)
+            await hears(first, direct.GO)
+            for offset in (0, PART_BYTES):
+                await asyncio.to_thread(first.send_part, offset, payload[offset : offset + PART_BYTES].data)
+            transfer = next(iter(server._transfers._by_key.values()))
+            await until(lambda: transfer.completing and transfer.assembly is None)
+            second.send_message(direct.PUSH, opened)
+            await until(lambda: transfer.streams_joined == 2)
+            await asyncio.sleep(0.2)  # its thread is waiting for the answer
+            service.hold_completion.set()
+            await hears(second, direct.GO)
+            for wire in (first, second):
+                wire.send_part(0, payload[:0].data)
+                _, answer = await hears(wire, direct.ANSWER)
+                assert parts.parse_push_reply(answer).accepted
+                wire.close()
+
+    run(main())
+
+
 def test_who_stands_still_in_the_middle_is_given_up_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_server, "WATCH_S", 0.05)
     monkeypatch.setattr(limits, "DIRECT_ENDING_S", 0.1)
