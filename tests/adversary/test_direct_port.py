@@ -10,6 +10,7 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates import certificate
@@ -170,7 +171,7 @@ def test_nobody_pushes_or_fetches_in_anothers_name(syncer: Syncer) -> None:
     assert victim.welcome is not None and liar.welcome is not None
     peer = syncer.peer()
     header, payload = contribution(victim)
-    for lies, code in [
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"secret": ""}, m.Refusal.SECRET),
         ({"secret": liar.welcome.secret}, m.Refusal.SECRET),
         ({"generation": 0}, m.Refusal.STALE_GENERATION),
@@ -178,7 +179,8 @@ def test_nobody_pushes_or_fetches_in_anothers_name(syncer: Syncer) -> None:
         ({"learner": "nobody"}, m.Refusal.UNKNOWN_LEARNER),
         ({"learner": "l\u0435"}, m.Refusal.BAD_REQUEST),
         ({"learner": ""}, m.Refusal.BAD_REQUEST),
-    ]:
+    ]
+    for lies, code in refused:
         assert peer.open(dataclasses.replace(header, **lies)) == code, lies
         assert peer.fetch(theta_of(victim, **lies)) == code, lies
     assert peer.open(header) == ""  # a refusal ends nothing
