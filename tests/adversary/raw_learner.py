@@ -172,13 +172,17 @@ class RawLearner:
 
     def push(self, kind: m.PushKind, fragment: int, payload: bytes, **lies: Any) -> m.PushReply:
         """One attempt over bulk; returns the syncer's answer."""
-        assert self.welcome is not None and self._bulk is not None
+        assert self._bulk is not None
+        header = self.header(kind, fragment, payload, **lies)
+        return self._on_loop(self._bulk._push_once(header, memoryview(payload)))
+
+    def header(self, kind: m.PushKind, fragment: int, payload: bytes, **lies: Any) -> m.PushHeader:
+        assert self.welcome is not None
         counters = {"round": 0, "attempt": 0, "seq": 0, "base_version": -1, "steps": 0, "tokens": 0, "codec": "fp32"}
         size: dict[str, Any] = {"size": len(payload), "checksum": xxhash.xxh3_64_intdigest(payload)}
         size["secret"] = self.welcome.secret
         fields = {"learner": self.name, "generation": self.welcome.generation, **counters, **size}
-        header = m.PushHeader(**{"kind": kind, "fragment": fragment, **fields, **lies})
-        return self._on_loop(self._bulk._push_once(header, memoryview(payload)))
+        return m.PushHeader(**{"kind": kind, "fragment": fragment, **fields, **lies})
 
     # ------------------------------------------------------------ what it hears
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import raw_direct
 from cluster import WAIT_S, SyncerProcess, TrainingThread
+from raw_direct import Peer, contribution
 from raw_learner import RawLearner
 
 from atoll.core import Role
@@ -18,7 +20,7 @@ from atoll.core import messages as m
 from atoll.errors import RefusedError, UnreachableError
 from atoll.keys import KEYS_FILE, issue, revoke
 from atoll.keys.registry import write_keys
-from atoll.wire import BulkClient, ClientOptions, ask_to_leave, fetch_status
+from atoll.wire import BulkClient, ClientOptions, ask_to_leave, direct, fetch_status
 
 KEYS = {
     "a": Role.LEARNER,
@@ -203,3 +205,27 @@ def test_a_registry_that_cannot_be_read_lets_nobody_out_or_in(run: Run) -> None:
     (run.keys / KEYS_FILE).write_text("{")
     run.wait_for(lambda: "holds no keys" in run.syncer.output() or learner.ended != "", "a word of it")
     assert not learner.ended and run.member("a")["state"] == "active"
+
+
+def test_past_grpc_a_key_is_its_owners_too_and_ends_in_the_middle_of_a_push(run: Run) -> None:
+    bad, other = run.raw("a").join(), run.raw("b").join()
+    assert bad._bulk is not None and bad._bulk._lanes._place is not None
+    port = bad._bulk._lanes._place[1]
+
+    def let_in(name: str) -> Peer:
+        peer = Peer(port)
+        assert peer.greet(run.tokens[name]) == direct.WELCOME
+        return peer
+
+    for name in ("eye", "boss", "b"):  # who may look, who may lead, another learner
+        peer = let_in(name)
+        assert peer.fetch(raw_direct.theta_of(bad)) == m.Refusal.NOT_ALLOWED
+        assert peer.open(contribution(bad)[0]) == m.Refusal.NOT_ALLOWED
+    header, _ = contribution(bad)
+    pushing, idle, silent = let_in("a"), let_in("a"), Peer(port)
+    assert pushing.open(header) == ""
+    revoke(run.keys, "a")
+    assert pushing.is_cut() and idle.is_cut()
+    assert silent.greet(run.tokens["a"]) == direct.REFUSED
+    assert other.contribute(0).accepted
+    assert "Traceback" not in run.syncer.output()

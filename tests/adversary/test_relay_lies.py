@@ -11,6 +11,7 @@ import pytest
 from cluster import SyncerProcess, check_books
 from raw_learner import RawLearner
 from raw_relay import LyingRelay, group
+from test_relay import RelayProcess
 
 from atoll.core import messages as m
 from atoll.errors import AtollError, RefusedError
@@ -151,6 +152,22 @@ OFFERS: list[dict[str, Any]] = [
     {"codec": "x" * 10_000},
     {"more": 1},
 ]
+
+
+def test_a_learner_of_a_relay_claims_no_more_than_that_can_keep(tmp_path: Path) -> None:
+    """A relay has no layout to hold the size against: 64 GiB were allocated."""
+    syncer = SyncerProcess(tmp_path, "--fragments", "1", "--learners", "1")
+    relay = RelayProcess(syncer.address, tmp_path / "relay.log")
+    learner = RawLearner(relay.address, "a")
+    try:
+        learner.hello()
+        header = learner.header(m.PushKind.CONTRIBUTION, 0, b"x", size=64 << 30, codec="fp32", steps=1, tokens=1)
+        reply = learner._on_loop(learner._bulk._push_once(header, memoryview(b"x")))  # type: ignore[union-attr]
+        assert reply.code == m.Refusal.SIZE
+    finally:
+        learner.close()
+        relay.kill()
+        syncer.kill()
 
 
 def test_offers_that_no_relay_makes_are_refused(site: Site) -> None:

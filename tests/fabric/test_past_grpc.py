@@ -11,6 +11,7 @@ import torch
 from certificates import certificate
 from cluster import WAIT_S, SyncerProcess
 from shards import sharded_syncer
+from test_relay import RelayProcess
 
 from atoll.learner import Learner
 
@@ -77,6 +78,19 @@ def test_off_means_off(tmp_path: Path, ending: list[SyncerProcess]) -> None:
     ending.append(syncer := SyncerProcess(tmp_path, *SETTINGS, "--bulk-port", "off"))
     past, _ = train(syncer.address, until=lambda _, versions: versions >= 4)
     assert past == 0
+
+
+@pytest.mark.parametrize("merge", [True, False])
+def test_a_relay_serves_it_and_uses_it(tmp_path: Path, ending: list[SyncerProcess], merge: bool) -> None:
+    ending.append(syncer := SyncerProcess(tmp_path, *SETTINGS))
+    relay = RelayProcess(syncer.address, tmp_path / "relay.log", *([] if merge else ["--no-merge"]))
+    try:
+        train(relay.address, until=both_ways)
+        assert relay.status()["bytes_served"] >= 4 * FRAGMENT_BYTES
+        log = (tmp_path / "relay.log").read_text()
+        assert "Traceback" not in log and "Traceback" not in syncer.output()
+    finally:
+        relay.kill()
 
 
 def test_shards_serve_it_themselves(tmp_path: Path, ending: list[SyncerProcess]) -> None:

@@ -24,7 +24,18 @@ from atoll.core import Identity, Role
 from atoll.core import messages as m
 from atoll.core.messages import PushReply, Refusal
 from atoll.errors import LaunchError, RefusedError
-from atoll.wire import BulkClient, RunningServer, ServerOptions, direct, direct_server, limits, parts, serve
+from atoll.wire import (
+    BulkClient,
+    RunningServer,
+    ServerOptions,
+    check_ports,
+    direct,
+    direct_server,
+    limits,
+    parts,
+    raw,
+    serve,
+)
 from atoll.wire.direct import Wire
 from atoll.wire.limits import MIB, PART_BYTES
 
@@ -165,6 +176,171 @@ def test_a_port_that_is_closed_is_told_of_once_and_grpc_carries_on(caplog: pytes
     assert "Connection refused" in told()[0] and len(told()) == 2
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_a_tunnel_of_the_same_number_gives_the_token_to_nobody_who_listens_here(
+    monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """`ssh -L 7077:syncer:7077`: the syncer's other port is there, and here it is anybody's."""
+
+    async def main() -> None:
+        payload, heard = payload_of(2 * MIB), list[bytes]()
+
+        async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heard.append(await reader.read(100))
+            writer.close()
+
+        listening = await asyncio.start_server(impostor, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+        async with serving(FakeSyncer(), token="right") as server, bulk_client(server.address, token="right") as client:
+            with monkeypatch.context() as there:
+                if elsewhere:
+                    there.setattr(direct, "this_loopback", lambda: "another machine's")
+                server._offer = direct.offer(("127.0.0.1", port), int(server.address.split(":")[1]))
+            for seq in range(3):
+                assert (await client.push(push_header(payload, seq=seq), payload)).accepted
+                await asyncio.sleep(0.05)
+            assert bool(heard) != elsewhere  # without a tunnel it is told from nobody
+        listening.close()
+
+    run(main())
+
+
+def test_in_clear_a_name_leads_to_the_address_that_the_server_listens_on() -> None:
+    """`localhost` may be [::1], where the same port is another user's."""
+    said = direct.offer(("127.0.0.1", 9), 5)
+    assert direct.offered(said, ("localhost", 5), in_clear=True) == ("127.0.0.1", 9)
+    assert direct.offered(said, ("localhost", 5), in_clear=False) == ("localhost", 9)
+    assert direct.offered(direct.offer(("10.0.0.1", 9), 5), ("localhost", 5), in_clear=True) is None
+    assert direct.offered(said, ("198.18.0.1", 5), in_clear=True) == ("198.18.0.1", 9)  # of a test network
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", "[::]"])
+def test_whoever_reaches_the_server_by_a_name_or_over_ipv6_reaches_this_port(host: str, tls: tuple[str, str]) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+
+    async def main() -> None:
+        payload = payload_of(2 * MIB)
+        everywhere = host == "[::]"
+        secured = {"token": "right", "tls_certificate": tls[0], "tls_key": tls[1]} if everywhere else {}
+        async with serving(FakeSyncer(), listen=f"{host}:0", **secured) as server:
+            address = server.address.replace("[::]", "127.0.0.1")
+            trusted = {"token": "right", "tls_ca": tls[0]} if everywhere else {}
+            async with bulk_client(address, stripes=1, **trusted) as client:
+                await client.push(push_header(payload), payload)
+                await until(lambda: bool(client._lanes._free) or client._lanes._given_up)
+                assert (await client.push(push_header(payload, seq=2), payload)).accepted
+                assert client.bytes_past_grpc == payload.nbytes
+
+    run(main())
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_firewall_that_swallows_what_is_sent_costs_one_wait_and_no_contribution(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, way: str
+) -> None:
+    """It lets connections open, and their first words through."""
+
+    async def swallowing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data[:left])
+                left = max(0, left - len(data))
+            await asyncio.sleep(60)  # nor does it tell of an end
+
+    async def main() -> None:
+        payload = payload_of(SIZE)
+        service = FakeSyncer(content=payload)
+
+        async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there = await asyncio.open_connection("127.0.0.1", port_there)
+            up, down = (PART_BYTES, 1 << 30) if way == "up" else (1 << 30, PART_BYTES)
+            await asyncio.gather(swallowing(reader, there[1], up), swallowing(there[0], writer, down))
+
+        async with serving(service) as server, bulk_client(server.address, stripes=1) as client:
+            port_there = int(server._offer[0][1].split()[0])
+            firewall = await asyncio.start_server(serve_one, "127.0.0.1", 0)
+            place = ("127.0.0.1", firewall.sockets[0].getsockname()[1])
+            server._offer = direct.offer(place, int(server.address.split(":")[1]))
+            small = payload_of(1000)
+            await client.push(push_header(small, seq=100), small)
+            await until(lambda: bool(client._lanes._free))
+            monkeypatch.setattr(limits, "DIRECT_STALL_S", 0.3)
+            if way == "up":
+                assert (await client.push(push_header(payload), payload)).accepted
+                np.testing.assert_array_equal(service.pushed[-1], payload)
+                assert len(service.pushed) == 2
+            else:
+                await client.fetch(fetch_request())  # its size is not known before
+                _, content = await client.fetch(fetch_request())
+                np.testing.assert_array_equal(content, payload)
+            assert client._lanes._given_up and "nothing moved" in caplog.text
+            firewall.close()
+
+    with caplog.at_level(logging.WARNING):
+        run(main())
+
+
+def test_a_slow_link_is_no_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel still holds goes on moving, long after the last call."""
+
+    async def main() -> None:
+        payload = payload_of(2 * MIB)
+        service = FakeSyncer()
+
+        async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there = await asyncio.open_connection("127.0.0.1", port_there)
+
+            async def slowly() -> None:
+                with contextlib.suppress(OSError):
+                    while data := await reader.read(1 << 16):
+                        there[1].write(data)
+                        await asyncio.sleep(0.05)
+
+            await asyncio.gather(slowly(), forward(there[0], writer))
+
+        async with serving(service) as server, bulk_client(server.address, stripes=1) as client:
+            port_there = int(server._offer[0][1].split()[0])
+            link = await asyncio.start_server(serve_one, "127.0.0.1", 0, limit=1 << 16)
+            link.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            place = ("127.0.0.1", link.sockets[0].getsockname()[1])
+            server._offer = direct.offer(place, int(server.address.split(":")[1]))
+            small = payload_of(1000)
+            await client.push(push_header(small, seq=100), small)
+            await until(lambda: bool(client._lanes._free))
+            monkeypatch.setattr(limits, "DIRECT_STALL_S", 0.5)
+            assert (await client.push(push_header(payload), payload)).accepted
+            assert client.bytes_past_grpc == payload.nbytes and not client._lanes._given_up
+            link.close()
+
+    run(main())
+
+
+def test_ports_that_cannot_be_had_are_said_before_another_is_ended() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="--bulk-port off"):
+        check_ports("127.0.0.1:0", taken.getsockname()[1])
+    with pytest.raises(LaunchError, match="is for gRPC already"):
+        check_ports("127.0.0.1:17099", 17099)
+    check_ports("127.0.0.1:0", None)
+
+
+def test_a_connection_for_which_there_is_no_thread_is_closed_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def main() -> None:
+        async with serving(FakeSyncer()) as server:
+            with monkeypatch.context() as full:
+                full.setattr(threading.Thread, "start", none)
+                wire = connected(server, None)
+                await asyncio.sleep(0.05)
+            await is_closed(wire)
+            assert not server._direct._visitors  # type: ignore[union-attr]
+            wire.close()
+
+    run(main())
+
+
 def test_a_server_without_the_port_offers_none() -> None:
     async def main() -> None:
         payload = payload_of(2 * MIB)
@@ -187,10 +363,10 @@ def test_a_port_that_is_taken_is_said_before_anything_is_served() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("offered", ["", "x y", "70000 5", "5", "5 6 7", "-1 5"])
-def test_an_offer_that_makes_no_sense_is_none(offered: str) -> None:
-    assert direct.offered_port(((direct.BULK_KEY, offered),), 5) == 0
-    assert direct.offered_port(((direct.BULK_KEY, "9 5"),), 5) == 9
+@pytest.mark.parametrize("said", ["", "x y a b", "70000 5 a b", "5", "9 5", "5 6 a b", "-1 5 a b", "0 5 a b"])
+def test_an_offer_that_makes_no_sense_is_none(said: str) -> None:
+    assert direct.offered(((direct.BULK_KEY, said),), ("far", 5), in_clear=False) is None
+    assert direct.offered(((direct.BULK_KEY, "9 5 a b"),), ("far", 5), in_clear=False) == ("far", 9)
 
 
 # ---------------------------------------------------------------- what breaks
@@ -419,6 +595,38 @@ def test_parts_that_lie_end_their_own_push_only(part: bytes, code: str) -> None:
     run(main())
 
 
+def test_a_stripe_that_comes_while_the_whole_is_decided_hears_the_answer() -> None:
+    """As that of a rank whose blocks are not in this payload: it has nothing to bring."""
+
+    async def main() -> None:
+        payload = payload_of(2 * MIB)
+        service = FakeSyncer()
+        async with past_grpc(service) as (server, _):
+            service.hold_completion = asyncio.Event()
+            opened = parts.encode_push_open(parts.PushOpen(push_header(payload), 1, 2, PART_BYTES))
+            first, second = connected(server), connected(server)
+            for wire in (first, second):
+                await hears(wire, direct.WELCOME)
+            first.send_message(direct.PUSH, opened)
+            await hears(first, direct.GO)
+            for offset in (0, PART_BYTES):
+                await asyncio.to_thread(first.send_part, offset, payload[offset : offset + PART_BYTES].data)
+            transfer = next(iter(server._transfers._by_key.values()))
+            await until(lambda: transfer.completing and transfer.assembly is None)
+            second.send_message(direct.PUSH, opened)
+            await until(lambda: transfer.streams_joined == 2)
+            await asyncio.sleep(0.2)  # its thread is waiting for the answer
+            service.hold_completion.set()
+            await hears(second, direct.GO)
+            for wire in (first, second):
+                wire.send_part(0, payload[:0].data)
+                _, answer = await hears(wire, direct.ANSWER)
+                assert parts.parse_push_reply(answer).accepted
+                wire.close()
+
+    run(main())
+
+
 def test_who_stands_still_in_the_middle_is_given_up_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(direct_server, "WATCH_S", 0.05)
     monkeypatch.setattr(limits, "DIRECT_ENDING_S", 0.1)
@@ -532,6 +740,46 @@ def test_budgets_hold_as_they_do_for_grpc() -> None:
             for wire in wires:
                 wire.close()
             await until(lambda: server.transfers_count == 0)
+
+    run(main())
+
+
+@pytest.mark.parametrize("past", [True, False])
+def test_fetches_that_stand_still_keep_no_more_versions_than_a_learners_share(past: bool) -> None:
+    """Each version is another copy, and stays as long as somebody has not read it."""
+
+    async def main() -> None:
+        size, share = 16 * MIB, 2
+        service = FakeSyncer(content=payload_of(size))
+        async with contextlib.AsyncExitStack() as ending:
+            given = {"transfer_bytes_max": 4 * share * size, "bulk_port": 0 if past else None}
+            server = await ending.enter_async_context(serving(service, **given))
+            refused = 0
+            channels = []
+            for version in range(6):
+                service.content = payload_of(size, version)
+                for _ in range(2):  # of the same version any number
+                    request = parts.encode_fetch_request(fetch_request())
+                    if past:
+                        wire = connected(server)
+                        ending.callback(wire.close)
+                        await hears(wire, direct.WELCOME)
+                        wire.send_message(direct.FETCH, request)
+                        kind, _ = await hears(wire, direct.HEADER + direct.REFUSED)
+                        refused += kind == direct.REFUSED
+                    else:
+                        channel = raw.grpc.aio.insecure_channel(server.address, raw.bulk_channel_arguments())
+                        channels.append(channel)
+                        call = channel.unary_stream(raw.FETCH_METHOD)(raw.seal(request), timeout=30)
+                        refused += parts.parse_part(await call.read()).refused is not None
+            assert refused == 2 * (6 - share)
+            service.content = payload_of(size, 9)
+            async with bulk_client(server.address) as client:  # another learner is not touched
+                _, content = await client.fetch(fetch_request(learner="b"))
+                np.testing.assert_array_equal(content, service.content)
+            for channel in channels:
+                await channel.close()
+        await until(lambda: not server._contents._held and not server._contents._bytes._held)
 
     run(main())
 

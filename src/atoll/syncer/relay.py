@@ -125,7 +125,7 @@ class Relay:
         self._bulk = bulk or RoutedBulk(upstream)
         self._found = ""
         """Where the last session found the syncer."""
-        self._cache = UpdateCache(cache_bytes_max)
+        self._cache, self._bytes_max = UpdateCache(cache_bytes_max), cache_bytes_max
         self._merges = SiteMerges(connect) if merge else None
         self._sessions: dict[int, RelaySession] = {}
         self._by_learner: dict[str, RelaySession] = {}
@@ -308,8 +308,8 @@ class Relay:
     # ------------------------------------------------------------ payloads
 
     async def push_begin(self, header: PushHeader) -> int:
-        """How much it may be, the syncer says when it comes; here the bound on all pushes together holds."""
-        return header.size
+        """How much it may be, the syncer says when it comes. Nobody has to claim more here than would be kept."""
+        return min(header.size, self._bytes_max)
 
     async def push_complete(self, header: PushHeader, payload: Bytes) -> PushReply:
         reply = await self._merges.take(header, payload) if self._merges is not None else None

@@ -42,7 +42,7 @@ from atoll.syncer.snapshotter import ONLY_WHEN_ASKED, Snapshotter
 from atoll.syncer.standby import check_standby, wait_for_turn
 from atoll.syncer.state_writer import StateWriter
 from atoll.syncer.teller import Teller, names
-from atoll.wire import ClientOptions, RunningServer, ServerOptions, attach_handler, check_options, check_port, serve
+from atoll.wire import ClientOptions, RunningServer, ServerOptions, attach_handler, check_options, check_ports, serve
 
 BEGINS_ANEW = -1
 """Of a coordinator that goes on from what is on disk, at once and in this process: a shard that was away is back."""
@@ -82,7 +82,8 @@ def run(options: SyncerOptions) -> int:
 async def _serve(options: SyncerOptions, patience_s: float) -> int:
     wanted = _server_options(options)
     check_options(wanted)
-    check_port(options.listen)  # all of it before another syncer is ended: who cannot serve takes nobody's place
+    # All of it before another syncer is ended: who cannot serve takes nobody's place.
+    check_ports(options.listen, options.bulk_port)
     target = _target(options)
     store = _open_store(options)
     hold = claim_location(options, target, store)

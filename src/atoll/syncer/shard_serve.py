@@ -22,7 +22,7 @@ from atoll.syncer.options import EXIT_FENCED, ShardOptions
 from atoll.syncer.shard import ShardService
 from atoll.syncer.shard_arrays import ShardArrays
 from atoll.syncer.shard_joins import RunToJoin
-from atoll.wire import RunningServer, ServerOptions, attach_handler, check_options, check_port, serve
+from atoll.wire import RunningServer, ServerOptions, attach_handler, check_options, check_ports, serve
 
 LOOK_S = 1.0
 """How often a shard looks whether another one has taken its folder over."""
@@ -53,7 +53,7 @@ def _overtaken(why: str) -> int:
 async def _serve(options: ShardOptions) -> int:
     wanted = _server_options(options)
     check_options(wanted)
-    check_port(options.listen)  # before the folder is taken over from a shard that serves
+    check_ports(options.listen, options.bulk_port)  # before the folder is taken over from a shard that serves
     counted = ShardMetrics()
     writer = metered_as(
         counted,

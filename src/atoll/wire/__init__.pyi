@@ -37,7 +37,7 @@ from .limits import (
 from .probe import LinkSpeed, probe_link
 from .resources import memory_bytes
 from .routes import RoutedBulk
-from .server import RunningServer, check_options, check_port, serve
+from .server import RunningServer, check_options, check_ports, serve
 from .service import Bytes, KeyBook, SendToLearner, ServerOptions, SyncerService
 from .shard_peer import ShardConnection, ShardPeer, attach_handler
 from .token import KEY_PREFIX, read_token, split_key
@@ -85,7 +85,7 @@ __all__ = [
     "certificate_until",
     "change_shards",
     "check_options",
-    "check_port",
+    "check_ports",
     "fetch_status",
     "find_cause",
     "join_address",

@@ -40,3 +40,26 @@ class Budget:
             yield
         finally:
             self.give_back(learner, amount)
+
+
+class ContentBudget:
+    """Bytes that fetches keep in memory. A content that goes out several times is there once, and may have left its
+    owner meanwhile: what nobody fetches any more is nobody's."""
+
+    def __init__(self, per_learner_max: int, in_all_max: int) -> None:
+        self._bytes = Budget("bytes of fetches", per_learner_max, in_all_max)
+        self._held: Counter[tuple[str, int]] = Counter()
+
+    @contextmanager
+    def held(self, learner: str, content: memoryview) -> Iterator[None]:
+        which = (learner, id(content.obj))
+        if not self._held[which]:
+            self._bytes.take(learner, content.nbytes)
+        self._held[which] += 1
+        try:
+            yield
+        finally:
+            self._held[which] -= 1
+            if not self._held[which]:
+                del self._held[which]
+                self._bytes.give_back(learner, content.nbytes)

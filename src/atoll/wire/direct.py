@@ -21,11 +21,13 @@ import socket
 import ssl
 import struct
 import time
+from pathlib import Path
 
 import xxhash
 
 from atoll.core import Refused
 from atoll.errors import PayloadError, RemoteProtocolError
+from atoll.wire.address import is_loopback
 from atoll.wire.checks import cut
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import DIRECT_FRAME_BYTES_MAX, DIRECT_KEEPALIVE_S, PART_BYTES_MAX
@@ -39,8 +41,11 @@ FETCH, HEADER = b"F", b"H"
 FRAME = struct.Struct("<cI")
 PART = struct.Struct("<QIQ")
 BULK_KEY = "atoll-bulk"
-"""Of the trailing metadata of a push or fetch: `port control-port`, where the server takes payloads without gRPC, and
-where it listens itself. Whoever came through another port (a proxy, a tunnel, a port map) does not go past it."""
+"""Of the trailing metadata of a push or fetch: `port control-port address loopback`, where the server takes payloads
+without gRPC, and where it listens itself. Whoever came through another port (a proxy, a tunnel, a port map) does not go
+past it. A tunnel may have the same number: see `offered`."""
+ACKED = struct.Struct("<120xQQ")
+"""Of Linux's tcp_info: bytes that the other side has acknowledged, and bytes that came."""
 
 
 class Wire:
@@ -63,6 +68,15 @@ class Wire:
         except OSError:
             return False
         return False
+
+    @property
+    def moved(self) -> tuple[int, ...]:
+        """What has reached the other side, and what has come: bytes that only wait in this kernel do not count. Never
+        the same where the system does not tell."""
+        try:
+            return ACKED.unpack(self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, ACKED.size))
+        except (AttributeError, OSError, struct.error):
+            return (time.monotonic_ns(),)
 
     def expect(self, patience_s: float) -> None:
         self.due_s = time.monotonic() + patience_s
@@ -151,14 +165,29 @@ def tuned(connection: socket.socket) -> socket.socket:
     return connection
 
 
-def offer(port: int, control_port: int) -> tuple[tuple[str, str], ...]:
-    return ((BULK_KEY, f"{port} {control_port}"),)
+def this_loopback() -> str:
+    """A name for the loopback of this process. A tunnel has the same addresses, and another machine behind them."""
+    try:
+        told = Path("/proc/sys/kernel/random/boot_id").read_text() + str(Path("/proc/self/ns/net").stat().st_ino)
+    except OSError:
+        told = socket.gethostname()
+    return xxhash.xxh3_64_hexdigest(told.encode())
 
 
-def offered_port(metadata: object, dialled_port: int) -> int:
-    """The port that this metadata offers to whoever dialled that one; 0: none."""
-    numbers = str(dict(metadata or ()).get(BULK_KEY, "")).split()  # type: ignore[call-overload]
-    if len(numbers) != 2 or not all(n.isascii() and n.isdigit() and len(n) < 6 for n in numbers):
-        return 0
-    port, control_port = map(int, numbers)
-    return port if control_port == dialled_port and port < 65536 else 0
+def offer(place: tuple[str, int], control_port: int) -> tuple[tuple[str, str], ...]:
+    return ((BULK_KEY, f"{place[1]} {control_port} {place[0]} {this_loopback()}"),)
+
+
+def offered(metadata: object, dialled: tuple[str, int], *, in_clear: bool) -> tuple[str, int] | None:
+    """Where this metadata sends whoever dialled that host and port. In clear nothing tells who listens there: through a
+    loopback it must be the one that the server listens on, and the address, or another user of this machine gets the
+    token."""
+    words = str(dict(metadata or ()).get(BULK_KEY, "")).split()  # type: ignore[call-overload]
+    if len(words) != 4 or not all(n.isascii() and n.isdigit() and len(n) < 6 for n in words[:2]):
+        return None
+    host, port = dialled[0], int(words[0])
+    if int(words[1]) != dialled[1] or not 0 < port < 65536:
+        return None
+    if not in_clear or not is_loopback(host):
+        return host, port
+    return (words[2], port) if is_loopback(words[2]) and words[3] == this_loopback() else None

@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 class Lane:
     """One connection and the thread that blocks in it."""
 
-    def __init__(self, options: ClientOptions, port: int) -> None:
-        self._options, self._port = options, port
+    def __init__(self, options: ClientOptions, place: tuple[str, int]) -> None:
+        self._options, self._place = options, place
         self._wire: Wire | None = None
         self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Job] | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
-        self.broken = False
+        self.broken = self.stalled = False
         threading.Thread(target=self._work, name="atoll-bulk", daemon=True).start()
 
     @property
@@ -53,13 +53,24 @@ class Lane:
         self._jobs.put((future, job))
         try:
             async with asyncio.timeout(timeout_s):
-                return await future
+                return await self._while_it_moves(future)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError):  # a TimeoutError, too
                 text = str(error) or f"nothing within {timeout_s:g} s"
-                raise UnreachableError(f"payloads to {self._options.address} over port {self._port}: {text}") from None
+                where = f"{self._options.address} over port {self._place[1]}"
+                raise UnreachableError(f"payloads to {where}: {text}") from None
             raise
+
+    async def _while_it_moves(self, future: asyncio.Future[T]) -> T:
+        """Something on the way may swallow what is sent: nobody then says that the connection is over."""
+        moved = self._wire.moved if self._wire is not None else ()
+        while not (await asyncio.wait([future], timeout=limits.DIRECT_STALL_S))[0]:
+            before, moved = moved, self._wire.moved if self._wire is not None else ()
+            if moved and moved == before:
+                self.stalled = True
+                raise TimeoutError(f"nothing moved for {limits.DIRECT_STALL_S:g} s; a firewall may swallow it")
+        return future.result()
 
     def close(self) -> None:
         self.broken = True
@@ -79,7 +90,7 @@ class Lane:
         future, job = entry
         try:
             if self._wire is None:
-                self._wire = _connected(self._options, self._port)
+                self._wire = _connected(self._options, self._place)
             if self.broken:
                 raise ConnectionError("this connection was given up")
             self._settle(future.set_result, future, job(self._wire))
@@ -92,12 +103,11 @@ class Lane:
             self._loop.call_soon_threadsafe(lambda: None if future.done() else settle(value))
 
 
-def _connected(options: ClientOptions, port: int) -> Wire:
-    host, _ = split_address(options.address)
-    connection = direct.tuned(socket.create_connection((host, port), limits.CONNECT_S))
+def _connected(options: ClientOptions, place: tuple[str, int]) -> Wire:
+    connection = direct.tuned(socket.create_connection(place, limits.CONNECT_S))
     try:
         if options.tls_ca:
-            connection = trusting(options.tls_ca).wrap_socket(connection, server_hostname=options.tls_name or host)
+            connection = trusting(options.tls_ca).wrap_socket(connection, server_hostname=options.tls_name or place[0])
         wire = Wire(connection)
         wire.send(direct.MAGIC)
         wire.send_frame(direct.TOKEN, options.token.encode())
@@ -115,8 +125,8 @@ class Lanes:
 
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
-        self._port = 0
-        """Where they go; 0: not offered, or not to be had."""
+        self._place: tuple[str, int] | None = None
+        """Where they go; None: not offered, or not to be had."""
         self._given_up = False
         self._free: list[Lane] = []
         self._all: set[Lane] = set()
@@ -125,9 +135,9 @@ class Lanes:
 
     def told(self, metadata: object) -> None:
         """What the metadata of an answer says."""
-        port = direct.offered_port(metadata, split_address(self._options.address)[1])
-        if port and not self._given_up and port != self._port:
-            self._port = port
+        place = direct.offered(metadata, split_address(self._options.address), in_clear=not self._options.tls_ca)
+        if place and not self._given_up and place != self._place:
+            self._place = place
             self._open_another()
 
     @contextmanager
@@ -144,7 +154,7 @@ class Lanes:
         try:
             yield lane
         except (UnreachableError, RemoteProtocolError, PayloadError) as error:
-            self._faults += 1
+            self._faults += limits.DIRECT_FAULTS_MAX if lane.stalled else 1
             if self._faults >= limits.DIRECT_FAULTS_MAX:
                 self._give_up(str(error))
             raise
@@ -159,7 +169,7 @@ class Lanes:
     def server_was_away(self) -> None:
         """gRPC did not reach it either: what is offered next is tried, whatever was given up before."""
         if not self._all:
-            self._given_up, self._faults, self._port = False, 0, 0
+            self._given_up, self._faults, self._place = False, 0, None
 
     def close(self) -> None:
         if self._opening is not None:
@@ -168,15 +178,15 @@ class Lanes:
             lane.close()
         self._all.clear()
         self._free.clear()
-        self._port = 0
+        self._place = None
 
     def _open_another(self) -> None:
         opening = self._opening is not None and not self._opening.done()
-        if self._port and not opening and len(self._all) < limits.DIRECT_PER_CLIENT_MAX:
-            self._opening = asyncio.get_running_loop().create_task(self._open())
+        if self._place and not opening and len(self._all) < limits.DIRECT_PER_CLIENT_MAX:
+            self._opening = asyncio.get_running_loop().create_task(self._open(self._place))
 
-    async def _open(self) -> None:
-        lane = Lane(self._options, self._port)
+    async def _open(self, place: tuple[str, int]) -> None:
+        lane = Lane(self._options, place)
         self._all.add(lane)
         try:
             await lane.do(lambda wire: None, 2 * limits.CONNECT_S)
@@ -191,7 +201,7 @@ class Lanes:
             log.warning(
                 "large payloads go through gRPC, which costs more of this process (%s); open port %d of the syncer, "
                 "which it can be told with --bulk-port, or start it with --bulk-port off",
-                *(why, self._port),
+                *(why, self._place[1] if self._place else 0),
             )
         self._given_up = True
         self.close()

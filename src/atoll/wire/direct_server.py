@@ -62,29 +62,23 @@ class Decisions:
 class DirectPort:
     """Made by `serve`, on its event loop."""
 
-    def __init__(self, decisions: Decisions, tls: ssl.SSLContext | None, idle_s: float) -> None:
+    def __init__(self, decisions: Decisions, tls: ssl.SSLContext | None, idle_s: float, connections_max: int) -> None:
         self._decisions = decisions
-        self._tls, self._idle_s = tls, idle_s
+        self._tls, self._idle_s, self._connections_max = tls, idle_s, connections_max
         self._loop = asyncio.get_running_loop()
         self._visitors: dict[Visitor, None] = {}
         """Open connections, the oldest first."""
         self._listener: socket.socket | None = None
         self._watch: asyncio.Task[None] | None = None
 
-    def open(self, host: str, port: int) -> int:
-        """Start to listen; returns the port. Raises LaunchError."""
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
-        except OSError as error:
-            raise LaunchError(
-                f"cannot listen on port {port} of {host} for payloads ({error.strerror}); choose another with "
-                f"--bulk-port, or give --bulk-port off: gRPC then carries them, too"
-            ) from None
+    def open(self, host: str, port: int) -> tuple[str, int]:
+        """Start to listen; returns where. Raises LaunchError."""
+        self._listener = listening(host, port)
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
         self._watch = self._loop.create_task(self._look_after())
-        return int(self._listener.getsockname()[1])
+        address, bound = self._listener.getsockname()[:2]
+        return str(address), int(bound)
 
     def close(self) -> None:
         if self._listener is not None and self._watch is not None:
@@ -111,15 +105,20 @@ class DirectPort:
                 self._loop.remove_reader(self._listener)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._listen_again)
             return
-        strangers = [visitor for visitor in self._visitors if visitor.token is None]
+        strangers = [visitor for visitor in self._visitors if visitor.token is None and not visitor.leaving]
         if len(strangers) >= limits.DIRECT_STRANGERS_MAX:
             strangers[0].cut()
-        if len(self._visitors) >= limits.DIRECT_CONNECTIONS_MAX:
+        if len(self._visitors) >= self._connections_max:
             connection.close()
             return
         visitor = Visitor(connection, self._decisions, self._loop, self._idle_s)
+        try:
+            visitor.start(self._tls, lambda: self._loop.call_soon_threadsafe(self._visitors.pop, visitor, None))
+        except RuntimeError as error:  # no thread is to be had
+            log.warning("cannot take a connection for payloads (%s); learners use gRPC meanwhile", error)
+            connection.close()
+            return
         self._visitors[visitor] = None
-        visitor.start(self._tls, lambda: self._loop.call_soon_threadsafe(self._visitors.pop, visitor, None))
 
     def _listen_again(self) -> None:
         if self._listener is not None:
@@ -144,7 +143,9 @@ class Visitor:
         self._decisions, self._loop, self._idle_s = decisions, loop, idle_s
         self._wire = Wire(connection)
         self._wire.expect(limits.STRANGER_S)
-        self._receiving = False
+        self._receiving: Transfer | None = None
+        self.leaving = False
+        """It was cut, and its thread is about to see that."""
         self.token: str | None = None
         """None: a stranger still."""
         self.owner = ""
@@ -154,6 +155,7 @@ class Visitor:
         return self._wire.due_s
 
     def cut(self) -> None:
+        self.leaving = True
         self._wire.cut()
 
     def start(self, tls: ssl.SSLContext | None, gone: Callable[[], object]) -> None:
@@ -163,7 +165,8 @@ class Visitor:
             except (OSError, AtollError, CancelledError):
                 pass  # it broke, made no sense, or the server stops: the other side knows or sees
             except Exception:
-                log.exception("a connection for payloads ended inside the syncer")
+                if not self._loop.is_closed():
+                    log.exception("a connection for payloads ended inside the syncer")
             finally:
                 self._wire.close()
                 with contextlib.suppress(RuntimeError):
@@ -193,6 +196,8 @@ class Visitor:
             secured = tls.wrap_socket(self._connection, server_side=True, do_handshake_on_connect=False)
             self._wire = Wire(secured)
             self._wire.due_s = due_s
+            if self.leaving:  # cut in between
+                return
             secured.do_handshake()
         if self._wire.receive(len(direct.MAGIC)) != direct.MAGIC:
             return
@@ -233,8 +238,7 @@ class Visitor:
     def _push(self, message: bytes, identity: Identity | None) -> bool:
         transfers = self._decisions.transfers
         transfer = self._on_loop(transfers.open_stripe(parts.parse_push_open(memoryview(message)), identity))
-        if (assembly := transfer.assembly) is None:
-            reply = transfer.answer.result()
+        if (assembly := transfer.assembly) is None and not (reply := self._on_loop(answer_of(transfer))).accepted:
             raise RefusedError(reply.code, reply.detail)
         goes_on = False
         try:
@@ -251,11 +255,12 @@ class Visitor:
         self._wire.send_message(direct.ANSWER, parts.encode_push_reply(reply))
         return goes_on
 
-    def _take_parts(self, transfer: Transfer, assembly: Assembly) -> int:
-        """Receive straight into the payload; returns how many bytes came."""
+    def _take_parts(self, transfer: Transfer, assembly: Assembly | None) -> int:
+        """Receive straight into the payload; returns how many bytes came. Without one the other stripes have brought
+        it all."""
         count = 0
-        self._receiving = True
-        self._loop.call_soon_threadsafe(transfer.answer.add_done_callback, self._end_soon)
+        self._receiving = transfer
+        self._loop.call_soon_threadsafe(transfer.answer.add_done_callback, lambda _: self._end_soon(transfer))
         try:
             self._wire.expect(self._idle_s)
             self._wire.send_frame(direct.GO)
@@ -264,6 +269,8 @@ class Visitor:
                 offset, length, checksum = self._wire.receive_head()
                 if not length:
                     return count
+                if assembly is None:
+                    raise RefusedError(Refusal.SIZE, f"the part at offset {offset} is there; send the payload again")
                 self._wire.receive_data(assembly.reserve(offset, length), offset, checksum)
                 assembly.arrived(offset)
                 transfer.arrivals_count += 1
@@ -271,11 +278,12 @@ class Visitor:
                 if assembly.complete:
                     self._loop.call_soon_threadsafe(self._decisions.transfers.stripe_complete, transfer)
         finally:
-            self._receiving = False
+            self._receiving = None
 
-    def _end_soon(self, _answer: asyncio.Future[PushReply]) -> None:
-        """The whole is decided: whoever sends on (or stands still) is cut, and hears why when it tries again."""
-        self._loop.call_later(limits.DIRECT_ENDING_S, lambda: self.cut() if self._receiving else None)
+    def _end_soon(self, decided: Transfer) -> None:
+        """The whole is decided: whoever sends on (or stands still) is cut, and hears why when it tries again. The next
+        push on this connection is another matter."""
+        self._loop.call_later(limits.DIRECT_ENDING_S, lambda: self.cut() if self._receiving is decided else None)
 
     # ------------------------------------------------------------ fetch
 
@@ -293,6 +301,29 @@ class Visitor:
         finally:
             self._loop.call_soon_threadsafe(given.close, position - given.start)
         return True
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """A port on the first address of this host that has it, of IPv4 if there are several. Raises LaunchError."""
+    failure: OSError | None = None
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, place in sorted(found, key=lambda one: one[0] != socket.AF_INET):
+            try:
+                both = host == "::" and socket.has_dualstack_ipv6()
+                return socket.create_server(place[:2], family=family, backlog=BACKLOG, dualstack_ipv6=both)
+            except OSError as error:
+                failure = failure or error
+    except OSError as error:
+        failure = error
+    raise LaunchError(
+        f"cannot listen on port {port} of {host} for payloads ({failure.strerror if failure else 'no address'}); "
+        f"choose another with --bulk-port, or give --bulk-port off: gRPC then carries them, too"
+    )
+
+
+async def answer_of(transfer: Transfer) -> PushReply:
+    return await asyncio.shield(transfer.answer)
 
 
 def _refusal(error: AtollError) -> tuple[str, str]:

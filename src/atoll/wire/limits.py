@@ -219,8 +219,8 @@ DIRECT_BYTES_MIN = 1 * MIB
 """Payloads of this size and more go past gRPC, where the server offers that. One more round trip (the leave to send)
 and two turns of a thread are then small beside the bytes."""
 DIRECT_CONNECTIONS_MAX = 512
-"""Connections past gRPC at a time on one server. Each has a thread (some 50 KiB), and may have one part under way.
-Whoever finds no room uses gRPC."""
+"""Connections past gRPC at a time on one server, half of those at most that it has descriptors for. Each has a thread
+(some 50 KiB), and may have one part under way. Whoever finds no room uses gRPC."""
 DIRECT_STRANGERS_MAX = 64
 """Those among them that have not shown their token: beyond it the oldest goes. An honest one is a stranger for two
 round trips, and one that loses its place uses gRPC."""
@@ -235,7 +235,10 @@ DIRECT_KEEPALIVE_S = 60
 DIRECT_ENDING_S = 1.0
 """How long the end of a stripe may take once the whole is decided, before its connection is cut."""
 DIRECT_FAULTS_MAX = 2
-"""Transfers in a row that break past gRPC before the learner stays with gRPC until its next session."""
+"""Transfers in a row that break past gRPC before the learner stays with gRPC until its next session. One that stands
+still (DIRECT_STALL_S) is enough."""
+DIRECT_STALL_S = BULK_KEEPALIVE_TIMEOUT_MS / 1000
+"""A learner gives up a connection past gRPC on which nothing moved between two looks, so far apart: as gRPC does."""
 
 RELAY_LOOK_S = 20.0
 """How often a learner that had to go past its relay looks whether that is back: a restart takes some seconds, and until

@@ -10,6 +10,7 @@ import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ from atoll.core import (
 from atoll.errors import ConfigError, LaunchError, PayloadError, RefusedError, RemoteProtocolError
 from atoll.wire import parts
 from atoll.wire.address import is_loopback, join_address, split_address
-from atoll.wire.budget import Budget
+from atoll.wire.budget import Budget, ContentBudget
 from atoll.wire.certificate import Certificate, read_certificate, serving_with
 from atoll.wire.checks import cut, fragment, identifier, raise_refusal
 from atoll.wire.direct import offer
-from atoll.wire.direct_server import Decisions, DirectPort, Given
+from atoll.wire.direct_server import Decisions, DirectPort, Given, listening
 from atoll.wire.door import Door
 from atoll.wire.generated import atoll_pb2 as pb
 from atoll.wire.limits import (
@@ -46,9 +47,11 @@ from atoll.wire.limits import (
     PART_BYTES,
     PART_S,
     REQUEST_S,
+    TRANSFER_LEARNER_SHARE,
+    TRANSFER_MEMORY_SHARE,
 )
 from atoll.wire.records import many, parse_bytes
-from atoll.wire.resources import room_for_connections
+from atoll.wire.resources import memory_bytes, room_for_connections
 from atoll.wire.seal import seal, unseal
 from atoll.wire.service import ServerOptions, SyncerService
 from atoll.wire.sessions import Sessions
@@ -124,11 +127,15 @@ def check_options(options: ServerOptions) -> tuple[Certificate | None, list[str]
     return certificate, warnings
 
 
-def check_port(listen: str) -> None:
-    """Raise LaunchError if this address cannot be had now."""
+def check_ports(listen: str, bulk_port: int | None) -> None:
+    """Raise LaunchError if this address, or the port for payloads beside it, cannot be had now."""
     host, port = split_address(listen)
     if problem := _bind_error(host, port):
         raise LaunchError(problem)
+    if bulk_port and bulk_port == port:
+        raise LaunchError(f"port {port} is for gRPC already; give --bulk-port another one, 0 for any, or off")
+    if bulk_port:
+        listening(host, bulk_port).close()
 
 
 def _credentials(certificate: Certificate | None, key: str) -> Any:
@@ -151,13 +158,16 @@ class RunningServer:
         self._sessions = Sessions(service, options)
         self._transfers = Transfers(service, options)
         self._fetches = Budget("fetches", FETCHES_PER_LEARNER_MAX, FETCHES_MAX)
+        bytes_max = options.transfer_bytes_max or int(memory_bytes() * TRANSFER_MEMORY_SHARE)
+        self._contents = ContentBudget(int(bytes_max * TRANSFER_LEARNER_SHARE), bytes_max)
         self._door = Door()
         self._watch: asyncio.Task[None] | None = None
         self._attach: AttachHandler | None = None
         self._change: ChangeHandler | None = None
         self._calls = 0
         room = room_for_connections()
-        self._server = grpc.aio.server(options=server_arguments(max(room - DIRECT_CONNECTIONS_MAX, room // 2)))
+        self._direct_max = min(DIRECT_CONNECTIONS_MAX, room // 2)
+        self._server = grpc.aio.server(options=server_arguments(room - self._direct_max))
         self._direct: DirectPort | None = None
         self._offer: tuple[tuple[str, str], ...] = ()
         self.address = options.listen
@@ -258,7 +268,7 @@ class RunningServer:
             return
         tls = serving_with(self.certificate.path, self._options.tls_key) if self.certificate is not None else None
         decisions = Decisions(self._identify, self._transfers, self._open_fetch)
-        self._direct = DirectPort(decisions, tls, self._options.transfer_idle_s)
+        self._direct = DirectPort(decisions, tls, self._options.transfer_idle_s, self._direct_max)
         self._offer = offer(self._direct.open(host, port), control_port)
 
     # ------------------------------------------------------------ calls
@@ -405,7 +415,12 @@ class RunningServer:
 
     async def _give(self, request: FetchRequest, context: Any) -> None:
         header, content = await self._service.fetch_open(request)
-        content = content.cast("B")
+        with self._contents.held(request.learner, content):
+            await self._give_content(request, context, header, content.cast("B"))
+
+    async def _give_content(
+        self, request: FetchRequest, context: Any, header: FetchHeader, content: memoryview
+    ) -> None:
         start, stop = _range(request, header, content)
         opening = parts.encode_fetch_header(header)
         position = start
@@ -420,19 +435,18 @@ class RunningServer:
     async def _open_fetch(self, request: FetchRequest, identity: Identity | None) -> Given:
         """For whoever fetches past gRPC, under the same bounds."""
         raise_refusal(check_learner(identity, request.learner))
-        self._fetches.take(request.learner)
+        with ExitStack() as taken:
+            taken.enter_context(self._fetches.held(request.learner))
+            header, content = await self._service.fetch_open(request)
+            taken.enter_context(self._contents.held(request.learner, content))
+            start, stop = _range(request, header, content := content.cast("B"))
+            give_back = taken.pop_all().close
 
         def close(bytes_count: int) -> None:
             self.bytes_down += bytes_count
-            self._fetches.give_back(request.learner)
+            give_back()
 
-        try:
-            header, content = await self._service.fetch_open(request)
-            content = content.cast("B")
-            return Given(header, content, *_range(request, header, content), close)
-        except BaseException:
-            close(0)
-            raise
+        return Given(header, content, start, stop, close)
 
     async def _write_part(self, part: bytes, request: FetchRequest, context: Any) -> None:
         """Wait for a thin link as long as the caller does: its deadline, or the end of its connection, cancels this
