@@ -31,6 +31,7 @@ from atoll.core import (
     build_layout,
 )
 from atoll.core import effects as fx
+from atoll.syncer.log_replay import read_committed
 from atoll.syncer.relay import Relay
 from atoll.syncer.relay_links import AtRelay, RelayLinks
 from atoll.syncer.state import ModelState
@@ -233,6 +234,26 @@ def test_what_a_dead_relay_held_is_given_again(tmp_path: Path) -> None:
 
 def events_of(folder: Path) -> str:
     return "".join(path.read_text() for path in (folder / "events").glob("syncer*.jsonl"))
+
+
+def test_what_a_relay_merged_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
+    """The log makes a version again from single contributions, and a relay has sent none: such a version has a slot."""
+    rhythm = ("--fragments", "2", "--sync-every", "4", "--overlap", "2", "--quorum", "all", "--learners", "2")
+    syncer = SyncerProcess(tmp_path, *rhythm, "--durability", "commit", "--new-run")
+    relay = RelayProcess(syncer.address, tmp_path / "relay.log")
+    learners = [TrainingThread(relay.address, f"l{i}", seed=i, step_s=0.02, model=same_model()) for i in range(2)]
+    try:
+        told = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 4, "versions from the relay")
+        assert relay.status()["merged_payloads"] >= 6
+        syncer.kill()
+        loaded = read_committed(tmp_path / "state")
+        assert not loaded.problems, loaded.problems
+        assert all(loaded.fragments[f].version >= version for f, version in enumerate(told["versions"]))
+    finally:
+        for learner in learners:
+            learner.stopping.set()
+        relay.kill()
+        syncer.kill()
 
 
 def test_a_run_that_needs_single_contributions_gets_them(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ async def merge_contributions(
     recorder, arrays = host.keeper.recorder, state.fragments[merge.fragment]
     await recorder.anchor(merge.fragment, arrays, "gap", merge.round - 1)
     writing = asyncio.ensure_future(recorder.payloads(merge, held))
-    logging = asyncio.ensure_future(host.keeper.log_payloads(merge, held))
+    # The log makes a version again from single contributions; one that a relay has a part in goes into a slot.
+    logging = asyncio.ensure_future(host.keeper.log_payloads(merge, held if gathered is None else None))
     started_ns = time.monotonic_ns()
     parts = gathered or Gathered(held, merge.weights)
     result = await host.on_a_worker(
