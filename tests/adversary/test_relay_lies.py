@@ -14,7 +14,7 @@ from raw_relay import LyingRelay, group
 
 from atoll.core import messages as m
 from atoll.errors import AtollError, RefusedError
-from atoll.syncer.relay_links import FAILURES_MAX
+from atoll.syncer.relay_peers import FAILURES_MAX
 
 STEPS, TOKENS = 2, 64
 
