@@ -7,6 +7,7 @@ closes. This one says any norm, and sends any bytes, or none.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +44,9 @@ class LyingRelay:
     async def _attach(self) -> None:
         self._connection = ShardConnection(self._options, self._answer)
         await self._connection.__aenter__()
-        await self._connection.peer.call(calls.RELAY, {"version": calls.RELAY_LINK_VERSION})
+        await self._connection.peer.call(
+            calls.RELAY, {"version": calls.RELAY_LINK_VERSION, "name": secrets.token_hex(8)}
+        )
 
     async def _answer(self, method: str, values: dict[str, Any], _data: Any) -> tuple[dict[str, Any], Any]:
         if method != calls.GATHER:

@@ -18,7 +18,7 @@ from atoll.errors import RefusedError, UnreachableError
 from atoll.launch.commands import learner_commands, linked, shard_commands, syncer_command
 from atoll.launch.config import DurabilityConfig
 from atoll.launch.folder import RunFolder
-from atoll.syncer import replica_calls, shard_calls
+from atoll.syncer import relay_calls, replica_calls, shard_calls
 from atoll.wire import ClientOptions, ShardConnection, fetch_status
 
 TOKEN, LINK = "the-run-token-of-this-test", "what-only-syncer-and-shards-have"
@@ -73,6 +73,24 @@ def test_the_runs_token_leads_nobody_where_the_link_has_its_own(tmp_path: Path, 
     with pytest.raises(RefusedError):
         asyncio.run(lead(address, "made-up", *LEADS[kind]))
     asyncio.run(lead(address, LINK, *LEADS[kind]))
+
+
+def test_with_the_runs_token_a_relay_links_to_a_shard_and_can_ask_nothing_of_it(tmp_path: Path) -> None:
+    """It is asked for what it holds, and leads nobody."""
+    address = start("shard", tmp_path, ATOLL_LINK_TOKEN=LINK)
+
+    async def attach() -> None:
+        async def answer(*_: object) -> Any:
+            return {}, b""
+
+        async with asyncio.timeout(WAIT_S), ShardConnection(ClientOptions(address, token=TOKEN), answer) as link:
+            named = {"version": relay_calls.RELAY_LINK_VERSION, "name": "a-relay"}
+            assert (await link.peer.call(relay_calls.RELAY, named))[0] == {}
+            for method in (shard_calls.COPY, shard_calls.MERGE, shard_calls.DROP, *LEADS["shard"][:1]):
+                with pytest.raises(RefusedError):
+                    await link.peer.call(method, {"fragment": 0, **LEADS["shard"][1], "run": "", "epoch": 1})
+
+    asyncio.run(attach())
 
 
 def test_a_launcher_gives_syncer_and_shards_a_token_that_learners_do_not_have(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from test_relay import RelayProcess
 
 from atoll.core import messages as m
 from atoll.errors import AtollError, RefusedError
-from atoll.syncer.relay_links import FAILURES_MAX
+from atoll.syncer.relay_peers import FAILURES_MAX
 
 STEPS, TOKENS = 2, 64
 

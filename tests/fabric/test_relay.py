@@ -31,8 +31,10 @@ from atoll.core import (
     build_layout,
 )
 from atoll.core import effects as fx
+from atoll.syncer.log_replay import read_committed
 from atoll.syncer.relay import Relay
-from atoll.syncer.relay_links import AtRelay, RelayLinks
+from atoll.syncer.relay_links import RelayLinks
+from atoll.syncer.relay_peers import AtRelay
 from atoll.syncer.state import ModelState
 from atoll.wire import ClientOptions, ShardPeer, fetch_status
 
@@ -145,27 +147,43 @@ EXACT = ("--fragments", "2", "--sync-every", "4", "--overlap", "0", "--quorum", 
 STEPS = 16
 
 
-def train_a_site(folder: Path, *options: str, relayed: bool) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Two learners of a site and one elsewhere, over a few rounds: the model, the syncer's status, the relay's."""
+def train_a_site(
+    folder: Path, *options: str, relayed: bool, shards: int = 0, tree: bool = False
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Two learners of a site and one elsewhere, over a few rounds: the model, the syncer's status, the relay's. In a
+    `tree` there is a third of the site, and the first two reach its relay through one of their own."""
     folder.mkdir()
-    syncer = SyncerProcess(folder, *EXACT, *options, "--learners", "3")
+    told, processes = (*EXACT, *options, "--learners", "4" if tree else "3"), []
+    if shards:
+        syncer, processes = sharded_syncer(folder, shards, *told)
+    else:
+        syncer = SyncerProcess(folder, *told)
     relay = RelayProcess(syncer.address, folder / "relay.log") if relayed else None
     site = relay.address if relay is not None else syncer.address
-    places = [site, site, syncer.address]
+    inner = RelayProcess(site, folder / "inner.log") if relayed and tree else None
+    first = inner.address if inner is not None else site
+    places = [first, first, *([site] if tree else []), syncer.address]
+    step_s = 0.1 if tree else 0.01  # the inner relay asks for its link when its first learner comes
     learners = [
-        TrainingThread(place, f"l{i}", seed=i, steps=STEPS, model=same_model()) for i, place in enumerate(places)
+        TrainingThread(place, f"l{i}", seed=i, steps=STEPS, step_s=step_s, model=same_model())
+        for i, place in enumerate(places)
     ]
     try:
         for learner in learners:
             learner.thread.join(WAIT_S)
             assert learner.error is None
         status = syncer.wait_for(lambda s: min(s["versions"]) >= STEPS // 4, "every version")
-        told = relay.status() if relay is not None else {}
+        seen = relay.status() if relay is not None else {}
+        seen["inner"] = inner.status() if inner is not None else {}
     finally:
+        if inner is not None:
+            inner.kill()
         if relay is not None:
             relay.kill()
         syncer.stop()
-    return load_file(folder / "model.safetensors"), status, told
+        for shard in processes:
+            shard.stop()
+    return load_file(syncer.folder / "model.safetensors"), status, seen
 
 
 def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -174,9 +192,10 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
     return math.sqrt(far / sum(float(np.square(values).sum()) for values in other.values()))
 
 
-def test_a_site_merges_to_the_model_of_the_flat_merge(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [0, 2])
+def test_a_site_merges_to_the_model_of_the_flat_merge(tmp_path: Path, shards: int) -> None:
     flat, expected, _ = train_a_site(tmp_path / "flat", "--codec-up", "fp32", relayed=False)
-    merged, status, told = train_a_site(tmp_path / "site", "--codec-up", "fp32", relayed=True)
+    merged, status, told = train_a_site(tmp_path / "site", "--codec-up", "fp32", relayed=True, shards=shards)
     assert told["merged_payloads"] >= 2 * (STEPS // 4 - 1) and told["merges"], told
     assert 0.0 < distance(merged, flat) < 1e-6
     for name in ("versions", "contributions_merged", "tokens_processed", "tokens_merged", "tokens_discarded"):
@@ -185,15 +204,64 @@ def test_a_site_merges_to_the_model_of_the_flat_merge(tmp_path: Path) -> None:
     check_books(status)
 
 
-def test_a_site_costs_one_payload_a_round_in_the_codec_of_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [0, 2])
+def test_a_site_costs_one_payload_a_round_in_the_codec_of_the_run(tmp_path: Path, shards: int) -> None:
     flat, _, _ = train_a_site(tmp_path / "flat", "--codec-up", "int4", relayed=False)
-    merged, status, told = train_a_site(tmp_path / "site", "--codec-up", "int4", relayed=True)
+    merged, status, told = train_a_site(tmp_path / "site", "--codec-up", "int4", relayed=True, shards=shards)
     model, _, _ = train_a_site(tmp_path / "exact", "--codec-up", "fp32", relayed=False)
     assert distance(merged, model) < 2.0 * distance(flat, model)  # the same error once more
     one = sum(values.size for values in model.values()) / 2 * (0.5 + 4 / 256)  # of one of the two fragments
     # One for each round; and what both have on hand when they leave comes alone, for the syncer's disk.
     assert told["bytes_up"] <= 1.05 * (sum(status["versions"]) + 2) * one + seed_bytes(model)
     check_books(status)
+
+
+def test_a_relay_merges_for_the_relay_behind_which_it_stands(tmp_path: Path) -> None:
+    flat, expected, _ = train_a_site(tmp_path / "flat", "--codec-up", "fp32", relayed=False, tree=True)
+    merged, status, told = train_a_site(tmp_path / "tree", "--codec-up", "fp32", relayed=True, tree=True)
+    assert min(told["inner"]["merged_payloads"], told["merged_payloads"]) >= 2 * (STEPS // 4 - 1), told
+    assert 0.0 < distance(merged, flat) < 1e-6
+    for name in ("versions", "contributions_merged", "tokens_processed", "tokens_merged", "tokens_discarded"):
+        assert status[name] == expected[name], name
+    one = sum(values.nbytes for values in flat.values()) / 2  # of one of the two fragments
+    for relay in (told, told["inner"]):  # one for each round, and what each has on hand when it leaves
+        assert relay["bytes_up"] <= 1.05 * (sum(status["versions"]) + 3 * 2) * one + seed_bytes(flat)
+    check_books(status)
+
+
+def test_what_a_dead_inner_relay_held_is_given_again(tmp_path: Path) -> None:
+    """The outer one goes on merging for its own learners: it is not taken for one that does not send."""
+    rhythm = ("--fragments", "2", "--sync-every", "4", "--overlap", "2", "--quorum", "all", "--learners", "4")
+    syncer = SyncerProcess(tmp_path, *rhythm, "--new-run")
+    outer, link = RelayProcess(syncer.address, tmp_path / "outer.log"), Proxy(syncer.address)
+    inner = RelayProcess(outer.address, tmp_path / "inner.log")
+    site = f"{outer.address},{syncer.address}"
+    places = [f"{inner.address},{site}"] * 2 + [site, link.address]
+    learners = [
+        TrainingThread(place, f"l{i}", seed=i, step_s=0.03, model=same_model()) for i, place in enumerate(places)
+    ]
+    try:
+        syncer.wait_for(lambda s: min(s["versions"], default=0) >= 3, "versions through both relays")
+        link.bytes_per_s = 400
+        syncer.wait_for(lambda _: inner.status()["held"] >= 2, "contributions wait at the inner relay")
+        inner.kill()
+        syncer.wait_for(lambda _: "relay_gone" in events_of(tmp_path), "what it held is given again")
+        link.bytes_per_s = 0
+        before, merged = syncer.status(), outer.status()["merged_payloads"]
+        after = syncer.wait_for(lambda s: min(s["versions"]) >= max(before["versions"]) + 3, "they go on without it")
+        assert outer.status()["merges"] and outer.status()["merged_payloads"] > merged
+        assert {one["learner"] for one in after["members"] if one["state"] == "active"} == {"l0", "l1", "l2", "l3"}
+        check_books(after)
+        assert not after["tokens_discarded"]
+    finally:
+        for learner in learners:
+            learner.stopping.set()
+        for learner in learners:
+            learner.stop()
+        outer.kill()
+        syncer.stop()
+        link.stop()
+    assert all(learner.error is None for learner in learners)
 
 
 def seed_bytes(model: dict[str, Any]) -> int:
@@ -231,8 +299,78 @@ def test_what_a_dead_relay_held_is_given_again(tmp_path: Path) -> None:
     assert all(learner.error is None for learner in learners)
 
 
+@pytest.mark.parametrize("dies", ["relay", "shard"])
+def test_what_waits_at_a_relay_for_shards_outlives_either(tmp_path: Path, dies: str) -> None:
+    """The coordinator counts, and neither it nor a shard has the bytes: what dies with the relay, or for a shard that
+    died, is its learners' again."""
+    rhythm = ("--fragments", "2", "--sync-every", "4", "--overlap", "2", "--quorum", "all", "--learners", "3")
+    syncer, shards = sharded_syncer(tmp_path, 2, *rhythm, "--new-run")
+    relay, link = RelayProcess(syncer.address, tmp_path / "relay.log"), Proxy(syncer.address)
+    places = [f"{relay.address},{syncer.address}"] * 2 + [link.address]
+    learners = [
+        TrainingThread(place, f"l{i}", seed=i, step_s=0.03, model=same_model()) for i, place in enumerate(places)
+    ]
+    try:
+        syncer.wait_for(lambda s: min(s["versions"], default=0) >= 3, "versions through the relay")
+        link.bytes_per_s = 400  # the third learner hears of rounds seconds late, and they wait for it
+        syncer.wait_for(lambda _: relay.status()["held"] >= 2, "the site's contributions wait at the relay")
+        if dies == "relay":
+            relay.kill()
+            syncer.wait_for(lambda _: "relay_gone" in events_of(tmp_path / "run"), "what it held is given again")
+        else:
+            shards[0].kill()
+            syncer.wait_for(lambda s: s["shards"][0]["away"], "the shard to be missed")
+            shards[0].start()
+        link.bytes_per_s = 0
+        before = syncer.wait_for(lambda s: not any(one["away"] for one in s["shards"]), "all shards")
+        wanted = max(before["versions"]) + 3
+        after = syncer.wait_for(lambda s: min(s["versions"]) >= wanted, "they go on")
+        assert {one["learner"] for one in after["members"] if one["state"] == "active"} == {"l0", "l1", "l2"}
+        if dies == "shard":
+            merged = relay.status()["merged_payloads"]
+            syncer.wait_for(lambda _: relay.status()["merged_payloads"] >= merged + 4, "the relay merges on")
+        check_books(syncer.status())
+        assert not after["tokens_discarded"]  # given again, not given up
+    finally:
+        for learner in learners:
+            learner.stopping.set()
+        for learner in learners:
+            learner.stop()
+        syncer.stop()
+        for shard in shards:
+            shard.stop()
+        if dies == "shard":
+            relay.kill()
+        link.stop()
+    assert all(learner.error is None for learner in learners)
+
+
 def events_of(folder: Path) -> str:
     return "".join(path.read_text() for path in (folder / "events").glob("syncer*.jsonl"))
+
+
+def test_what_a_relay_merged_is_on_disk_before_anybody_hears_of_it(tmp_path: Path) -> None:
+    """The log makes a version again from single contributions, and a relay has sent none: such a version has a slot."""
+    rhythm = ("--fragments", "2", "--sync-every", "4", "--overlap", "2", "--quorum", "all", "--learners", "2")
+    syncer = SyncerProcess(tmp_path, *rhythm, "--durability", "commit")
+    relay = RelayProcess(syncer.address, tmp_path / "relay.log")
+    places = f"{relay.address},{syncer.address}"
+    learners = [TrainingThread(places, f"l{i}", seed=i, step_s=0.02, model=same_model()) for i in range(2)]
+    try:
+        told = syncer.wait_for(lambda s: min(s["versions"], default=0) >= 4, "versions from the relay")
+        assert relay.status()["merged_payloads"] >= 6
+        syncer.kill()
+        loaded = read_committed(tmp_path / "state")
+        syncer.again()
+        assert not loaded.problems, loaded.problems
+        assert all(loaded.fragments[f].version >= version for f, version in enumerate(told["versions"]))
+    finally:
+        for learner in learners:
+            learner.stopping.set()
+        for learner in learners:
+            learner.stop()
+        relay.kill()
+        syncer.stop()
 
 
 def test_a_run_that_needs_single_contributions_gets_them(tmp_path: Path) -> None:

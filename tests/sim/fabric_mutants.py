@@ -7,7 +7,7 @@ The scenarios are made for them, so that the proof takes seconds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest import MonkeyPatch
@@ -17,8 +17,8 @@ from atoll.errors import AtollError
 from atoll.instruments.sim import store
 from atoll.instruments.sim.scenario import LearnerSpec, Scenario, SimFault
 from atoll.syncer import (
-    relay_links,
     relay_merge,
+    relay_peers,
     replica,
     replicate,
     shard_arrays,
@@ -40,10 +40,11 @@ def scenario(
     *faults: SimFault,
     seed: int = 0,
     config: dict[str, Any] | None = None,
+    seconds: float = SECONDS,
     **changes: Any,
 ) -> Scenario:
     settings = {"fragments": 4, "learners_expected": 3, "sync_every": 8, **(config or {})}
-    return Scenario(seed, SyncConfig(**settings), LEARNERS, seconds=SECONDS, faults=faults, **changes)
+    return Scenario(seed, SyncConfig(**settings), LEARNERS, seconds=seconds, faults=faults, **changes)
 
 
 FREEZE = SimFault("freeze", "syncer", 8.0, 12.0)
@@ -70,6 +71,27 @@ HELD_LONG = scenario(
 )
 """Rounds wait for a learner whose contributions do not arrive; what they have of the others waits at the relay."""
 
+SITE_AND_SHARDS = scenario(
+    SimFault("kill", "relay-0", 30.0, 3.0),
+    SimFault("kill", "shard-0", 53.0, 3.0),
+    SimFault("cut", "relay-0~shard-1", 58.0),
+    SimFault("partition", "relay-0~shard-1", 60.0, 4.0),
+    SimFault("freeze", "relay-0", 66.0, 2.0),
+    SimFault("move", "shard-0", 70.0, variant="1"),
+    SimFault("kill", "syncer", 74.0),
+    shards=2,
+    relayed=2,
+    seconds=100.0,
+)
+"""Learners look for their relay every 20 s."""
+HELD_FOR_SHARDS = scenario(
+    SimFault("mute", "learner-1", 25.0, 6.0),
+    SimFault("kill", "relay-0", 28.0, 4.0),
+    config={"quorum": "all"},
+    relayed=2,
+    shards=2,
+    seconds=40.0,
+)
 QUIET = scenario(relayed=3)
 MOVED = scenario(
     SimFault("move", "shard-1", 8.0, variant="0,2"),
@@ -235,13 +257,29 @@ def _a_failed_move_deletes(patch: MonkeyPatch) -> None:
 
 def _lost_at_the_relay_counts(patch: MonkeyPatch) -> None:
     """What a dead relay held is merged as nothing, and counted as merged."""
-    group = relay_links.RelayLinks._group
+    group = relay_peers.RelayPeers._group
 
-    async def nothing(self: Any, merge: Any, peer: Any, indices: Any) -> Any:
-        found = await group(self, merge, peer, indices)
-        return "" if found is None else found
+    async def nothing(self: Any, state: Any, wanted: Any, norms: Any, peer: Any) -> Any:
+        found = await group(self, state, wanted, norms, peer)
+        return None if isinstance(found, tuple) else found
 
-    patch.setattr(relay_links.RelayLinks, "_group", nothing)
+    patch.setattr(relay_peers.RelayPeers, "_group", nothing)
+
+
+def _lost_at_the_relay_counts_on_a_shard(patch: MonkeyPatch) -> None:
+    """A shard merges what it has, and says of what died with a relay that it is in there."""
+    gather = shard_arrays.ShardArrays._gather
+
+    async def found(self: Any, merge: Any, at: Any) -> Any:
+        there = await gather(self, merge, at)
+        if not isinstance(there, tuple):
+            return there
+        kept = [i for i, one in enumerate(merge.contributions) if one not in there]
+        ids, weights = [merge.contributions[i] for i in kept], [merge.weights[i] for i in kept]
+        rest = replace(merge, contributions=tuple(ids), weights=tuple(weights))
+        return await gather(self, rest, [at[i] for i in kept]) if kept else there
+
+    patch.setattr(shard_arrays.ShardArrays, "_gather", found)
 
 
 def _relay_forgets_nothing(patch: MonkeyPatch) -> None:
@@ -282,6 +320,12 @@ FABRIC_MUTANTS: dict[str, FabricMutant] = {
         (_a_move_that_failed_counts, "a move that failed counts", NOT_MOVED, ("I20",)),
         (_a_failed_move_deletes, "a move that failed deletes what was there", NOT_MOVED, ("I20",)),
         (_lost_at_the_relay_counts, "what died with a relay counts as merged", HELD_LONG, ("I19", "assert", "crash")),
+        (
+            _lost_at_the_relay_counts_on_a_shard,
+            "so does a shard",
+            HELD_FOR_SHARDS,
+            ("I19", "assert", "crash"),
+        ),
         (_relay_forgets_nothing, "a relay keeps what was merged long ago", QUIET, ("I10",)),
         (_relay_sends_one_for_all, "a relay sends one contribution for all", RELAYED, ("I19",)),
     )

@@ -19,6 +19,7 @@ from fabric_mutants import (
     RELAYED,
     REPLICATED,
     SHARDED,
+    SITE_AND_SHARDS,
     scenario,
 )
 
@@ -36,6 +37,7 @@ SOUND = {
     "shards-standby": LED_TWICE,
     "relay": RELAYED,
     "relay-held": HELD_LONG,
+    "relay-shards": SITE_AND_SHARDS,
     "moved": MOVED,
     "not-moved": NOT_MOVED,
     "given-up": GIVEN_UP,
@@ -66,7 +68,7 @@ def test_the_standby_serves_and_a_primary_that_wakes_up_ends(made: Any) -> None:
 
 
 def test_shards_have_the_fragments_and_a_relay_merges() -> None:
-    for made in (replace(SHARDED, faults=()), replace(RELAYED, faults=())):
+    for made in (replace(SHARDED, faults=()), replace(RELAYED, faults=()), replace(SITE_AND_SHARDS, faults=())):
         seen: list[facts.Fact] = []
         world = world_of(made)
         observe = world.observe
@@ -77,7 +79,7 @@ def test_shards_have_the_fragments_and_a_relay_merges() -> None:
 
         world.observe = keep  # type: ignore[method-assign]
         world.begin()
-        world.clock.run(10 * 10**9)
+        world.clock.run((30 if made.shards and made.relayed else 10) * 10**9)
         world.close()
         owners = {fact.shard for fact in seen if isinstance(fact, facts.Owned)}
         groups = [fact for fact in seen if isinstance(fact, facts.RelayMerged) and len(fact.contributions) > 1]

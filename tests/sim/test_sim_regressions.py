@@ -61,6 +61,8 @@ STORIES = {
     "draw-6-seed-1156": "a primary with --replicate that came back told what its standby had never got",
     "draw-6-seed-3026": "a lost version came to a shard before the word of its learner's new secret, and never again",
     "draw-7-seed-240": "a shard was given up between the layout and the first parameters, and the run never began",
+    "draw-7-seed-1402": "a shard wrote what its disk had given back under the name of a newer version",
+    "draw-7-seed-2784": "a shard on an empty disk served zeros, and the relay gave them to every newcomer for ever",
     "draw-7-seed-241": "durability none: shards kept to a run that had died with its coordinator",
 }
 """By the file's name: the version of `draw`, where it had a number, and the seed."""

@@ -6,7 +6,7 @@ from .platform import AsyncioPlatform
 from .recording import DERIVED, HERE, RECORDED, ZERO
 from .recover import SHARD_ROW, SHARDS_ROW, agree_on_settings, recover
 from .relay import Relay
-from .relay_links import AtRelay
+from .relay_peers import AtRelay
 from .replica import StandbyReplica, mark_led, refused_primary, watch_primary
 from .replicate import Replicator
 from .shard import ShardService

@@ -23,7 +23,7 @@ from atoll.core import (
 )
 from atoll.core import effects as fx
 from atoll.errors import RefusedError
-from atoll.syncer.relay_links import Gathered
+from atoll.syncer.relay_peers import Gathered
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
 
@@ -64,7 +64,8 @@ async def merge_contributions(
     recorder, arrays = host.keeper.recorder, state.fragments[merge.fragment]
     await recorder.anchor(merge.fragment, arrays, "gap", merge.round - 1)
     writing = asyncio.ensure_future(recorder.payloads(merge, held))
-    logging = asyncio.ensure_future(host.keeper.log_payloads(merge, held))
+    # The log makes a version again from single contributions; one that a relay has a part in goes into a slot.
+    logging = asyncio.ensure_future(host.keeper.log_payloads(merge, held if gathered is None else None))
     started_ns = time.monotonic_ns()
     parts = gathered or Gathered(held, merge.weights)
     result = await host.on_a_worker(
@@ -132,6 +133,9 @@ async def copy_theta(host: ArraysHost, fragment: int) -> tuple[int, int, memoryv
 def theta_header(cached: tuple[int, int, memoryview], request: FetchRequest) -> tuple[FetchHeader, memoryview]:
     """The answer to a fetch of whole parameters, from a copy of them."""
     version, checksum, data = cached
+    if version == NO_VERSION:  # a relay once kept such a copy, and every newcomer of its site got that for ever
+        detail = f"fragment {request.fragment} waits for a learner that brings it back; ask again soon"
+        raise RefusedError(Refusal.BUSY, detail)
     if request.version not in (NO_VERSION, version):
         detail = f"fragment {request.fragment} is at version {version} now, not {request.version}; fetch that"
         raise RefusedError(Refusal.UNKNOWN_VERSION, detail)

@@ -45,13 +45,12 @@ from atoll.syncer.fragment_work import (
 )
 from atoll.syncer.inner_buffer import InnerBuffer
 from atoll.syncer.news import Flow, News
-from atoll.syncer.relay_links import AtRelay, RelayLinks
+from atoll.syncer.relay_links import RelayLinks
+from atoll.syncer.relay_peers import AtRelay, Held
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
 
 T = TypeVar("T")
-Held = InspectedPayload | AtRelay
-"""A contribution: its bytes, or where they are."""
 WORKERS = 2
 """Merges and inspections at a time: the kernels have threads of their own, two keep them fed."""
 THIN_LOOK_S = 20.0

@@ -44,8 +44,9 @@ from atoll.core import (
     same_secret,
 )
 from atoll.errors import AtollError, PayloadError, RefusedError, UnreachableError
-from atoll.syncer.relay_merge import Connect, SiteMerges
-from atoll.wire import Bytes, ClientOptions, ControlClient, RoutedBulk, ShardConnection
+from atoll.syncer.relay_merge import SiteMerges
+from atoll.syncer.relay_ways import Connect
+from atoll.wire import Bytes, ClientOptions, ControlClient, RoutedBulk, ShardConnection, ShardPeer
 
 QUEUE_MAX = 16_384
 """Messages of a learner that wait for the syncer: as many as a learner itself may have waiting."""
@@ -210,15 +211,20 @@ class Relay:
             self._serves = (welcome.run, welcome.epoch)
             self._cache.clear()
             self._versions.clear()
-        self._bulk.route(welcome.shards, welcome.shard_of)
+        self._route(welcome)
         opened.send(replace(welcome, shards=(), shard_of=()))
+
+    def _route(self, told: Welcome | Serving) -> None:
+        self._bulk.route(told.shards, told.shard_of)
+        if self._merges is not None:
+            self._merges.route(told.shards, told.shard_of)
 
     async def _both_ways(self, opened: RelaySession, client: ControlClient) -> None:
         upwards = asyncio.create_task(self._pass_up(opened, client))
         try:
             async for message in client:
                 if isinstance(message, Serving):
-                    self._bulk.route(message.shards, message.shard_of)
+                    self._route(message)
                     continue
                 self._note_versions(message)
                 opened.send(message)
@@ -263,6 +269,16 @@ class Relay:
         elif isinstance(message, Start):
             for fragment, state in enumerate(message.fragments):
                 self._versions[fragment] = max(state.version, self._versions.get(fragment, NO_VERSION))
+
+    def answering(self, peer: ShardPeer) -> Callable[[str, dict[str, Any], Bytes], Any]:
+        """Answers relays that stand before this one."""
+
+        async def answer(method: str, values: dict[str, Any], _data: Bytes) -> tuple[dict[str, Any], bytes]:
+            if self._merges is None:
+                raise RefusedError(Refusal.NOT_ALLOWED, "this relay passes everything on (--no-merge)")
+            return await self._merges.from_inner(peer, method, values), b""
+
+        return answer
 
     # ------------------------------------------------------------ who is who
 

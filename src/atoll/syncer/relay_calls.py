@@ -1,12 +1,17 @@
 """What a relay that merges and its syncer say to each other. The link is `wire.shard_peer`, and the relay opens it: it
-may sit behind NAT, as learners do.
+may sit behind NAT, as learners do. Where shards merge it has a link to each of them as well, by the same name, and they
+ask for what goes into their merges. A relay that stands before another one says all of this to that one.
 
-    relay -> syncer
+    relay -> syncer, or another relay
       relay     may contributions be merged at the site? refused where single ones are needed
       model     the run's tensors and settings
       offer     a learner's contribution is here and was looked at: its header, finite or not, its norm
-    syncer -> relay
-      gather    these contributions, with these weights, as one payload (one alone: as it came)
+    relay -> shard
+      relay     as above: here is who may be asked for what it has offered to the syncer
+    syncer, shard, or other relay -> relay
+      gather    these contributions, with these weights, as one payload (one alone: as it came); or which of them are
+                lost with a relay behind this one
+    syncer, or other relay -> relay
       forget    a contribution is not needed any more (notice)
 """
 
@@ -21,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.codec import Partial, reduce
-from atoll.core import Layout, SyncConfig, TensorSpec, build_layout
-from atoll.errors import PayloadError
+from atoll.core import ContributionId, Layout, PushHeader, PushKind, Refusal, SyncConfig, TensorSpec, build_layout
+from atoll.core import effects as fx
+from atoll.errors import PayloadError, RefusedError, RemoteProtocolError
+from atoll.syncer.shard_calls import header_of, id_of, id_values
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.wire import Bytes
 
@@ -33,8 +40,56 @@ LENGTH_ROUNDING = 1.001
 """Norms are sums of many squares, in fp32 where a machine's kernels take them so."""
 ENCODED_SLACK = 2.0
 """What a relay encodes has the error of the one before in it."""
-RELAY_LINK_VERSION = 1
+INNER_SHARE = 0.5
+"""Of the time that a relay has: what it gives relays behind it. One of those that is frozen must not make its answer
+late, too."""
+RELAY_LINK_VERSION = 2
 """Of what is said here. Where the two differ the relay passes everything on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of a relay: these contributions as one, for this version (0: for the disk, one alone)."""
+
+    fragment: int
+    version: int
+    ids: tuple[ContributionId, ...]
+    weights: tuple[float, ...]
+    within_s: float
+    """How long it is waited for."""
+
+    def for_inner(self) -> Wanted:
+        """The same, for relays behind the one that was asked."""
+        return replace(self, within_s=INNER_SHARE * self.within_s)
+
+    def only(self, indices: Sequence[int]) -> Wanted:
+        ids, weights = [self.ids[index] for index in indices], [self.weights[index] for index in indices]
+        return replace(self, ids=tuple(ids), weights=tuple(weights))
+
+    def values(self) -> dict[str, Any]:
+        named = {"ids": [id_values(one) for one in self.ids], "weights": list(self.weights)}
+        return {"fragment": self.fragment, "version": self.version, "within_s": self.within_s, **named}
+
+
+def wanted_for(merge: fx.Merge, within_s: float) -> Wanted:
+    return Wanted(merge.fragment, merge.version, merge.contributions, tuple(merge.weights), within_s)
+
+
+def wanted_of(values: Mapping[str, Any]) -> Wanted:
+    ids, weights = tuple(map(id_of, values["ids"])), tuple(map(float, values["weights"]))
+    return Wanted(int(values["fragment"]), int(values["version"]), ids, weights, float(values["within_s"]))
+
+
+def offer_of(values: Mapping[str, Any]) -> tuple[PushHeader, bool, float]:
+    """Whose contribution it is, whether it is finite, and its norm. Raises RefusedError if it is no offer."""
+    try:
+        header, norm = header_of(values["header"]), float(values["norm"])
+    except (RemoteProtocolError, LookupError, TypeError, ValueError, OverflowError) as error:
+        raise RefusedError(Refusal.BAD_REQUEST, f"this is no offer: {error}") from None
+    if header.kind is not PushKind.CONTRIBUTION:
+        raise RefusedError(Refusal.BAD_REQUEST, f"a {header.kind} cannot wait at a relay; push it")
+    finite = bool(values.get("finite")) and 0.0 <= norm < math.inf
+    return header, finite, norm if finite else 0.0
 
 
 def model_values(layout: Layout, config: SyncConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from atoll.observe import NullWriter
 from atoll.syncer.options import RelayOptions
 from atoll.syncer.relay import Relay
 from atoll.syncer.shard_serve import announce
-from atoll.wire import ServerOptions, fetch_status, memory_bytes, serve
+from atoll.wire import ServerOptions, attach_handler, fetch_status, memory_bytes, serve
 
 CACHE_SHARE = 0.25
 """Of the machine's memory, at most, for what was fetched. Learners of a site want the same few versions, so that less
@@ -42,7 +42,7 @@ async def _serve(options: RelayOptions) -> int:
         tls_certificate=options.tls_certificate or "",
         tls_key=options.tls_key or "",
     )
-    server = await serve(relay, wanted)
+    server = await serve(relay, wanted, attach=attach_handler(relay.answering))
     relay.end_session = server.close_session
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -402,7 +402,7 @@ def _stats(shell: SyncerShell, server: RunningServer) -> events.SyncerStats:
 
 
 def _bytes(shell: SyncerShell, server: RunningServer) -> dict[str, Any]:
-    up = server.bytes_up + shell.inline_up + shell.platform.relays.bytes_up
+    up = server.bytes_up + shell.inline_up + shell.platform.relays.peers.bytes_up
     return {"bytes_up": up, "bytes_down": server.bytes_down + shell.inline_down}
 
 

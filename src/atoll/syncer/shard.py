@@ -32,6 +32,7 @@ from atoll.core import effects as fx
 from atoll.errors import FencedSyncerError, PayloadError, RefusedError, UnreachableError
 from atoll.syncer import shard_calls as calls
 from atoll.syncer.fragment_work import find_update, theta_header
+from atoll.syncer.relay_calls import RELAY
 from atoll.syncer.shard_arrays import ShardArrays
 from atoll.syncer.state import ModelState, is_usable
 from atoll.wire import Bytes, ShardPeer
@@ -61,10 +62,13 @@ class ShardService:
     # ------------------------------------------------------------ the coordinator
 
     def answering(self, peer: ShardPeer) -> Callable[[str, dict[str, Any], Bytes], Any]:
-        """Answers what comes through this link; the first call on it must be `attach`."""
+        """Answers what comes through this link; the first call on it must be `attach`, or `relay`."""
 
         async def answer(method: str, values: dict[str, Any], data: Bytes) -> Reply:
             try:
+                if method == RELAY:
+                    self.arrays.relays.take_in(peer, values)
+                    return {}, b""
                 if method == calls.ATTACH:
                     return await self._attach(peer, values), b""
                 if peer is not self._peer:
@@ -77,6 +81,8 @@ class ShardService:
         return answer
 
     async def _attach(self, peer: ShardPeer, values: dict[str, Any]) -> dict[str, Any]:
+        if peer.may_not_lead:
+            raise RefusedError(Refusal.NOT_ALLOWED, peer.may_not_lead)
         before, self._peer = self._peer, None
         try:
             told = await self.arrays.attach(values, unled=self._is_unled(before))
@@ -86,6 +92,7 @@ class ShardService:
         if before is not None:
             before.close(f"a newer syncer (epoch {values['epoch']}) leads this shard now")
         self._peer, self._senders = peer, {}
+        self.arrays.relays.failed_here = self._relay_failed
         self.say(f"atoll shard {told['name']}: led by a syncer of epoch {values['epoch']}")
         return told
 
@@ -112,14 +119,14 @@ class ShardService:
             case calls.COMPARE:
                 return {"cosines": await arrays.compare(calls.compare_of(values))}, b""
             case calls.MERGE:
-                return await arrays.merge(calls.merge_of(values)), b""
+                return await arrays.merge(calls.merge_of(values), values["at"]), b""
             case calls.HEAL:
                 learner, rounds = str(values.pop("learner")), int(values.pop("rounds"))
                 await arrays.heal(fx.CommitHealed(**values), learner, rounds)
             case calls.STORE:
                 return await arrays.store(VersionToStore(**values)), b""
             case calls.KEEP_HANDED:
-                await arrays.keep_handed(values)
+                return {"brought": await arrays.keep_handed(values)}, b""
             case calls.COPY:
                 return await arrays.copy(int(values["fragment"]))
             case calls.COPY_THETA:
@@ -150,6 +157,11 @@ class ShardService:
             case _:
                 raise RefusedError(Refusal.BAD_REQUEST, f"this shard knows no {method!r}; update the older side")
         return {}, b""
+
+    def _relay_failed(self, name: str, why: str) -> None:
+        """The coordinator counts how often, and has its own link to that relay."""
+        if self._peer is not None:
+            self._peer.tell(calls.RELAY_FAILED, {"name": name, "why": why})
 
     def forget_sender(self, learner: str) -> None:
         """Its session is worth nothing here any more."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.core import (
+    SECOND_NS,
     ContributionId,
     ContributionRecord,
     Refusal,
@@ -42,6 +43,8 @@ from atoll.syncer.fragment_work import (
 )
 from atoll.syncer.log_replay import replay_log
 from atoll.syncer.recover import SHARD_ROW
+from atoll.syncer.relay_calls import wanted_for
+from atoll.syncer.relay_peers import AtRelay, Gathered, Held, Lost, RelayPeers
 from atoll.syncer.shard_moves import FragmentMoves
 from atoll.syncer.state import InspectedPayload, ModelState
 from atoll.syncer.state_writer import StateWriter
@@ -50,6 +53,7 @@ T = TypeVar("T")
 WORKERS = 2
 """As in the syncer: the kernels have threads of their own, two keep them fed."""
 NAME_BYTES = 4
+LED_ANEW = "a syncer is about to lead this shard anew; ask again"
 
 
 class ShardArrays:
@@ -63,6 +67,7 @@ class ShardArrays:
         self.heals: dict[tuple[int, str], NDArray[np.uint8]] = {}
         """Whole fragments that learners have brought back, by fragment and learner."""
         self.moves = FragmentMoves(self)
+        self.relays = RelayPeers()
         self._folder = folder
         self._writer = writer
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="atoll-shard")
@@ -84,7 +89,7 @@ class ShardArrays:
     def keeper(self) -> StateWriter:
         """Raises RefusedError where another syncer has attached while work for the one before was under way."""
         if self._keeper is None:
-            raise RefusedError(Refusal.BUSY, "a syncer is about to lead this shard anew; ask again")
+            raise RefusedError(Refusal.BUSY, LED_ANEW)
         return self._keeper
 
     async def on_a_worker(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -148,6 +153,7 @@ class ShardArrays:
             await asyncio.to_thread(self._reopen, keeper)
         self.state, self.held, self.heals = None, {}, {}
         self.moves.forget()
+        self.relays.close("another syncer leads this shard")
         self.copies.clear()
         self._check_run(str(values["run"]))
         self.row |= {"epoch": int(values["epoch"]), "instance": str(values["instance"])}
@@ -245,7 +251,7 @@ class ShardArrays:
         state = self.state
         await self.remember()
         if state is None or self.state is not state:
-            raise RefusedError(Refusal.BUSY, "a syncer is about to lead this shard anew; ask again")
+            raise RefusedError(Refusal.BUSY, LED_ANEW)
         return state
 
     async def commit_seed(self) -> dict[str, int]:
@@ -257,8 +263,36 @@ class ShardArrays:
     async def compare(self, compare: fx.Compare) -> dict[str, float]:
         return dict((await compare_contributions(self, compare, self._given(compare.contributions))).cosines)
 
-    async def merge(self, merge: fx.Merge) -> dict[str, Any]:
-        return asdict(await merge_contributions(self, merge, self._given(merge.contributions)))
+    async def merge(self, merge: fx.Merge, at: Sequence[calls.At]) -> dict[str, Any]:
+        """What relays hold comes first, from them; what is lost with one is told before anything is merged."""
+        if not any(at):
+            done = await merge_contributions(self, merge, self._given(merge.contributions))
+            return calls.finished_values(done, 0)
+        before, state = self.relays.bytes_up, self.state
+        gathered = await self._gather(merge, at)
+        if self.state is not state:
+            raise RefusedError(Refusal.BUSY, LED_ANEW)
+        bytes_up = self.relays.bytes_up - before
+        if isinstance(gathered, tuple):
+            return calls.finished_values(fx.MergeFinished(merge.fragment, finite=False, lost=gathered), bytes_up)
+        return calls.finished_values(await merge_contributions(self, merge, gathered.held, gathered), bytes_up)
+
+    async def _gather(self, merge: fx.Merge, at: Sequence[calls.At]) -> Gathered | Lost:
+        state, peers = self.state, [None if where is None else self.relays.find(where[0]) for where in at]
+        assert state is not None
+        pairs = list(zip(merge.contributions, at, peers, strict=True))
+        if lost := tuple(one for one, where, peer in pairs if where is not None and peer is None):
+            return lost
+        held: list[Held] = [
+            self._given((one,))[0] if where is None or peer is None else AtRelay(peer, where[1])
+            for one, where, peer in pairs
+        ]
+        return await self.relays.gather(state, wanted_for(merge, self._within_s), held)
+
+    @property
+    def _within_s(self) -> float:
+        assert self.state is not None
+        return self.state.config.quorum_timeout_ns / SECOND_NS
 
     async def heal(self, heal: fx.CommitHealed, learner: str, rounds: int) -> None:
         payload = self.heals.get((heal.fragment, learner))
@@ -269,12 +303,28 @@ class ShardArrays:
         self.heals = {key: one for key, one in self.heals.items() if key[0] != heal.fragment}
 
     async def store(self, item: VersionToStore) -> dict[str, Any]:
+        """What came back from the disk meanwhile must not be written under a newer version's name (draw 7, seed
+        1402)."""
+        assert self.state is not None
+        here = self.state.fragments[item.fragment]
+        if (here.version, here.checksum) != (item.version, item.checksum):
+            detail = f"this shard has version {here.version} of fragment {item.fragment}, not {item.version}"
+            raise RefusedError(Refusal.UNKNOWN_VERSION, detail)
         return asdict(await store_version(self, item))
 
-    async def keep_handed(self, values: Mapping[str, Any]) -> None:
-        records = [calls.record_of(one) for one in values["items"]]
-        items = [(one, self.held[one.id].payload) for one in records if one.id in self.held]
+    async def keep_handed(self, values: Mapping[str, Any]) -> bool:
+        """Put what a leaving learner handed over on disk. True if it has come here from a relay for that: nobody can
+        give it again."""
+        record, at = calls.record_of(values["item"]), values["at"]
+        brought = False
+        if at is not None and self.state is not None and (peer := self.relays.find(at[0])) is not None:
+            item = await self.relays.whole(self.state, record.id, AtRelay(peer, float(at[1])), self._within_s)
+            brought = item is not None
+            if item is not None:
+                self.held[record.id] = item
+        items = [(record, self.held[record.id].payload)] if record.id in self.held else []
         await self.keeper.keep_handed(items, int(values["processed"]))
+        return brought
 
     async def copy(self, fragment: int) -> tuple[dict[str, Any], memoryview]:
         """Every array of a fragment, one behind the other. The caller sees to it that nobody changes them meanwhile."""

@@ -12,12 +12,16 @@
     shard -> coordinator
       push_open      may these bytes come in?                         push_done    they are here, and were looked at
       theta          may the parameters be copied now?                fetched      somebody fetches (notice)
+      relay_failed   a relay did not send what it holds (notice)
+
+Where relays hold contributions, merge and keep_handed say with which of them, and the shard asks those (`relay_calls`).
 
 Both sides run the same version of atoll, so that there is nothing here for older ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,8 +35,9 @@ COPY, COPY_THETA, SENDER, FORGET = "copy", "copy_theta", "sender", "forget"
 REVOKED = "revoked"
 DESCRIBE, READ, RECEIVE, PUT, INSTALL, DROP, ADOPT = "describe", "read", "receive", "put", "install", "drop", "adopt"
 PUSH_OPEN, PUSH_DONE, THETA, FETCHED = "push_open", "push_done", "theta", "fetched"
+RELAY_FAILED = "relay_failed"
 
-LINK_VERSION = 2
+LINK_VERSION = 3
 """Of what is said here. Both sides must have the same."""
 
 
@@ -58,13 +63,28 @@ def id_of(values: list[Any]) -> ContributionId:
     return ContributionId(str(learner), int(generation), int(fragment), int(seq))
 
 
-def merge_values(merge: fx.Merge) -> dict[str, Any]:
-    return {**asdict(merge), "contributions": [id_values(one) for one in merge.contributions]}
+At = tuple[str, float] | None
+"""Where a contribution is: at the relay of this name, which has said this norm; None: on the shard."""
+
+
+def merge_values(merge: fx.Merge, at: Sequence[At]) -> dict[str, Any]:
+    return {**asdict(merge), "contributions": [id_values(one) for one in merge.contributions], "at": list(at)}
 
 
 def merge_of(values: dict[str, Any]) -> fx.Merge:
+    named = {name: value for name, value in values.items() if name != "at"}
     contributions = tuple(id_of(one) for one in values["contributions"])
-    return fx.Merge(**{**values, "contributions": contributions, "weights": tuple(values["weights"])})
+    return fx.Merge(**{**named, "contributions": contributions, "weights": tuple(values["weights"])})
+
+
+def finished_values(done: fx.MergeFinished, bytes_up: int) -> dict[str, Any]:
+    """`bytes_up` came from relays."""
+    return {**asdict(done), "lost": [id_values(one) for one in done.lost], "bytes_up": bytes_up}
+
+
+def finished_of(values: dict[str, Any]) -> tuple[fx.MergeFinished, int]:
+    named = {name: value for name, value in values.items() if name != "bytes_up"}
+    return fx.MergeFinished(**{**named, "lost": tuple(map(id_of, values["lost"]))}), int(values["bytes_up"])
 
 
 def compare_values(compare: fx.Compare) -> dict[str, Any]:

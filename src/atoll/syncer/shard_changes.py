@@ -21,6 +21,7 @@ from atoll.core import Refusal, Refused, Serving, VersionToStore, rebalance, sha
 from atoll.errors import AtollError, FencedSyncerError, RefusedError, StoreError, UnreachableError
 from atoll.store import failpoints
 from atoll.syncer import shard_calls as calls
+from atoll.syncer.relay_peers import AtRelay
 from atoll.syncer.shard_fleet import MoveRecord, ShardLink, now_s
 from atoll.wire import SHARDS_MAX
 
@@ -332,7 +333,8 @@ class ShardChanges:
 
     async def _copy(self, item: VersionToStore, source: ShardLink, target: ShardLink) -> None:
         own = {"fragment": item.fragment}
-        ids = [one for one in self._platform.driver.held if one.fragment == item.fragment]
+        held = self._platform.driver.held.items()
+        ids = [one for one, at in held if one.fragment == item.fragment and not isinstance(at, AtRelay)]
         told, _ = await source.peer.call(calls.DESCRIBE, {**own, "ids": [calls.id_values(one) for one in ids]})
         if (told["version"], told["checksum"]) != (item.version, item.checksum):
             raise StoreError(f"shard {source.name} has version {told['version']} of it, not {item.version}")

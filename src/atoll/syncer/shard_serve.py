@@ -164,7 +164,7 @@ def _server_options(options: ShardOptions) -> ServerOptions:
 
 async def _listen(shard: ShardService, options: ShardOptions, wanted: ServerOptions) -> RunningServer:
     """Listen where this shard listened before, if the port may be chosen: syncer and learners look for it there."""
-    attach = attach_handler(shard.answering)
+    attach = attach_handler(shard.answering, relays=True)
     earlier = _earlier_address(options)
     for _ in range(EARLIER_PORT_TRIES if earlier else 0):
         try:

@@ -45,6 +45,7 @@ from atoll.syncer import shard_calls as calls
 from atoll.syncer.news import News
 from atoll.syncer.platform import AsyncioPlatform
 from atoll.syncer.recover import SHARDS_ROW
+from atoll.syncer.relay_peers import AtRelay
 from atoll.syncer.shard_changes import ShardChanges
 from atoll.syncer.shard_fleet import ShardFleet, ShardLink
 from atoll.syncer.shell import SyncerShell
@@ -94,6 +95,8 @@ class ShardedPlatform(AsyncioPlatform):
                 self.inline_down += int(values["bytes"])
                 self.flow_down.add(values["learner"], int(values["bytes"]))
                 self.driver.apply(fx.FetchOpened(values["learner"], int(values["generation"])))
+            case calls.RELAY_FAILED:
+                self.relays.peers.failed(str(values["name"]), str(values["why"]))
             case calls.THETA:
                 fragment = int(values["fragment"])
                 async with self.turn(fragment):
@@ -260,14 +263,24 @@ class ShardedPlatform(AsyncioPlatform):
         self.start_on_shards(work())
 
     def merge(self, merge: fx.Merge, payloads: list[Any], done: Callable[[fx.MergeFinished], None]) -> None:
+        at = [self._whereabouts(item) for item in payloads]
+
         async def work() -> None:
-            result = fx.MergeFinished(**await self.call(merge.fragment, calls.MERGE, calls.merge_values(merge)))
+            told = await self.call(merge.fragment, calls.MERGE, calls.merge_values(merge, at))
+            result, bytes_up = calls.finished_of(told)
+            self.relays.peers.bytes_up += bytes_up
             if result.finite:
                 self._now_at(merge.fragment, merge.version, result.checksum)
                 self.keeper.note(merge, result.checksum)
             done(result)
 
         self.start_on_shards(work())
+
+    def _whereabouts(self, item: AtShard | AtRelay) -> calls.At:
+        """A relay has a link to each shard, by the name that it has here. What it held is gone with its link here."""
+        if not isinstance(item, AtRelay):
+            return None
+        return ("" if item.peer.closed else self.relays.peers.name_of(item.peer), item.norm)
 
     def heal(self, heal: fx.CommitHealed, payload: Any, done: Callable[[], None]) -> None:
         async def work() -> None:
@@ -303,14 +316,17 @@ class ShardedPlatform(AsyncioPlatform):
         self, items: list[tuple[ContributionRecord, Any]], processed: int, done: Callable[[], None]
     ) -> None:
         async def work() -> None:
-            for record, _ in items:
-                values = {"items": [calls.record_values(record)], "processed": processed}
-                await self.call(record.id.fragment, calls.KEEP_HANDED, values)
+            for record, held in items:
+                values = {"item": calls.record_values(record), "processed": processed, "at": self._whereabouts(held)}
+                told = await self.call(record.id.fragment, calls.KEEP_HANDED, values)
+                if told["brought"] and self.driver.held.get(record.id) is held:
+                    self.driver.held[record.id] = AtShard(record.id.fragment)
             done()
 
         self.start_on_shards(work())
 
     def drop_handed(self, identity: ContributionId) -> None:
+        self.relays.forget(identity)
         link = self.fleet.link_of(identity.fragment)
         if not link.away:
             link.peer.tell(calls.FORGET, {"id": calls.id_values(identity)})
@@ -350,9 +366,6 @@ class ShardedShell(SyncerShell):
 
     def _came(self, size: int) -> None:
         self.inline_up += size
-
-    def _needs_single(self) -> str:
-        return "shards merge in this run; contributions go to them one by one"
 
     def _platform(self, machine: SyncerMachine) -> ShardedPlatform:
         return ShardedPlatform(machine, self.keeper, self.news, self.fleet)

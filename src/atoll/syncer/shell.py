@@ -78,7 +78,7 @@ class SyncerShell(BulkService):
         self.snapshot_now: Callable[[], Awaitable[str]] | None = None
         """Set by whoever serves, where there is a place for snapshots."""
         self._began_s = time.monotonic()
-        self.platform.relays.refusal = self._needs_single
+        self.platform.relays.peers.refusal = self._needs_single
 
     def _needs_single(self) -> str:
         """Why every contribution must come here as it is; empty: relays may merge some."""

@@ -141,9 +141,12 @@ class StateWriter:
         if self._store is not None:
             self._store.describe_log(described(run, config, layout))
 
-    async def log_payloads(self, merge: Merge, held: Sequence[InspectedPayload]) -> None:
-        """Put what a merge is made from on disk while it is computed, if its version is to be committed that way."""
+    async def log_payloads(self, merge: Merge, held: Sequence[InspectedPayload] | None) -> None:
+        """Put what a merge is made from on disk while it is computed, if its version is to be committed that way.
+        None: it cannot be made again from what is here."""
         self._pending.pop(merge.fragment, None)
+        if held is None:
+            return
         size = sum(item.payload.nbytes for item in held)
         behind = self._behind.get(merge.fragment)
         if self._store is None or behind is None or not behind.takes(merge.version, size):

@@ -82,7 +82,8 @@ LINK_ONLY = (
     "this process is led by whoever has its own token for that, which learners do not have; start the syncer with the "
     "same ATOLL_LINK_TOKEN"
 )
-AttachHandler = Callable[[Any], Awaitable[None]]
+AttachHandler = Callable[[Any, str], Awaitable[None]]
+"""Told of a stream, and why whoever opened it may not lead."""
 """Of a coordinator's stream, as long as it lasts."""
 ChangeHandler = Callable[[str, str, tuple[int, ...]], Awaitable[tuple[str, int]]]
 """Of a change of shards: action, shard and fragments to what has begun, and its number. May raise RefusedError."""
@@ -370,9 +371,7 @@ class RunningServer:
             return
         if (refused := check_coordinator(identity)) is not None:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, refused.detail)
-        if self._link_token and identity is None:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, LINK_ONLY)
-        await self._attach(context)
+        await self._attach(context, LINK_ONLY if self._link_token and identity is None else "")
 
     async def _push(self, context: Any, identity: Identity | None) -> None:
         async def read() -> bytes | None:

@@ -91,6 +91,8 @@ class ShardPeer:
         self._incoming: dict[tuple[int, int], _Incoming] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last = NOTICE
+        self.may_not_lead = ""
+        """Why the other side may be a relay here, and no more than that; empty: it may lead."""
         self.origin = ""
         """From where the other side came, if it was the one that opened the link."""
         self.closed = ""
@@ -296,14 +298,21 @@ def _shard_error(options: ClientOptions, error: Any) -> AtollError:
     return call_error(options, error)
 
 
-def attach_handler(answering: Callable[[ShardPeer], Answering]) -> Callable[[Any], Awaitable[None]]:
-    """The shard's end, for `serve(attach=...)`: `answering` is told of each link before it says anything."""
+def attach_handler(
+    answering: Callable[[ShardPeer], Answering], *, relays: bool = False
+) -> Callable[..., Awaitable[None]]:
+    """The shard's end, for `serve(attach=...)`: `answering` is told of each link before it says anything. With `relays`
+    also of those who may not lead; it looks at `may_not_lead`."""
 
-    async def attached(context: Any) -> None:
+    async def attached(context: Any, may_not_lead: str = "") -> None:
+        if may_not_lead and not relays:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, may_not_lead)
+
         async def answer(method: str, values: dict[str, Any], data: Bytes) -> Reply:
             return await answers(method, values, data)
 
         peer = ShardPeer(context.read, context.write, answer)
+        peer.may_not_lead = may_not_lead
         peer.origin = context.peer().partition(":")[2]
         answers = answering(peer)
         await peer.run()

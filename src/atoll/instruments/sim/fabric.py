@@ -113,6 +113,11 @@ class FabricWorld(Ways):
         listener = self.places[name].listener
         return listener, self.way(learner.name, name)
 
+    def answers(self, learner: str, name: str) -> bool:
+        """Whether a learner that asks for the status of this place hears it."""
+        listener = self.places[name].listener
+        return listener is not None and not listener.dead and listener.serving and not self.way(learner, name).blocked
+
     def connect(self, learner: Any) -> None:
         link = self.way(learner.name, learner.places[0])
         wait_ns = CONNECT_NS if link.blocked else sum(link.weather.latency_ns)
@@ -202,7 +207,7 @@ class FabricWorld(Ways):
     def payloads_of(self, process: SyncerProcess, merge: fx.Merge, held: list[Any]) -> list[InspectedPayload] | None:
         shard = self.shard_with(process, merge.fragment)
         if shard is not None:
-            there = shard.arrays.held
+            there = shard.arrays.held  # None where a relay has some of it
             return [there[one] for one in merge.contributions] if there.keys() >= set(merge.contributions) else None
         return held if all(isinstance(item, InspectedPayload) for item in held) else None
 

@@ -15,6 +15,7 @@ from atoll.instruments.sim.learner_host import LearnerHost
 from atoll.instruments.sim.link import VirtualLink
 from atoll.instruments.sim.payloads import Payload
 from atoll.instruments.sim.scenario import LearnerSpec
+from atoll.wire import RELAY_LOOK_S
 
 if TYPE_CHECKING:
     from atoll.instruments.sim.fabric import FabricWorld
@@ -32,6 +33,7 @@ class FabricLearner(LearnerHost):
         """Where the last session found a syncer, or a relay."""
         self.shards: tuple[str, ...] = ()
         self.shard_of: tuple[int, ...] = ()
+        self._first = self.places[0]
         self._tried = 0
 
     def hello(self) -> Hello:
@@ -51,12 +53,26 @@ class FabricLearner(LearnerHost):
             if isinstance(message, Welcome):
                 self.found, self._tried = self.places[0], 0
                 self.shards, self.shard_of = message.shards, message.shard_of
+                if self.found != self._first and self._first in self.world.relay_names:
+                    self.later(int(RELAY_LOOK_S * 1e9), self._look_for_relay, connection)
             elif isinstance(message, Serving):
                 self.shards, self.shard_of = message.shards, message.shard_of
                 return
             elif isinstance(message, Refused):
                 self.next_place()
         super().on_message(connection, message)
+
+    def _look_for_relay(self, connection: Connection) -> None:
+        """As `wire.run_sessions`: whoever had to go past its relay goes back to it when that answers."""
+        if connection is not self.connection or not connection.learner_open:
+            return
+        if not self.world.answers(self.name, self._first):
+            self.later(int(RELAY_LOOK_S * 1e9), self._look_for_relay, connection)
+            return
+        self.places.remove(self._first)
+        self.places.insert(0, self._first)
+        connection.closed_by_learner()
+        self.on_down(connection, "the relay is back")
 
     def prepare_update(self, wanted: fx.Fetch, payload: Payload, done: Callable[[PreparedVersion | str], None]) -> None:
         """What came inside a notice of production's syncer is bytes, as on the wire."""

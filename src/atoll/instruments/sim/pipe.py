@@ -78,6 +78,12 @@ class PipeEnd:
             if self.other is not None and not self.process.dead:
                 self._link.carry(self._direction, FRAME_BYTES, self._stream, self._deliver, EOF)
 
+    def end(self) -> None:
+        """The same, and whoever reads here hears of it as well."""
+        self.close()
+        self._came.clear()
+        self._wake()
+
     def cut(self, reason: str = BROKE) -> None:
         """It is over on this side."""
         self.process.pipes.pop(self, None)

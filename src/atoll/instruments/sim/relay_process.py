@@ -204,7 +204,7 @@ class RelayProcess(ServiceProcess):
         self.relay = relay
         relay.end_session = self.end_session
         self._watch_merges(relay)
-        self.listen(relay, None)
+        self.listen(relay, relay.answering)
         await asyncio.Event().wait()
 
     @property
@@ -223,7 +223,7 @@ class RelayProcess(ServiceProcess):
             answer = await gather(link, values)
             ids = tuple((learner, generation, seq) for learner, generation, _, seq in values["ids"])
             version = int(values["version"])
-            if version:  # what a leaver has here goes up alone, and is in no version yet
+            if version and "lost" not in answer[0]:  # what a leaver has here goes up alone, and is in no version yet
                 self.world.observe(facts.RelayMerged(self.place, int(values["fragment"]), version, ids))
             return answer
 

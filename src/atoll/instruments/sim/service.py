@@ -38,6 +38,8 @@ class ServiceProcess(LoopProcess):
         self.connections: dict[int, Connection] = {}
         self.accepted: dict[int, Connection] = {}
         self.service: SyncerService | None = None
+        self.attached: dict[PipeEnd, None] = {}
+        """Links of other parties that were accepted."""
         self.answering: Answering | None = None
         """Answers other parties that attach here."""
 
@@ -64,6 +66,8 @@ class ServiceProcess(LoopProcess):
         for connection in [*self.connections.values(), *self.accepted.values()]:
             connection.cut()
         self.connections, self.accepted = {}, {}
+        for end in list(self.attached):
+            end.end()
 
     def ended(self, reason: str) -> None:
         """The process ends by itself, at this moment and outside of its own loop."""
@@ -93,8 +97,12 @@ class ServiceProcess(LoopProcess):
             self.watch(self.spawn(self._attached(end, self.answering)))
 
     async def _attached(self, end: PipeEnd, answering: Answering) -> None:
-        await attach_handler(lambda peer: guarded(self, answering(peer)))(end)
-        end.close()
+        self.attached[end] = None
+        try:
+            await attach_handler(lambda peer: guarded(self, answering(peer)))(end)
+        finally:
+            self.attached.pop(end, None)
+            end.close()
 
     # ------------------------------------------------------------ sessions
 
