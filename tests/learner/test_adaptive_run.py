@@ -123,7 +123,7 @@ def thin_is_in(folder: Path) -> int:
 
 def test_off_asks_for_nothing_else(parts: list[Any], tmp_path: Path) -> None:
     syncer = SyncerThread(SyncConfig(fragments=1, sync_every=4), folder=tmp_path)
-    learner = TrainingThread(syncer.address, "one", steps=40)
+    learner = TrainingThread(syncer.address, "one", step_s=0.02)
     parts += [syncer, learner]
     syncer.wait_for(lambda shell: shell.machine.book.commits >= 3, "three versions")
     assert not of_kind(tmp_path, events.Adapted)
