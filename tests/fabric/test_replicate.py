@@ -263,6 +263,22 @@ def test_a_standby_of_another_run_refuses(tmp_path: Path) -> None:
         standby.kill()
 
 
+def test_a_standby_that_took_over_before_the_run_began_never_follows_again(tmp_path: Path) -> None:
+    """It forgot that it leads with all else of a run without versions, and followed the older primary after a restart:
+    both served (draw 7, seed 455)."""
+    (tmp_path / "first").mkdir()
+    standby = Replica(tmp_path / "second")
+    try:
+        primary = SyncerProcess(tmp_path / "first", *RHYTHM, "--replicate", standby.address)
+        standby.wait_said("has everything")
+        primary.kill()
+        standby.wait_said("listens on")
+        standby.stop()
+        standby.start("has taken over before, and goes on")
+    finally:
+        standby.kill()
+
+
 def test_a_standby_that_was_frozen_itself_does_not_take_its_primary_for_gone(tmp_path: Path) -> None:
     async def look() -> None:
         with open_store(tmp_path) as store:

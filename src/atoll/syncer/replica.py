@@ -378,6 +378,12 @@ def mark_led(store: RunStore | None) -> None:
         store.sync()
 
 
+def forget_unbegun(store: RunStore) -> None:
+    """What a run that never began may have left; but not that this folder is served from. Without that, after another
+    restart it followed the older primary, and both served the run (draw 7, seed 455)."""
+    store.remember({key: None for key in store.rows() if key != calls.REPLICA_ROW})
+
+
 def refused_primary(run: str, epoch: int, method: str, values: Mapping[str, Any]) -> RefusedError:
     """What a syncer's port answers to whoever takes it for a shard or a standby: it is neither (any more)."""
     if method == calls.REPLICATE and values.get("run") == run:
@@ -388,5 +394,6 @@ def refused_primary(run: str, epoch: int, method: str, values: Mapping[str, Any]
         )
     return RefusedError(
         Refusal.NOT_ALLOWED,
-        f"this is a syncer of run {run}, not a shard and not a standby; give the address of one",
+        f"this is a syncer of run {run}, not a shard and not a standby; give the address of one (a standby that took "
+        "over before this run had a version begins another one: start this syncer anew as its standby)",
     )

@@ -40,6 +40,7 @@ from atoll.syncer import (
     agree_on_settings,
     epoch_of,
     find_rows,
+    forget_unbegun,
     mark_led,
     recover,
     refused_primary,
@@ -238,7 +239,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         keeper = StateWriter(store, self.level, 0.0, NullWriter())
         run = str(found[0].rows["run"]["run"]) if found is not None else world.new_run()
         if found is None and store is not None:
-            store.remember(dict.fromkeys(store.rows()))
+            forget_unbegun(store)
         self.epoch = epoch = self._epoch(store, found[0] if found is not None else None)
         config, _ = agree_on_settings(scenario.config, found[0].rows if found is not None else None)
         begin = Begin(takes_strangers=True)
