@@ -85,6 +85,16 @@ NOT_MOVED = scenario(
     SimFault("disk_full", "shard-1", 7.0, 3.0), SimFault("move", "shard-1", 8.0, variant="0,1,2,3"), shards=2
 )
 """The shard that is to have the fragments cannot write them."""
+CUT_SHORT = scenario(
+    SimFault("disk_slow", "shard-1", 7.0, 20.0, 50.0),
+    SimFault("move", "shard-1", 8.0, variant="0"),
+    SimFault("cut", "syncer~shard-1", 12.0),
+    seed=1,
+    shards=2,
+    commit_ns=100_000_000,
+    sync_ns=100_000_000,
+)
+"""The link breaks while the shard that is to have a fragment writes it, which it does to the end."""
 GIVEN_UP = scenario(SimFault("kill", "shard-1", 8.0, 15.0), SimFault("give-up", "shard-1", 10.0), shards=2)
 
 

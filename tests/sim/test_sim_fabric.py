@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fabric_mutants import (
+    CUT_SHORT,
     DIVIDED,
     FABRIC_MUTANTS,
     FOLDER,
@@ -38,6 +39,7 @@ SOUND = {
     "relay-held": HELD_LONG,
     "moved": MOVED,
     "not-moved": NOT_MOVED,
+    "cut-short": CUT_SHORT,
     "given-up": GIVEN_UP,
 }
 
