@@ -38,6 +38,7 @@ from atoll.errors import ConfigError, RefusedError, UnreachableError
 from atoll.private import private_umask
 from atoll.store import RunStore, open_store
 from atoll.syncer import replica_calls as calls
+from atoll.syncer.begin import EPOCHS_ROW
 from atoll.syncer.options import SyncerOptions
 from atoll.syncer.recover import is_seeded
 from atoll.wire import Bytes, ServerOptions, ShardPeer, attach_handler, serve
@@ -379,9 +380,11 @@ def mark_led(store: RunStore | None) -> None:
 
 
 def forget_unbegun(store: RunStore) -> None:
-    """What a run that never began may have left; but not that this folder is served from. Without that, after another
-    restart it followed the older primary, and both served the run (draw 7, seed 455)."""
-    store.remember({key: None for key in store.rows() if key != calls.REPLICA_ROW})
+    """What a run that never began may have left; but not that this folder is served from, nor the epochs that learners
+    have seen. Without the first it followed the older primary after its next restart, and both served the run (draw 7,
+    seed 455); without the others it had a lower epoch than the primary whose place it took (seed 865)."""
+    kept = {calls.REPLICA_ROW, EPOCH_KEY, EPOCHS_ROW}
+    store.remember({key: None for key in store.rows() if key not in kept})
 
 
 def refused_primary(run: str, epoch: int, method: str, values: Mapping[str, Any]) -> RefusedError:
