@@ -281,8 +281,7 @@ def test_a_standby_that_took_over_before_the_run_began_never_follows_again(tmp_p
 
 
 def test_the_epoch_of_a_run_that_never_began_is_above_that_of_the_primary_whose_place_is_taken(tmp_path: Path) -> None:
-    """Learners that had brought their versions to a primary of epoch 10 heard the same from an epoch 4 (draw 7, seed
-    865)."""
+    """Learners must never see an epoch twice (draw 7, seed 865)."""
 
     async def take_over() -> None:
         with open_store(tmp_path) as store:

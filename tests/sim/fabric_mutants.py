@@ -62,6 +62,11 @@ RELAYED = scenario(
     relayed=3,
 )
 
+WIPED_TWICE = scenario(
+    SimFault("wipe", "syncer", 6.0), SimFault("kill", "syncer", 14.0), SimFault("wipe", "syncer", 20.0), relayed=3
+)
+"""Twice a syncer without a state goes on from what learners hold, under an epoch above those they have seen."""
+
 HELD_LONG = scenario(
     SimFault("mute", "learner-2", 5.0, 6.0),
     SimFault("kill", "relay-0", 8.0, 4.0),

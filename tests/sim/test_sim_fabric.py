@@ -20,6 +20,7 @@ from fabric_mutants import (
     RELAYED,
     REPLICATED,
     SHARDED,
+    WIPED_TWICE,
     scenario,
 )
 
@@ -37,6 +38,7 @@ SOUND = {
     "shards-standby": LED_TWICE,
     "relay": RELAYED,
     "relay-held": HELD_LONG,
+    "wiped-twice": WIPED_TWICE,
     "moved": MOVED,
     "not-moved": NOT_MOVED,
     "cut-short": CUT_SHORT,

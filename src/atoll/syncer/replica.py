@@ -382,7 +382,7 @@ def mark_led(store: RunStore | None) -> None:
 def forget_unbegun(store: RunStore) -> None:
     """What a run that never began may have left; but not that this folder is served from, nor the epochs that learners
     have seen. Without the first it followed the older primary after its next restart, and both served the run (draw 7,
-    seed 455); without the others it had a lower epoch than the primary whose place it took (seed 865)."""
+    seed 455); without the others its epoch was below that of the primary whose place it took (seed 865)."""
     kept = {calls.REPLICA_ROW, EPOCH_KEY, EPOCHS_ROW}
     store.remember({key: None for key in store.rows() if key not in kept})
 

@@ -140,6 +140,9 @@ class SyncerProcess(MergeFacts, ServiceProcess):
             self.world.trace(self.name, event)
 
     def said(self, message: Any) -> None:
+        if self.machine.epoch > self.epoch:  # without a state it goes on from learners, above what they have seen
+            self.epoch = self.machine.epoch
+            self._begins_to_count(None)
         match message:
             case Published():
                 self._told(message.fragment, message.version, message.checksum)
