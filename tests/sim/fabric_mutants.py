@@ -100,6 +100,18 @@ CUT_SHORT = scenario(
     sync_ns=100_000_000,
 )
 """The link breaks while the shard that is to have a fragment writes it, which it does to the end."""
+BEGUN_TWICE = scenario(
+    SimFault("kill", "syncer", 1.2), SimFault("remove", "shard-1", 3.2), shards=2, commit_ns=200_000_000
+)
+"""A coordinator dies while its shards write the first parameters; the next one begins a run on other shards."""
+FORGOTTEN = scenario(
+    SimFault("disk_full", "syncer", 0.55, 19.0),
+    SimFault("partition", "learner-0", 0.75, 20.0),
+    SimFault("kill", "syncer", 6.0),
+    shards=2,
+    config={"quorum": "all"},
+)
+"""A coordinator whose disk has nothing of the run goes on from what learners hold, with the shards that it leads."""
 GIVEN_UP = scenario(SimFault("kill", "shard-1", 8.0, 15.0), SimFault("give-up", "shard-1", 10.0), shards=2)
 
 

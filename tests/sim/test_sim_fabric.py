@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from fabric_mutants import (
+    BEGUN_TWICE,
     CUT_SHORT,
     DIVIDED,
     FABRIC_MUTANTS,
     FOLDER,
+    FORGOTTEN,
     GIVEN_UP,
     HELD_LONG,
     LED_TWICE,
@@ -43,6 +45,8 @@ SOUND = {
     "not-moved": NOT_MOVED,
     "cut-short": CUT_SHORT,
     "given-up": GIVEN_UP,
+    "begun-twice": BEGUN_TWICE,
+    "forgotten": FORGOTTEN,
 }
 
 

@@ -67,6 +67,8 @@ class FabricWorld(Ways):
         self.made_of: dict[int, facts.Committed] = {}
         """By fragment: a merge that is on no disk yet, and was told to nobody."""
         self.epoch_newest = 0
+        self.counted_on: dict[int, int] = {}
+        """By the epoch under which a coordinator leads its shards: the one under which it goes on from learners."""
         self.moves = 0
         """Fragments that have moved."""
         self._shard_at: dict[str, str] = {}
@@ -170,11 +172,12 @@ class FabricWorld(Ways):
         names = json.loads(disk.rows.get(SHARDS_ROW, "[]"))
         if not names:
             self._owners.clear()
+        moves = bool(self._owners)  # what another run of these shards had written, which never began, does not
         for fragment, name in enumerate(names):
             shard = self._shard_at.get(name, "")
             if self._owners.get(fragment) != shard:
                 self._owners[fragment] = shard
-                self.observe(facts.Moved(fragment, shard, self.lossless))
+                self.observe(facts.Moved(fragment, shard, moves and self.lossless))
 
     def crashed(self, error: Exception) -> None:
         """What fails inside a process where nobody would see it is a finding."""

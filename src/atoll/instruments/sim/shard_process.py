@@ -99,6 +99,7 @@ class ShardProcess(ServiceProcess):
             self.world.observe(facts.Arrived(fragment, self.place, version, checksum))
             return
         epoch = int(self.arrays.row["epoch"])
+        epoch = self.world.counted_on.get(epoch, epoch)
         self.world.observe(facts.Owned(epoch, fragment, self.place, version, checksum))
         if epoch >= self.world.epoch_newest or self.world.scenario.durability == "none":
             self.world.is_made(fragment, version)

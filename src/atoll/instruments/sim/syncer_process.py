@@ -107,7 +107,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         super().__init__(world, place, name)
         self.disk = world.places[place].disk
         self.level = world.scenario.durability
-        self.epoch = 0
+        self.epoch = self._began_as = 0
         self.counts = False
         self.finished = ""
         """Why it is over: everybody has left."""
@@ -141,7 +141,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
 
     def said(self, message: Any) -> None:
         if self.machine.epoch > self.epoch:  # without a state it goes on from learners, above what they have seen
-            self.epoch = self.machine.epoch
+            self.world.counted_on[self._began_as] = self.epoch = self.machine.epoch
             self._begins_to_count(None)
         match message:
             case Published():
@@ -256,7 +256,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         else:
             self.shell = ObservedShell(config, run, NullWriter(), epoch=epoch, keeper=keeper, begin=begin)
         self.shell.platform.observed_by(self)  # type: ignore[attr-defined]
-        self.epoch = self.machine.epoch
+        self._began_as = self.epoch = self.machine.epoch
         if not self._replicates:
             self._begins_to_count(found[1] if found is not None else None)
         if found is not None:
