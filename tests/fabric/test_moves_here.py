@@ -15,10 +15,11 @@ from here import ShardsHere
 from said import command
 from shards import owners
 
-from atoll.core import SyncConfig
+from atoll.core import NO_VERSION, FetchKind, FetchRequest, Refusal, SyncConfig
 from atoll.errors import RefusedError
 from atoll.launch.export import _from_shards
 from atoll.store import Loaded, failpoints
+from atoll.syncer.fragment_work import theta_header
 
 SETTINGS = {"fragments": 4, "sync_every": 4, "learners_expected": 2}
 EXACT = SyncConfig.from_dict({**SETTINGS, "overlap": 0, "quorum": "all", "grace_cap_steps": 0.0})
@@ -30,6 +31,14 @@ STEPS = 48
 def _no_failpoints_after() -> Iterator[None]:
     yield
     failpoints.install(None)
+
+
+def test_a_fragment_that_learners_are_bringing_back_is_served_to_nobody() -> None:
+    """A relay kept the bytes of no version, and its learners got nothing else any more (draw 7, seed 2784)."""
+    wanted = FetchRequest(FetchKind.THETA, "l0", 1, 0, NO_VERSION)
+    with pytest.raises(RefusedError, match="bringing it back") as refused:
+        theta_header((NO_VERSION, 0, memoryview(b"")), wanted)
+    assert refused.value.code == Refusal.BUSY
 
 
 def trained(folder: Path, moves: bool) -> list[tuple[int, int]]:

@@ -132,6 +132,9 @@ async def copy_theta(host: ArraysHost, fragment: int) -> tuple[int, int, memoryv
 def theta_header(cached: tuple[int, int, memoryview], request: FetchRequest) -> tuple[FetchHeader, memoryview]:
     """The answer to a fetch of whole parameters, from a copy of them."""
     version, checksum, data = cached
+    if version == NO_VERSION:  # a relay kept such bytes, and served nothing else any more (draw 7, seed 2784)
+        detail = f"fragment {request.fragment} is not here yet: a learner is bringing it back; ask again"
+        raise RefusedError(Refusal.BUSY, detail)
     if request.version not in (NO_VERSION, version):
         detail = f"fragment {request.fragment} is at version {version} now, not {request.version}; fetch that"
         raise RefusedError(Refusal.UNKNOWN_VERSION, detail)
