@@ -104,6 +104,15 @@ BEGUN_TWICE = scenario(
     SimFault("kill", "syncer", 1.2), SimFault("remove", "shard-1", 3.2), shards=2, commit_ns=200_000_000
 )
 """A coordinator dies while its shards write the first parameters; the next one begins a run on other shards."""
+BEGUN_FULL = scenario(
+    SimFault("kill", "syncer", 0.7),
+    SimFault("disk_full", "syncer", 0.8, 8.0),
+    SimFault("add", "shard-1", 2.6),
+    shards=1,
+    spares=1,
+    commit_ns=200_000_000,
+)
+"""The same, and the tape of the first stays on a full disk."""
 FORGOTTEN = scenario(
     SimFault("disk_full", "syncer", 0.55, 19.0),
     SimFault("partition", "learner-0", 0.75, 20.0),

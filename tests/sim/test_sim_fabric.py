@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from fabric_mutants import (
+    BEGUN_FULL,
     BEGUN_TWICE,
     CUT_SHORT,
     DIVIDED,
@@ -46,6 +47,7 @@ SOUND = {
     "cut-short": CUT_SHORT,
     "given-up": GIVEN_UP,
     "begun-twice": BEGUN_TWICE,
+    "begun-full": BEGUN_FULL,
     "forgotten": FORGOTTEN,
 }
 
@@ -55,6 +57,17 @@ def test_a_fabric_keeps_every_invariant_and_its_trace(name: str) -> None:
     first, again = (run_scenario(SOUND[name], tracing=True) for _ in range(2))
     assert not first.violations, first.violations[0]
     assert first.commits > 4 and first.digest == again.digest
+
+
+def test_what_nobody_listens_to_takes_no_room_on_a_link() -> None:
+    """A shard was away for 22 s; what was tried meanwhile kept the link to it busy for 370 s (draw 7, seed 2981)."""
+    made = scenario(SimFault("kill", "shard-0", 8.0, 15.0), shards=1, config={"quorum": "all"})
+    thin = tuple(replace(learner, up_bits_per_s=100_000.0) for learner in made.learners)
+    world = world_of(replace(made, learners=thin))
+    world.begin()
+    world.clock.run(22 * 10**9)
+    busy_ns = [way._free_ns[0] - world.now_ns for key, way in world._ways.items() if "shard-0" in key]  # type: ignore[attr-defined]
+    assert busy_ns and max(busy_ns) <= 0
 
 
 @pytest.mark.parametrize("name", FABRIC_MUTANTS)

@@ -167,12 +167,15 @@ class FabricWorld(Ways):
         for fragment, shard in self._owners.items():
             self.observe(facts.Moved(fragment, shard))
 
+    def begins_anew(self) -> None:
+        """A coordinator finds a run that never began: what shards have of it goes nowhere, whatever the tape says while
+        the disk is full (draw 7, seeds 1855 and 2935)."""
+        self._owners.clear()
+
     def _mapped(self, disk: FolderDisk) -> None:
-        """The tape says anew who has what; or nothing, because a run that never began is forgotten."""
+        """The tape says anew who has what."""
         names = json.loads(disk.rows.get(SHARDS_ROW, "[]"))
-        if not names:
-            self._owners.clear()
-        moves = bool(self._owners)  # what another run of these shards had written, which never began, does not
+        moves = bool(self._owners)
         for fragment, name in enumerate(names):
             shard = self._shard_at.get(name, "")
             if self._owners.get(fragment) != shard:

@@ -243,6 +243,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         run = str(found[0].rows["run"]["run"]) if found is not None else world.new_run()
         if found is None and store is not None:
             forget_unbegun(store)
+            world.begins_anew()
         self.epoch = epoch = self._epoch(store, found[0] if found is not None else None)
         config, _ = agree_on_settings(scenario.config, found[0].rows if found is not None else None)
         begin = Begin(takes_strangers=True)
