@@ -175,7 +175,8 @@ class FabricWorld(Ways):
     def _mapped(self, disk: FolderDisk) -> None:
         """The tape says anew who has what."""
         names = json.loads(disk.rows.get(SHARDS_ROW, "[]"))
-        moves = bool(self._owners)
+        # A full disk keeps for later what could not be synced, and that it was set back (draw 7, seed 3197).
+        moves = bool(self._owners) and not disk.broken
         for fragment, name in enumerate(names):
             shard = self._shard_at.get(name, "")
             if self._owners.get(fragment) != shard:

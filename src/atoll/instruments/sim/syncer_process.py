@@ -164,7 +164,9 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         if self.world.tracing:
             self.world.say(f"{self.name} is fenced: {reason}")
         if self.counts:  # one that replicates is refused by its standby, whatever the epochs of both
-            self.world.observe(facts.Overtaken(self.epoch, max(self.world.epoch_newest, self.disk.epoch)))
+            replica, newest = self.shell.keeper.replica, max(self.world.epoch_newest, self.disk.epoch)
+            refused = replica is not None and replica._refused is not None  # which may be about to open the run
+            self.world.observe(facts.Overtaken(self.epoch, self.epoch + 1 if refused else newest))
         self.ended(f"fenced: {reason}")
 
     # ------------------------------------------------------------ arrays, wherever they are
