@@ -100,6 +100,26 @@ CUT_SHORT = scenario(
     sync_ns=100_000_000,
 )
 """The link breaks while the shard that is to have a fragment writes it, which it does to the end."""
+NOT_ADDED = scenario(
+    SimFault("disk_full", "syncer", 7.0, 9.0),
+    SimFault("add", "shard-2", 8.0),
+    SimFault("kill", "shard-0", 10.0, 25.0),
+    SimFault("give-up", "shard-0", 17.0),
+    shards=2,
+    spares=1,
+)
+"""A shard could not come in. It has nothing of the run, and no fragment may be given to it."""
+NOT_REMOVED = scenario(
+    SimFault("add", "shard-2", 6.0),
+    SimFault("disk_full", "syncer", 8.0, 6.0),
+    SimFault("remove", "shard-2", 9.0),
+    SimFault("move", "shard-2", 16.0, variant="0"),
+    SimFault("kill", "syncer", 19.0),
+    config={"fragments": 2},
+    shards=2,
+    spares=1,
+)
+"""A shard could not be taken out, stays and is used; the next coordinator must know of it."""
 BEGUN_TWICE = scenario(
     SimFault("kill", "syncer", 1.2), SimFault("remove", "shard-1", 3.2), shards=2, commit_ns=200_000_000
 )
