@@ -35,7 +35,8 @@ from atoll.instruments.check import Violation, all_checkers, facts
 from atoll.instruments.sim.drawing import draw
 from atoll.instruments.sim.run import run_scenario, world_of
 from atoll.instruments.sim.scenario import SimFault, load, to_json
-from atoll.syncer import FragmentMoves
+from atoll.instruments.sim.store import FolderDisk
+from atoll.syncer import SHARDS_ROW, FragmentMoves
 
 SOUND = {
     "folder": FOLDER,
@@ -75,6 +76,16 @@ def test_what_nobody_listens_to_takes_no_room_on_a_link() -> None:
     world.close()
     busy_ns = [way._free_ns[0] - world.now_ns for key, way in world._ways.items() if "shard-0" in key]  # type: ignore[attr-defined]
     assert busy_ns and max(busy_ns) <= 0
+
+
+def test_what_a_full_disk_has_set_back_is_never_who_has_what() -> None:
+    """Both came on the tape at one moment, and the first was taken for a move (draw 7, seed 5725)."""
+    told: list[str] = []
+    disk = FolderDisk(mapped=lambda disk: told.append(disk.rows[SHARDS_ROW]))
+    for names in (["s002"], ["s001"]):
+        disk.append(0, {SHARDS_ROW: names})
+    disk.sync()
+    assert told == ['["s001"]']
 
 
 def test_a_shard_that_could_not_be_taken_out_is_looked_for_after_a_restart() -> None:

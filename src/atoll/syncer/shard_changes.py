@@ -191,14 +191,14 @@ class ShardChanges:
                 "start it on an empty folder"
             )
         others = [one for one in moves.added if one != address]
-        known = replace(moves, removed=[one for one in moves.removed if one != address], added=[*others, address])
+        moves = replace(moves, removed=[one for one in moves.removed if one != address], added=[*others, address])
         fleet.join(link)
         try:
-            await self._record(fleet.names, known)
+            await self._record(fleet.names, moves)
         except AtollError:  # it would be given fragments, and knows no model
             await fleet.part(link)
             raise
-        fleet.moves = known
+        fleet.moves = moves
         await platform.take_shard_in(link)
         moved = rebalance(self._sizes(), fleet.names, [one.name for one in fleet.links if not one.away])
         here = {one.name: one for one in fleet.links}
