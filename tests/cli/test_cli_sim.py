@@ -12,6 +12,7 @@ from said import Command, command
 from atoll.instruments.check import Bounded
 from atoll.instruments.check.facts import Committed
 from atoll.instruments.sim.drawing import DRAW_VERSION, draw
+from atoll.instruments.sim.fuzz import run_seed
 from atoll.instruments.sim.scenario import SimFault, load, to_json
 
 QUIET_SEED, SEED = 6, 7
@@ -49,6 +50,8 @@ def test_fuzz_adds_up_its_seeds(sim: Command) -> None:
         faults
     )
     assert total["simulated_hours"] > 0 and total["events"] > 1000 and total["commits"] > 0
+    events = {seed: run_seed(seed).events for seed in (4, 5, 6)}
+    assert total["events_most"] == events[total["events_most_seed"]] == max(events.values())
     assert total["events_per_s"] > 0 and total["seeds_per_s"] > 0 and total["seconds"] > 0
     assert total["draw"] == DRAW_VERSION and total["first"] == 4 and total["defaults"] == 1
     lines = {line[:30].strip(): line[31:] for line in said.stderr.splitlines()}
@@ -63,6 +66,7 @@ def test_fuzz_explains_a_failure_and_exits_with_1(sim: Command, defect: None) ->
     assert said.last["violations"] == 1 and said.last["failing_seeds"] == [SEED]
     told = said.stderr
     assert f"seed {SEED} of draw {DRAW_VERSION} broke I10: a second version" in told and "its last events:" in told
+    assert told.index(f"seed {SEED} broke I10: a second version") < told.index("its last events:"), "said at once"
     assert "smaller, with 1 learners and 0 faults: I10: a second version" in told
     assert f"atoll sim run --seed {SEED} --draw {DRAW_VERSION} --trace" in told
     assert "1 seeds broke an invariant: 7" in told and "Traceback" not in told

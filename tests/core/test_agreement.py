@@ -256,10 +256,25 @@ def test_when_the_run_has_turned_its_old_witnesses_are_forgotten() -> None:
     assert all(rounds.is_merged(name, -1.0) for name in learners)
 
 
+def test_a_run_has_turned_even_if_a_minority_is_merged_all_the_while() -> None:
+    """Draw 5, seed 31061: one small learner was merged alone, the two others left out by turns, for ever."""
+    rounds = LoneRounds(3)
+    assert all(rounds.is_merged(name, 1.0) for name in ("l0", "l1", "l2"))
+    turns = [("l1", -1.0), ("l0", 1.0), ("l2", -1.0), ("l1", -1.0)]
+    assert [rounds.is_merged(*turn) for turn in turns] == [False, True, True, True]
+
+
 def test_one_liar_alone_turns_no_run() -> None:
     rounds = LoneRounds(4)
     assert all(rounds.is_merged(name, 1.0) for name in ("l0", "l1", "l2"))
     assert not any(rounds.is_merged("l3", -1.0) for _ in range(20))
+
+
+def test_nor_does_a_liar_whom_one_honest_learner_joins_once() -> None:
+    rounds = LoneRounds(5)
+    assert all(rounds.is_merged(name, 1.0) for name in ("l0", "l1", "l2", "l3"))
+    turns = [("l4", -1.0), ("l3", -1.0), ("l4", -1.0), ("l3", 1.0), ("l4", -1.0)]
+    assert [rounds.is_merged(*turn) for turn in turns] == [False, False, False, True, False]
 
 
 def test_nobody_waits_for_the_share_of_one_that_is_left_out_whenever_it_comes() -> None:

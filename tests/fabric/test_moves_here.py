@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cluster import TrainingThread, check_books
 from here import ShardsHere
 from said import command
 from shards import owners
 
-from atoll.core import SyncConfig
+from atoll.core import NO_VERSION, FetchKind, FetchRequest, Refusal, SyncConfig
 from atoll.errors import RefusedError
 from atoll.launch.export import _from_shards
+from atoll.observe import NullWriter
 from atoll.store import Loaded, failpoints
+from atoll.syncer.fragment_work import theta_header
+from atoll.syncer.shard_arrays import ShardArrays
+from atoll.syncer.shard_fleet import Lead
 
 SETTINGS = {"fragments": 4, "sync_every": 4, "learners_expected": 2}
 EXACT = SyncConfig.from_dict({**SETTINGS, "overlap": 0, "quorum": "all", "grace_cap_steps": 0.0})
@@ -30,6 +35,41 @@ STEPS = 48
 def _no_failpoints_after() -> Iterator[None]:
     yield
     failpoints.install(None)
+
+
+def test_a_fragment_that_learners_are_bringing_back_is_served_to_nobody() -> None:
+    """A relay kept the bytes of no version, and its learners got nothing else any more (draw 7, seed 2784)."""
+    wanted = FetchRequest(FetchKind.THETA, "l0", 1, 0, NO_VERSION)
+    with pytest.raises(RefusedError, match="bringing it back") as refused:
+        theta_header((NO_VERSION, 0, memoryview(b"")), wanted)
+    assert refused.value.code == Refusal.BUSY
+
+
+def test_a_syncer_that_goes_away_while_it_attaches_leaves_no_run_behind() -> None:
+    """With durability none the shard kept to a run that nobody had any more, for ever (draw 7, seed 3138)."""
+
+    async def attach_twice() -> None:
+        arrays = ShardArrays(None, NullWriter())
+
+        def led_by(instance: str) -> Coroutine[Any, Any, dict[str, Any]]:
+            lead = Lead("", 1, "none", 0.0, record=False, instance=instance)
+            return arrays.attach(lead.greeting(), unled=True)
+
+        await led_by("first")
+        tensors, config = [["w", [512], "float32", "mean"]], {**SETTINGS, "fragments": 1}
+        arrays.lay_out({"tensors": tensors, "config": config, "owned": [0], "run": "r1", "restore": False})
+        assert arrays.state is not None
+        arrays.state.put_seed(0, np.zeros(2048, np.uint8))
+        await arrays.commit_seed()
+        arrays.state.fragments[0].version = 3
+        going = asyncio.create_task(led_by("second"))
+        await asyncio.sleep(0)
+        going.cancel()
+        await asyncio.wait([going])
+        assert going.cancelled() and (await led_by("third"))["fragments"] == {}
+        arrays.close()
+
+    asyncio.run(attach_twice())
 
 
 def trained(folder: Path, moves: bool) -> list[tuple[int, int]]:

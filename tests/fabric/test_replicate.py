@@ -21,6 +21,7 @@ from ports import quiet_port
 from atoll.cli.status_view import status_view
 from atoll.store import Loaded, open_store
 from atoll.syncer import replica as syncer_replica
+from atoll.syncer.begin import epoch_of
 from atoll.syncer.log_replay import read_committed
 
 AFTER = ("--standby-after", "4s")
@@ -261,6 +262,41 @@ def test_a_standby_of_another_run_refuses(tmp_path: Path) -> None:
     finally:
         learner.stopping.set()
         standby.kill()
+
+
+def test_a_standby_that_took_over_before_the_run_began_never_follows_again(tmp_path: Path) -> None:
+    """It forgot that it leads with all else of a run without versions, and followed the older primary after a restart:
+    both served (draw 7, seed 455)."""
+    (tmp_path / "first").mkdir()
+    standby = Replica(tmp_path / "second")
+    try:
+        primary = SyncerProcess(tmp_path / "first", *RHYTHM, "--replicate", standby.address)
+        standby.wait_said("has everything")
+        primary.kill()
+        standby.wait_said("listens on")
+        standby.stop()
+        standby.start("has taken over before, and goes on")
+    finally:
+        standby.kill()
+
+
+def test_the_epoch_of_a_run_that_never_began_is_above_that_of_the_primary_whose_place_is_taken(tmp_path: Path) -> None:
+    """Learners must never see an epoch twice (draw 7, seed 865)."""
+
+    async def take_over() -> None:
+        with open_store(tmp_path) as store:
+            replica = syncer_replica.StandbyReplica(store, after_s=4.0, say=print)
+            await replica._keep_row(epoch=9, ready=True)
+            assert not await replica.take_over()
+
+    asyncio.run(take_over())
+    epochs = [9]
+    for _ in range(3):
+        with open_store(tmp_path) as store:
+            syncer_replica.mark_led(store)
+            syncer_replica.forget_unbegun(store)
+            epochs.append(epoch_of(store, None, None, take_over=False))
+    assert epochs == sorted({*epochs}), "each above the one before"
 
 
 def test_a_standby_that_was_frozen_itself_does_not_take_its_primary_for_gone(tmp_path: Path) -> None:

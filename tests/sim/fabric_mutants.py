@@ -63,6 +63,11 @@ RELAYED = scenario(
     relayed=3,
 )
 
+WIPED_TWICE = scenario(
+    SimFault("wipe", "syncer", 6.0), SimFault("kill", "syncer", 14.0), SimFault("wipe", "syncer", 20.0), relayed=3
+)
+"""Twice a syncer without a state goes on from what learners hold, under an epoch above those they have seen."""
+
 HELD_LONG = scenario(
     SimFault("mute", "learner-2", 5.0, 6.0),
     SimFault("kill", "relay-0", 8.0, 4.0),
@@ -107,6 +112,57 @@ NOT_MOVED = scenario(
     SimFault("disk_full", "shard-1", 7.0, 3.0), SimFault("move", "shard-1", 8.0, variant="0,1,2,3"), shards=2
 )
 """The shard that is to have the fragments cannot write them."""
+CUT_SHORT = scenario(
+    SimFault("disk_slow", "shard-1", 7.0, 20.0, 50.0),
+    SimFault("move", "shard-1", 8.0, variant="0"),
+    SimFault("cut", "syncer~shard-1", 12.0),
+    seed=1,
+    shards=2,
+    commit_ns=100_000_000,
+    sync_ns=100_000_000,
+)
+"""The link breaks while the shard that is to have a fragment writes it, which it does to the end."""
+NOT_ADDED = scenario(
+    SimFault("disk_full", "syncer", 7.0, 9.0),
+    SimFault("add", "shard-2", 8.0),
+    SimFault("kill", "shard-0", 10.0, 25.0),
+    SimFault("give-up", "shard-0", 17.0),
+    shards=2,
+    spares=1,
+)
+"""A shard could not come in. It has nothing of the run, and no fragment may be given to it."""
+NOT_REMOVED = scenario(
+    SimFault("add", "shard-2", 6.0),
+    SimFault("disk_full", "syncer", 8.0, 6.0),
+    SimFault("remove", "shard-2", 9.0),
+    SimFault("move", "shard-2", 16.0, variant="0"),
+    SimFault("kill", "syncer", 19.0),
+    config={"fragments": 2},
+    shards=2,
+    spares=1,
+)
+"""A shard could not be taken out, stays and is used; the next coordinator must know of it."""
+BEGUN_TWICE = scenario(
+    SimFault("kill", "syncer", 1.2), SimFault("remove", "shard-1", 3.2), shards=2, commit_ns=200_000_000
+)
+"""A coordinator dies while its shards write the first parameters; the next one begins a run on other shards."""
+BEGUN_FULL = scenario(
+    SimFault("kill", "syncer", 0.7),
+    SimFault("disk_full", "syncer", 0.8, 8.0),
+    SimFault("add", "shard-1", 2.6),
+    shards=1,
+    spares=1,
+    commit_ns=200_000_000,
+)
+"""The same, and the tape of the first stays on a full disk."""
+FORGOTTEN = scenario(
+    SimFault("disk_full", "syncer", 0.55, 19.0),
+    SimFault("partition", "learner-0", 0.75, 20.0),
+    SimFault("kill", "syncer", 6.0),
+    shards=2,
+    config={"quorum": "all"},
+)
+"""A coordinator whose disk has nothing of the run goes on from what learners hold, with the shards that it leads."""
 GIVEN_UP = scenario(SimFault("kill", "shard-1", 8.0, 15.0), SimFault("give-up", "shard-1", 10.0), shards=2)
 
 

@@ -8,26 +8,36 @@ from typing import Any
 
 import pytest
 from fabric_mutants import (
+    BEGUN_FULL,
+    BEGUN_TWICE,
+    CUT_SHORT,
     DIVIDED,
     FABRIC_MUTANTS,
     FOLDER,
+    FORGOTTEN,
     GIVEN_UP,
     HELD_LONG,
     LED_TWICE,
     MOVED,
+    NOT_ADDED,
     NOT_MOVED,
+    NOT_REMOVED,
     RELAYED,
     REPLICATED,
     SHARDED,
     SITE_AND_SHARDS,
+    WIPED_TWICE,
     scenario,
 )
 
-from atoll.errors import ConfigError
+from atoll.core import Refusal
+from atoll.errors import ConfigError, RefusedError
 from atoll.instruments.check import Violation, all_checkers, facts
 from atoll.instruments.sim.drawing import draw
 from atoll.instruments.sim.run import run_scenario, world_of
 from atoll.instruments.sim.scenario import SimFault, load, to_json
+from atoll.instruments.sim.store import FolderDisk
+from atoll.syncer import SHARDS_ROW, FragmentMoves
 
 SOUND = {
     "folder": FOLDER,
@@ -38,9 +48,16 @@ SOUND = {
     "relay": RELAYED,
     "relay-held": HELD_LONG,
     "relay-shards": SITE_AND_SHARDS,
+    "wiped-twice": WIPED_TWICE,
     "moved": MOVED,
     "not-moved": NOT_MOVED,
+    "cut-short": CUT_SHORT,
     "given-up": GIVEN_UP,
+    "not-added": NOT_ADDED,
+    "not-removed": NOT_REMOVED,
+    "begun-twice": BEGUN_TWICE,
+    "begun-full": BEGUN_FULL,
+    "forgotten": FORGOTTEN,
 }
 
 
@@ -49,6 +66,57 @@ def test_a_fabric_keeps_every_invariant_and_its_trace(name: str) -> None:
     first, again = (run_scenario(SOUND[name], tracing=True) for _ in range(2))
     assert not first.violations, first.violations[0]
     assert first.commits > 4 and first.digest == again.digest
+
+
+def test_what_nobody_listens_to_takes_no_room_on_a_link() -> None:
+    """A shard was away for 22 s; what was tried meanwhile kept the link to it busy for 370 s (draw 7, seed 2981)."""
+    made = scenario(SimFault("kill", "shard-0", 8.0, 15.0), shards=1, config={"quorum": "all"})
+    thin = tuple(replace(learner, up_bits_per_s=100_000.0) for learner in made.learners)
+    world = world_of(replace(made, learners=thin))
+    world.begin()
+    world.clock.run(22 * 10**9)
+    world.close()
+    busy_ns = [way._free_ns[0] - world.now_ns for key, way in world._ways.items() if "shard-0" in key]  # type: ignore[attr-defined]
+    assert busy_ns and max(busy_ns) <= 0
+
+
+def test_what_a_full_disk_has_set_back_is_never_who_has_what() -> None:
+    """Both came on the tape at one moment, and the first was taken for a move (draw 7, seed 5725)."""
+    told: list[str] = []
+    disk = FolderDisk(mapped=lambda disk: told.append(disk.rows[SHARDS_ROW]))
+    for names in (["s002"], ["s001"]):
+        disk.append(0, {SHARDS_ROW: names})
+    disk.sync()
+    assert told == ['["s001"]']
+
+
+def test_a_shard_that_could_not_be_taken_out_is_looked_for_after_a_restart() -> None:
+    """It was forgotten in memory, and with the next change on the tape (draw 7, seed 4442)."""
+    world = world_of(NOT_REMOVED)
+    world.begin()
+    world.clock.run(12 * 10**9)
+    moves = world.syncer.shards.moves  # type: ignore[union-attr]
+    world.close()
+    assert moves.places([]) == ["shard-2:7077"] and not moves.removed
+
+
+def test_where_no_shard_takes_what_a_lost_one_had_the_coordinator_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It went on half way: a shard put what it did not have on disk as the newest version (draw 7, seed 3706)."""
+    adopt, asked = FragmentMoves.adopt, list[list[int]]()
+
+    def refuse(self: FragmentMoves, fragments: list[int]) -> None:
+        asked.append(fragments)
+        if len(asked) == 2:
+            raise RefusedError(Refusal.NOT_READY, "not now")
+        adopt(self, fragments)
+
+    monkeypatch.setattr(FragmentMoves, "adopt", refuse)
+    world = world_of(replace(GIVEN_UP, shards=3, config=replace(GIVEN_UP.config, fragments=6)))
+    world.begin()
+    world.clock.run(20 * 10**9)
+    epoch = world.syncer.machine.epoch if world.syncer is not None else 0
+    world.close()
+    assert len(asked) == 2 and not world.checkers.violations and epoch == 2
 
 
 @pytest.mark.parametrize("name", FABRIC_MUTANTS)

@@ -14,13 +14,13 @@ all point against each other: then the run is where their data balance, or has n
 A merge of fewer than three learners cannot say which of two is wrong. So what each learner last had in a merge of the
 fragment bears witness as well: a liar that always comes alone is judged by all. Witnesses are in memory only: a syncer
 that comes back has them again after a period. They grow old: when most learners were left out one after the other, and
-nothing was merged meanwhile, then it is the run that has turned (past a minimum, say), and the witnesses are forgotten.
+none was merged since, then it is the run that has turned (past a minimum, say), and the witnesses are forgotten.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from atoll.core.config import SyncConfig
@@ -105,7 +105,7 @@ class AgreementWatch:
         self._suspected: dict[int, list[str]] = {}
         """By fragment: suspects that are measured once more."""
         self._left_out: dict[int, set[str]] = {}
-        """By fragment: who was left out since something was last merged."""
+        """By fragment: who was left out since it was last merged itself."""
         self._turned: set[int] = set()
         """Fragments whose witnesses are out of date."""
 
@@ -126,23 +126,26 @@ class AgreementWatch:
                 return self._compare(items, event.cosines.keys() - set(suspected))
         present = {item.id.learner for item in items}
         opposed = {name: why for name, why in left_out(event.cosines, suspected).items() if name in present}
-        if self._has_turned(event.fragment, present, opposed, len(event.cosines)):
+        if self._has_turned(event.fragment, opposed, event.cosines.keys()):
             self._turned.add(event.fragment)
             opposed = {}
         return Verdict(opposed, self._remember(present, opposed))
 
-    def _has_turned(self, fragment: int, present: set[str], opposed: Mapping[str, str], seen: int) -> bool:
-        """True if most of those who were compared were left out one after the other."""
-        if opposed.keys() != present:
-            return False
-        self._left_out.setdefault(fragment, set()).update(opposed)
-        return 2 * len(self._left_out[fragment]) > seen
+    def _has_turned(self, fragment: int, opposed: Mapping[str, str], seen: Set[str]) -> bool:
+        """True if most learners would be left out since each of them was merged last. What others have merged
+        meanwhile proves nothing: one with a hundredth of the tokens was merged alone, and the two others were left out
+        by turns, each by what the other had given when the run stood elsewhere (draw 5, seed 31061)."""
+        members = self._membership.members
+        out = {*self._left_out.get(fragment, ()), *opposed}
+        out = {name for name in out if name in members and members[name].state is MemberState.ACTIVE}
+        self._left_out[fragment] = out
+        return 2 * len(out) > len(out | seen)
 
     def merged(self, items: Sequence[ContributionRecord]) -> list[ContributionId]:
         """These are merged. The newest of each learner stays to bear witness; returns which are not needed any more."""
         fragment = items[0].id.fragment
         before = self._witnesses.pop(fragment, {})
-        self._left_out.pop(fragment, None)
+        self._left_out.get(fragment, set()).difference_update(item.id.learner for item in items)
         seen = {
             **({} if fragment in self._turned else before),
             **{item.id.learner: item.id for item in items},
@@ -157,6 +160,7 @@ class AgreementWatch:
     def forget(self, fragment: int) -> list[ContributionId]:
         """Nothing that was given of this fragment is there any more; returns what is needed no more."""
         self._suspected.pop(fragment, None)
+        self._left_out.pop(fragment, None)
         return sorted(self._witnesses.pop(fragment, {}).values())
 
     def is_witness(self, identity: ContributionId) -> bool:

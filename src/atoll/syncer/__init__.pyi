@@ -7,7 +7,7 @@ from .recording import DERIVED, HERE, RECORDED, ZERO
 from .recover import SHARD_ROW, SHARDS_ROW, agree_on_settings, recover
 from .relay import Relay
 from .relay_peers import AtRelay
-from .replica import StandbyReplica, mark_led, refused_primary, watch_primary
+from .replica import StandbyReplica, forget_unbegun, mark_led, refused_primary, watch_primary
 from .replicate import Replicator
 from .shard import ShardService
 from .shard_arrays import ShardArrays
@@ -61,6 +61,7 @@ __all__ = [
     "agree_on_settings",
     "epoch_of",
     "find_rows",
+    "forget_unbegun",
     "mark_led",
     "read_committed",
     "recover",

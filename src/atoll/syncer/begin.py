@@ -95,7 +95,7 @@ def epoch_of(store: RunStore | None, found: Recovery | None, hold: Hold | None, 
     """This syncer's epoch: the state folder's, counted on from the snapshot's if the folder before it was lost, from
     what learners had seen, and from the claim on the snapshot location. Learners must never see one twice."""
     own = store.epoch if store is not None else 1
-    rows: Mapping[str, Any] = found.rows if found is not None else {}
+    rows: Mapping[str, Any] = found.rows if found is not None else store.rows() if store is not None else {}
     skipped = found.epoch + EPOCHS_SKIPPED if found is not None and found.epoch else int(rows.get(EPOCHS_ROW, 0))
     epoch = max(own + skipped, int(rows.get(EPOCH_KEY, 0)) + 1)
     if found is not None and not found.epoch and not take_over:

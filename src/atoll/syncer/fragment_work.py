@@ -134,7 +134,7 @@ def theta_header(cached: tuple[int, int, memoryview], request: FetchRequest) -> 
     """The answer to a fetch of whole parameters, from a copy of them."""
     version, checksum, data = cached
     if version == NO_VERSION:  # a relay once kept such a copy, and every newcomer of its site got that for ever
-        detail = f"fragment {request.fragment} waits for a learner that brings it back; ask again soon"
+        detail = f"fragment {request.fragment} is not here yet: a learner is bringing it back; ask again"
         raise RefusedError(Refusal.BUSY, detail)
     if request.version not in (NO_VERSION, version):
         detail = f"fragment {request.fragment} is at version {version} now, not {request.version}; fetch that"

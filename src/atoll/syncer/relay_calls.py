@@ -48,7 +48,7 @@ RELAY_LINK_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedSum:
     """What is asked of a relay: these contributions as one, for this version (0: for the disk, one alone)."""
 
     fragment: int
@@ -58,11 +58,11 @@ class Wanted:
     within_s: float
     """How long it is waited for."""
 
-    def for_inner(self) -> Wanted:
+    def for_inner(self) -> WantedSum:
         """The same, for relays behind the one that was asked."""
         return replace(self, within_s=INNER_SHARE * self.within_s)
 
-    def only(self, indices: Sequence[int]) -> Wanted:
+    def only(self, indices: Sequence[int]) -> WantedSum:
         ids, weights = [self.ids[index] for index in indices], [self.weights[index] for index in indices]
         return replace(self, ids=tuple(ids), weights=tuple(weights))
 
@@ -71,13 +71,13 @@ class Wanted:
         return {"fragment": self.fragment, "version": self.version, "within_s": self.within_s, **named}
 
 
-def wanted_for(merge: fx.Merge, within_s: float) -> Wanted:
-    return Wanted(merge.fragment, merge.version, merge.contributions, tuple(merge.weights), within_s)
+def wanted_for(merge: fx.Merge, within_s: float) -> WantedSum:
+    return WantedSum(merge.fragment, merge.version, merge.contributions, tuple(merge.weights), within_s)
 
 
-def wanted_of(values: Mapping[str, Any]) -> Wanted:
+def wanted_of(values: Mapping[str, Any]) -> WantedSum:
     ids, weights = tuple(map(id_of, values["ids"])), tuple(map(float, values["weights"]))
-    return Wanted(int(values["fragment"]), int(values["version"]), ids, weights, float(values["within_s"]))
+    return WantedSum(int(values["fragment"]), int(values["version"]), ids, weights, float(values["within_s"]))
 
 
 def offer_of(values: Mapping[str, Any]) -> tuple[PushHeader, bool, float]:

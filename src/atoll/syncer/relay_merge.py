@@ -223,7 +223,7 @@ def _lost(ids: Sequence[ContributionId]) -> dict[str, Any]:
 
 
 def _make_one(
-    state: ModelState, wanted: calls.Wanted, found: Gathered, feedback: dict[int, Feedback]
+    state: ModelState, wanted: calls.WantedSum, found: Gathered, feedback: dict[int, Feedback]
 ) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     """One contribution, or what one relay has made of several, as it came; else all of it as one, in the run's codec
     and with feedback of the relay's own."""

@@ -128,7 +128,7 @@ class RelayPeers:
 
     # ------------------------------------------------------------ merges
 
-    async def gather(self, state: ModelState, wanted: calls.Wanted, held: Sequence[Held]) -> Gathered | Lost:
+    async def gather(self, state: ModelState, wanted: calls.WantedSum, held: Sequence[Held]) -> Gathered | Lost:
         """Have every relay make one of what it holds; or the contributions that are lost with theirs. A weight of 0
         counts for nothing, and a relay need not send what has it."""
         direct: list[tuple[InspectedPayload, float]] = []
@@ -152,7 +152,7 @@ class RelayPeers:
         return Gathered([item for item, _ in direct], [weight for _, weight in direct], parts)
 
     async def _group(
-        self, state: ModelState, wanted: calls.Wanted, norms: Sequence[float], peer: ShardPeer
+        self, state: ModelState, wanted: calls.WantedSum, norms: Sequence[float], peer: ShardPeer
     ) -> Partial | Lost | None:
         """One relay's part; None if nothing of it counts."""
         counted = [index for index, weight in enumerate(wanted.weights) if weight > 0.0]
@@ -167,13 +167,13 @@ class RelayPeers:
         self, state: ModelState, identity: ContributionId, at: AtRelay, within_s: float
     ) -> InspectedPayload | None:
         """One contribution as it came, for a learner that leaves; None if it is lost."""
-        wanted = calls.Wanted(identity.fragment, 0, (identity,), (1.0,), within_s)
+        wanted = calls.WantedSum(identity.fragment, 0, (identity,), (1.0,), within_s)
         offered = calls.Offered(identity.fragment, wanted.weights, [at.norm])
         found = await self._ask(at.peer, wanted, lambda values, data: calls.inspected(values, data, state, offered))
         return None if isinstance(found, tuple) else found
 
     async def _ask(
-        self, peer: ShardPeer, wanted: calls.Wanted, read: Callable[[dict[str, Any], Bytes], T]
+        self, peer: ShardPeer, wanted: calls.WantedSum, read: Callable[[dict[str, Any], Bytes], T]
     ) -> T | Lost | None:
         """What it sends, or what of it is lost; None: all of it. Nobody waits longer than `within_s` for less."""
         try:

@@ -38,6 +38,7 @@ from atoll.errors import ConfigError, RefusedError, UnreachableError
 from atoll.private import private_umask
 from atoll.store import RunStore, open_store
 from atoll.syncer import replica_calls as calls
+from atoll.syncer.begin import EPOCHS_ROW
 from atoll.syncer.options import SyncerOptions
 from atoll.syncer.recover import is_seeded
 from atoll.wire import Bytes, ServerOptions, ShardPeer, attach_handler, serve
@@ -378,6 +379,14 @@ def mark_led(store: RunStore | None) -> None:
         store.sync()
 
 
+def forget_unbegun(store: RunStore) -> None:
+    """What a run that never began may have left; but not that this folder is served from, nor the epochs that learners
+    have seen. Without the first it followed the older primary after its next restart, and both served the run (draw 7,
+    seed 455); without the others its epoch was below that of the primary whose place it took (seed 865)."""
+    kept = {calls.REPLICA_ROW, EPOCH_KEY, EPOCHS_ROW}
+    store.remember({key: None for key in store.rows() if key not in kept})
+
+
 def refused_primary(run: str, epoch: int, method: str, values: Mapping[str, Any]) -> RefusedError:
     """What a syncer's port answers to whoever takes it for a shard or a standby: it is neither (any more)."""
     if method == calls.REPLICATE and values.get("run") == run:
@@ -388,5 +397,6 @@ def refused_primary(run: str, epoch: int, method: str, values: Mapping[str, Any]
         )
     return RefusedError(
         Refusal.NOT_ALLOWED,
-        f"this is a syncer of run {run}, not a shard and not a standby; give the address of one",
+        f"this is a syncer of run {run}, not a shard and not a standby; give the address of one (a standby that took "
+        "over before this run had a version begins another one: start this syncer anew as its standby)",
     )

@@ -33,7 +33,7 @@ from atoll.syncer.key_watch import watch_keys
 from atoll.syncer.news import News
 from atoll.syncer.options import EXIT_FENCED, SyncerOptions
 from atoll.syncer.recover import agree_on_settings
-from atoll.syncer.replica import check_replica, mark_led, refused_primary, wait_as_replica
+from atoll.syncer.replica import check_replica, forget_unbegun, mark_led, refused_primary, wait_as_replica
 from atoll.syncer.replicate import Replicator
 from atoll.syncer.shard_recover import PATIENCE_AGAIN_S, PATIENCE_S, find_rows, lead_shards, with_shards
 from atoll.syncer.sharded import ShardedShell
@@ -113,7 +113,7 @@ async def _serve_claimed(
     run_id = found[0].rows["run"]["run"] if found is not None else secrets.token_hex(8)
     begin = how_to_begin(options, found[0] if found is not None else None, problems, hold, writer)
     if found is None and store is not None:
-        store.remember(dict.fromkeys(store.rows()))  # what a run that never began may have left
+        forget_unbegun(store)
     epoch = epoch_of(store, found[0] if found is not None else None, hold, take_over=options.take_over)
     continues = found is not None
     config, said = agree_on_settings(options.config, found[0].rows if found is not None else None)

@@ -76,6 +76,8 @@ class ShardArrays:
         self._store: RunStore | None = None
         self._loaded = Loaded()
         self._handed: list[tuple[ContributionRecord, NDArray[np.uint8]]] = []
+        self._used = False
+        """What an earlier coordinator left in memory is to be let go."""
         self._open(take_over)
         self.row: dict[str, Any] = {
             "name": secrets.token_hex(NAME_BYTES),
@@ -147,10 +149,15 @@ class ShardArrays:
         self._check_leader(values)
         if not (unled and self._keeper is not None and self._keeper.level == "none"):
             self._check_run(str(values["run"]))  # before anything that its own run needs is let go
-        if self.state is not None or self._keeper is not None:
+        self._used = self._used or self.state is not None or self._keeper is not None
+        if self._used:
             # Off the loop's hands first: whoever looks around meanwhile must not meet a keeper that is closing.
             keeper, self._keeper = self._keeper, None
+            # A syncer that goes away while this waits must not leave a run here that nobody is the one of: with
+            # durability none no other was ever taken again (draw 7, seed 3138).
+            self.state = None
             await asyncio.to_thread(self._reopen, keeper)
+            self._used = False
         self.state, self.held, self.heals = None, {}, {}
         self.moves.forget()
         self.relays.close("another syncer leads this shard")

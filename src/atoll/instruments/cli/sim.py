@@ -45,11 +45,8 @@ def fuzz_command(
     console, version = human(json_wanted=json), DRAW_VERSION if draw is None else draw
     progress = _Progress(console, seeds)
     report = fuzz(seeds, first=first, jobs=jobs, minutes=minutes, version=version, progress=progress)
-    for number, outcome in enumerate(report.failures):
-        if number < FAILURES_EXPLAINED:
-            _print_failure(console, outcome.seed, explain(outcome.seed, version))
-        else:
-            console.print(f"seed {outcome.seed}: {outcome.violations[0]}", markup=False, soft_wrap=True)
+    for outcome in report.failures[:FAILURES_EXPLAINED]:
+        _print_failure(console, outcome.seed, explain(outcome.seed, version))
     if report.interrupted:
         console.print(f"stopped after {report.seeds:,} of {seeds:,} seeds", style="yellow")
     _print_totals(console, report)
@@ -119,14 +116,19 @@ def _choose(seed: int | None, version: int | None, file: Path | None, plan: Path
 
 
 class _Progress:
-    """A line now and then while the seeds run."""
+    """A line now and then while the seeds run, and one for each that fails, at once: a night's run may be ended from
+    outside before it explains them."""
 
     def __init__(self, console: Console, seeds: int) -> None:
         self._console = console
         self._seeds = seeds
+        self._failed = 0
         self._said_s = time.monotonic()
 
     def __call__(self, report: FuzzReport) -> None:
+        for outcome in report.failures[self._failed :]:
+            self._console.print(f"seed {outcome.seed} broke {outcome.violations[0]}", markup=False, soft_wrap=True)
+        self._failed = len(report.failures)
         now_s = time.monotonic()
         if now_s - self._said_s < SAY_EVERY_S:
             return
@@ -151,6 +153,7 @@ def _print_totals(console: Console, report: FuzzReport) -> None:
         ("simulated hours", f"{values['simulated_hours']}"),
         ("commits", f"{report.commits:,}"),
         ("machine events", f"{report.events:,}, {values['events_per_s']:,} per second"),
+        ("most of them", f"{report.most[0]:,}, seed {report.most[1]}"),
         ("wall time", f"{report.seconds:.1f} s, {values['seeds_per_s']} seeds per second"),
         ("seeds that broke an invariant", f"{len(report.failures):,}"),
         ("seeds that took a liar's word", f"{len(report.undecidable):,}, where no two honest learners agreed"),

@@ -67,6 +67,8 @@ class FabricWorld(Ways):
         self.made_of: dict[int, facts.Committed] = {}
         """By fragment: a merge that is on no disk yet, and was told to nobody."""
         self.epoch_newest = 0
+        self.counted_on: dict[int, int] = {}
+        """By the epoch under which a coordinator leads its shards: the one under which it goes on from learners."""
         self.moves = 0
         """Fragments that have moved."""
         self._shard_at: dict[str, str] = {}
@@ -170,16 +172,21 @@ class FabricWorld(Ways):
         for fragment, shard in self._owners.items():
             self.observe(facts.Moved(fragment, shard))
 
+    def begins_anew(self) -> None:
+        """A coordinator finds a run that never began: what shards have of it goes nowhere, whatever the tape says while
+        the disk is full (draw 7, seeds 1855 and 2935)."""
+        self._owners.clear()
+
     def _mapped(self, disk: FolderDisk) -> None:
-        """The tape says anew who has what; or nothing, because a run that never began is forgotten."""
+        """The tape says anew who has what."""
         names = json.loads(disk.rows.get(SHARDS_ROW, "[]"))
-        if not names:
-            self._owners.clear()
+        # A full disk keeps for later what could not be synced, and that it was set back (draw 7, seed 3197).
+        moves = bool(self._owners) and not disk.broken
         for fragment, name in enumerate(names):
             shard = self._shard_at.get(name, "")
             if self._owners.get(fragment) != shard:
                 self._owners[fragment] = shard
-                self.observe(facts.Moved(fragment, shard, self.lossless))
+                self.observe(facts.Moved(fragment, shard, moves and self.lossless))
 
     def crashed(self, error: Exception) -> None:
         """What fails inside a process where nobody would see it is a finding."""

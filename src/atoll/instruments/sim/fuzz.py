@@ -59,6 +59,8 @@ class FuzzReport:
     """Seeds with a standby, shards or a relay."""
     events: int = 0
     simulated_ns: int = 0
+    most: tuple[int, int] = (0, 0)
+    """Events of the seed with the most of them, and the seed: what never rests shows here."""
     commits: int = 0
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
@@ -74,6 +76,7 @@ class FuzzReport:
         self.liars += outcome.liar
         self.fabrics += outcome.fabric
         self.events += outcome.events
+        self.most = max(self.most, (outcome.events, outcome.seed))
         self.simulated_ns += outcome.simulated_ns
         self.commits += outcome.commits
         self.faults.update(outcome.faults)
@@ -101,6 +104,8 @@ class FuzzReport:
             "fault_kinds": dict(sorted(self.faults.items())),
             "commits": self.commits,
             "events": self.events,
+            "events_most": self.most[0],
+            "events_most_seed": self.most[1],
             "seconds": round(self.seconds, 3),
             "seeds_per_s": round(self.seeds / self.seconds, 3) if self.seconds else 0.0,
             "events_per_s": round(self.events / self.seconds) if self.seconds else 0,

@@ -76,7 +76,7 @@ def run_scenario(scenario: Scenario, *, tracing: bool = False, checkers: Checker
         world.checkers.fed,
         world.now_ns,
         world.faults_done,
-        sum(version for version, _ in final),
+        sum(max(0, version) for version, _ in final),
         tuple(world.last),
         tuple(world.lines),
         final,

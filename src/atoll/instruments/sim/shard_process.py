@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from atoll.core import VersionToStore
-from atoll.errors import FencedSyncerError, StoreError
+from atoll.errors import FencedSyncerError, RefusedError, StoreError
 from atoll.instruments.check import facts
 from atoll.instruments.sim.service import ServiceProcess
 from atoll.instruments.sim.store import open_virtual
@@ -34,8 +34,16 @@ class ObservedMoves(FragmentMoves):
         self.coming.add(fragment)
         try:
             await super().install(fragment, item)
-        finally:
+        except RefusedError:
             self.coming.discard(fragment)
+            raise
+        self.coming.discard(fragment)
+
+    def forget(self) -> None:
+        """The disk was opened anew. What was cut off before (a link broke) was written to its end until then, by a
+        thread (draw 7, seed 526)."""
+        super().forget()
+        self.coming.clear()
 
     async def drop(self, fragment: int) -> None:
         await super().drop(fragment)
@@ -91,6 +99,7 @@ class ShardProcess(ServiceProcess):
             self.world.observe(facts.Arrived(fragment, self.place, version, checksum))
             return
         epoch = int(self.arrays.row["epoch"])
+        epoch = self.world.counted_on.get(epoch, epoch)
         self.world.observe(facts.Owned(epoch, fragment, self.place, version, checksum))
         if epoch >= self.world.epoch_newest or self.world.scenario.durability == "none":
             self.world.is_made(fragment, version)

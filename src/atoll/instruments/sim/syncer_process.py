@@ -40,6 +40,7 @@ from atoll.syncer import (
     agree_on_settings,
     epoch_of,
     find_rows,
+    forget_unbegun,
     mark_led,
     recover,
     refused_primary,
@@ -106,7 +107,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         super().__init__(world, place, name)
         self.disk = world.places[place].disk
         self.level = world.scenario.durability
-        self.epoch = 0
+        self.epoch = self._began_as = 0
         self.counts = False
         self.finished = ""
         """Why it is over: everybody has left."""
@@ -139,6 +140,9 @@ class SyncerProcess(MergeFacts, ServiceProcess):
             self.world.trace(self.name, event)
 
     def said(self, message: Any) -> None:
+        if self.machine.epoch > self.epoch:  # without a state it goes on from learners, above what they have seen
+            self.world.counted_on[self._began_as] = self.epoch = self.machine.epoch
+            self._begins_to_count(None)
         match message:
             case Published():
                 self._told(message.fragment, message.version, message.checksum)
@@ -160,7 +164,9 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         if self.world.tracing:
             self.world.say(f"{self.name} is fenced: {reason}")
         if self.counts:  # one that replicates is refused by its standby, whatever the epochs of both
-            self.world.observe(facts.Overtaken(self.epoch, max(self.world.epoch_newest, self.disk.epoch)))
+            replica, newest = self.shell.keeper.replica, max(self.world.epoch_newest, self.disk.epoch)
+            refused = replica is not None and replica._refused is not None  # which may be about to open the run
+            self.world.observe(facts.Overtaken(self.epoch, self.epoch + 1 if refused else newest))
         self.ended(f"fenced: {reason}")
 
     # ------------------------------------------------------------ arrays, wherever they are
@@ -238,7 +244,8 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         keeper = StateWriter(store, self.level, 0.0, NullWriter())
         run = str(found[0].rows["run"]["run"]) if found is not None else world.new_run()
         if found is None and store is not None:
-            store.remember(dict.fromkeys(store.rows()))
+            forget_unbegun(store)
+            world.begins_anew()
         self.epoch = epoch = self._epoch(store, found[0] if found is not None else None)
         config, _ = agree_on_settings(scenario.config, found[0].rows if found is not None else None)
         begin = Begin(takes_strangers=True)
@@ -252,7 +259,7 @@ class SyncerProcess(MergeFacts, ServiceProcess):
         else:
             self.shell = ObservedShell(config, run, NullWriter(), epoch=epoch, keeper=keeper, begin=begin)
         self.shell.platform.observed_by(self)  # type: ignore[attr-defined]
-        self.epoch = self.machine.epoch
+        self._began_as = self.epoch = self.machine.epoch
         if not self._replicates:
             self._begins_to_count(found[1] if found is not None else None)
         if found is not None:
