@@ -16,12 +16,11 @@ from here import ShardsHere
 from said import command
 from shards import owners
 
-from atoll.core import NO_VERSION, FetchKind, FetchRequest, Refusal, SyncConfig
+from atoll.core import SyncConfig
 from atoll.errors import RefusedError
 from atoll.launch.export import _from_shards
 from atoll.observe import NullWriter
 from atoll.store import Loaded, failpoints
-from atoll.syncer.fragment_work import theta_header
 from atoll.syncer.shard_arrays import ShardArrays
 from atoll.syncer.shard_fleet import Lead
 
@@ -35,14 +34,6 @@ STEPS = 48
 def _no_failpoints_after() -> Iterator[None]:
     yield
     failpoints.install(None)
-
-
-def test_a_fragment_that_learners_are_bringing_back_is_served_to_nobody() -> None:
-    """A relay kept the bytes of no version, and its learners got nothing else any more (draw 7, seed 2784)."""
-    wanted = FetchRequest(FetchKind.THETA, "l0", 1, 0, NO_VERSION)
-    with pytest.raises(RefusedError, match="bringing it back") as refused:
-        theta_header((NO_VERSION, 0, memoryview(b"")), wanted)
-    assert refused.value.code == Refusal.BUSY
 
 
 def test_a_syncer_that_goes_away_while_it_attaches_leaves_no_run_behind() -> None:
