@@ -8,17 +8,17 @@
 
 All six are real processes of one training script, on this machine, behind the proxy of `atoll chaos storm`. A step
 takes at least --step-ms, so that they do not fight for cores. The liar trains as the others do. What it sends is
-falsified on its way out: it lies about its values all the time, and about each of its claims in turn. Both runs process
-the same tokens. But what the liar did is in no model, and little of what the one behind 2 kB/s did. So there is a third
-run: the four others alone, with as many tokens as the storm's model is made from. Goals (issue 17): the honest ones
-make 95% of the steps, the loss is within 2% at equal tokens, the ledger is exact.
+falsified on its way out: it lies about its values all the time, and about each of its claims in turn. Both runs are
+given the same tokens. But what the liar did is in no model, and little of what the one behind 2 kB/s did. So there is a
+third run: the four others alone, with as many steps as they made in the storm. (The storm's tokens cannot be taken for
+that: some are the liar's claims.) Goals (issue 17): the honest ones make 95% of the steps, the loss is within 2% at
+equal tokens, the ledger is exact.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import math
 import os
 import platform
 import sys
@@ -149,7 +149,7 @@ def verdict(card: dict[str, Any], storm: Side, twin: Side, alone: float) -> list
         ("steps of the honest, over the twin's", f"at least {STEPS_MIN:.0%}", f"{steps:.1%}", steps >= STEPS_MIN),
         ("the same per second", f"at least {STEPS_MIN:.0%}", f"{pace:.1%}", pace >= STEPS_MIN),
         ("held-out loss, over the twin's (tokens processed)", f"at most {LOSS_MAX}", f"{loss:.4f}", loss <= LOSS_MAX),
-        ("the same, over the others' alone (tokens merged)", f"at most {LOSS_MAX}", f"{made:.4f}", made <= LOSS_MAX),
+        ("the same, over the others' alone (their own tokens)", f"at most {LOSS_MAX}", f"{made:.4f}", made <= LOSS_MAX),
         ("ledger", "exact", "exact" if card["ledger_exact"] else "wrong", card["ledger_exact"]),
         ("promises broken", "0", str(len(card["violations"])), not card["violations"]),
         ("processes that failed, the liar's apart", "0", str(ended), ended == 0),
@@ -171,7 +171,7 @@ def report(options: argparse.Namespace, card: dict[str, Any], storm: Side, twin:
         f"its contributions are {_named(VALUES, options)}; besides it falsifies, one after the other, "
         f"{_named(CLAIMS, options)} (`instruments/chaos/lies.py` says what each is). The twin has the same settings "
         "and tokens, six honest learners and no limit. The others alone are the four that neither lie nor are thin, "
-        "with as many tokens as were merged in the storm.",
+        "with as many steps as they made in the storm.",
         "",
         "| | goal | measured | |",
         "|---|---|---|---|",
@@ -269,10 +269,11 @@ def storm_of(options: argparse.Namespace, plan: Path) -> StormConfig:
 # ---------------------------------------------------------------- the run of the others
 
 
-def run_alone(config: StormConfig, card: dict[str, Any], folder: Path) -> float:
-    """The held-out loss of a run without the liar and the thin one, with as many tokens as the storm's model has."""
+def run_alone(config: StormConfig, storm: Side, folder: Path) -> float:
+    """The held-out loss of a run without the liar and the thin one, with as many steps as the others made beside
+    them."""
     calm = config.train(chaos=CALM, out=str(folder / "alone"))
-    steps = round(card["tokens_merged"] / (len(ALONE) * calm.batch * calm.seq))
+    steps = round(sum(storm.steps[name] for name in ALONE) / len(ALONE))
     finished = run_train(replace(calm, learners=len(ALONE), steps=steps), say=say, faults=StormFaults())
     if finished.result is None:
         raise LaunchError("the run of the others alone did not come to its end")
@@ -291,15 +292,14 @@ def main() -> int:
         try:
             config = storm_of(options, plan)
             end = run_storm(config, say=say)
-            alone = math.nan if end.scorecard is None else run_alone(config, end.scorecard, end.folder)
+            if end.scorecard is None:
+                raise LaunchError("see its logs")
+            card = end.scorecard
+            storm, twin = read_side(Path(card["run"])), read_side(Path(card["twin"]))
+            alone = run_alone(config, storm, end.folder)
         except AtollError as error:
             print(f"a run did not come to its end: {error}", file=sys.stderr)
             return 1
-    if end.scorecard is None:
-        print("a run did not come to its end; see its logs", file=sys.stderr)
-        return 1
-    card = end.scorecard
-    storm, twin = read_side(Path(card["run"])), read_side(Path(card["twin"]))
     text = report(options, card, storm, twin, alone)
     (end.folder / "trust.md").write_text(text)
     if not options.no_record:
