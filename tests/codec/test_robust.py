@@ -10,7 +10,7 @@ from codec_fragment import HALF_RDA, MEAN, RDA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.codec import BLOCK, Partial, agreement, balanced, finish, get_codec, reduce
+from atoll.codec import BLOCK, Partial, agreement, balanced, finish, get_codec, reduce, trimmed
 from atoll.codec.partial import corrected
 from atoll.codec.robust import SHARE_FACTOR
 from atoll.core.config import CODECS
@@ -131,3 +131,62 @@ def test_a_tensor_that_only_two_have_used_stays_theirs() -> None:
         delta[:BLOCK] = 0.0
     part = reduced(deltas)
     assert balanced(part) is part
+
+
+def by_value(vectors: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    """The trimmed mean as one would write it down, value by value."""
+    found = []
+    for column in np.stack(vectors, axis=1):
+        kept = list(zip(column, weights, strict=True))
+        if np.count_nonzero(column) >= 3:
+            kept.remove(max(kept, key=lambda one: one[0]))
+            kept.remove(min(reversed(kept), key=lambda one: one[0]))
+        found.append(sum(value * weight for value, weight in kept) / sum(weight for _, weight in kept))
+    return np.array(found)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4", "topk:10%"])
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_a_mean_without_its_extremes_is_what_it_says(codec: str, count: int) -> None:
+    deltas, weights = ways(count, seed=count), [1.0 + index / 7 for index in range(count)]
+    deltas[0][30 * BLOCK : 31 * BLOCK] = 0.0
+    partial = trimmed(reduced(deltas, codec, weights), MERGES)
+    got, vectors = finish(partial, MERGES).values(), decoded(deltas, codec)
+    for index, name in enumerate(MERGES):
+        at = slice(SLICES[index] * BLOCK, SLICES[index + 1] * BLOCK)
+        if name == MEAN:
+            np.testing.assert_allclose(-got[at], by_value([v[at] for v in vectors], weights), rtol=2e-5, atol=1e-6)
+        else:
+            whole = finish(reduced(deltas, codec, weights), MERGES).values()
+            np.testing.assert_allclose(got[at], whole[at], rtol=1e-5, atol=1e-6)
+
+
+def test_a_flipped_embedding_moves_a_trimmed_mean_less() -> None:
+    """The cosine of the whole fragment does not see it: all other tensors of the liar are true."""
+    deltas = [unit(delta).astype(np.float32) for delta in ways(8, seed=3, common=3.0)]
+    lied = [delta.copy() for delta in deltas]
+    at = slice(SLICES[1] * BLOCK, SLICES[2] * BLOCK)
+    lied[2][at] *= -1.0
+    assert min(agreement(reduced(lied), "abcdefgh", "abcdefgh").values()) > 0.0
+
+    def harm(partials: list[Partial]) -> float:
+        honest, false = (finish(partial, MERGES).values()[at] for partial in partials)
+        return float(np.linalg.norm(false - honest) / np.linalg.norm(honest))
+
+    plain, less = (harm([reduced(deltas), reduced(lied)]), harm([trimmed(reduced(d), MERGES) for d in (deltas, lied)]))
+    assert plain > 0.2 and less < 0.4 * plain, (plain, less)
+
+
+def test_what_one_learner_alone_has_moved_stays_in_a_trimmed_mean() -> None:
+    """A row of an embedding, for a word that only its text has."""
+    deltas = ways(4, seed=5)
+    row = slice(2 * BLOCK, 3 * BLOCK)
+    for delta in deltas[1:]:
+        delta[row] = 0.0
+    got = finish(trimmed(reduced(deltas), MERGES), MERGES).values()
+    np.testing.assert_allclose(-got[row], deltas[0][row] / 4, rtol=1e-5)
+
+
+def test_two_contributions_have_no_extremes() -> None:
+    partial = reduced(ways(2, seed=6))
+    assert trimmed(partial, MERGES) is partial

@@ -189,8 +189,9 @@ class Real:
         (2, {"codec_up": "int4", "codec_down": "int8", "adopt": "overwrite", "fragments": 3}),
         (3, {"codec_up": "bf16", "merge": "mean", "adopt": "mix:0.5", "fragments": 1, "weights": "tokens"}),
         (3, {"codec_up": "int4", "codec_down": "int4", "robust": "cosine"}),
+        (3, {"codec_up": "int4", "codec_down": "int4", "robust": "trimmed", "merge": "mean"}),
     ],
-    ids=["fp32", "int4", "overwrite", "mix", "robust"],
+    ids=["fp32", "int4", "overwrite", "mix", "robust", "trimmed"],
 )
 def test_a_simulated_run_is_the_real_run_bit_for_bit(learners: int, changes: dict[str, object]) -> None:
     config = settings(learners, **changes)

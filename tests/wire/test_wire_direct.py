@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import logging
 import socket
 import ssl
@@ -865,3 +866,29 @@ def test_a_refusal_of_a_fetch_reaches_the_caller_and_the_connection_stays() -> N
             assert client.bytes_past_grpc == content.nbytes and not client._lanes._faults
 
     run(main())
+
+
+def test_a_transfer_that_nobody_waits_for_any_more_fails_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio told of an exception that was never retrieved, with a traceback, when a session ended in a transfer."""
+
+    async def main() -> None:
+        go = threading.Event()
+
+        def fails(wire: Wire) -> None:
+            go.wait(10)
+            raise OSError("it broke after all")
+
+        async with past_grpc(FakeSyncer()) as (_, client):
+            lane = client._lanes._free[-1]
+            waits = asyncio.create_task(lane.do(fails, 30))
+            await asyncio.sleep(0)
+            waits.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waits
+            go.set()
+            await asyncio.sleep(0.1)  # the thread reports to this loop
+
+    with caplog.at_level(logging.ERROR):
+        run(main())
+        gc.collect()
+    assert "never retrieved" not in caplog.text

@@ -6,7 +6,7 @@ from .partial import NORM_MAX, Partial, combine, finish, reduce
 from .plain_codec import PlainCodec
 from .protocol import BLOCK, Codec, block_bytes, get_codec, not_finite
 from .rates import needed_bytes_s, run_bytes
-from .robust import agreement, balanced
+from .robust import agreement, balanced, trimmed
 
 __all__ = [
     "BLOCK",
@@ -37,5 +37,6 @@ __all__ = [
     "not_finite",
     "reduce",
     "run_bytes",
+    "trimmed",
     "update_codec",
 ]

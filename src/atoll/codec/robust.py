@@ -1,4 +1,5 @@
-"""What a merge with `robust` needs of contributions: how far they agree, and that none puts its length into one tensor.
+"""What a merge with `robust` needs of contributions: how far they agree, that none puts its length into one tensor, and
+what is left of a mean without its extremes.
 
 The cosine of v with the sum of the others' directions follows from sums over all, S = sum of unit(v_j) over the voices:
 
@@ -17,8 +18,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from atoll import kernels
+from atoll.codec.fp32 import FP32
+from atoll.codec.merges import get_merge
 from atoll.codec.partial import Partial, alignment
-from atoll.codec.protocol import F64, I64, NORM_ZERO, quotient
+from atoll.codec.protocol import BLOCK, F32, F64, I64, NORM_ZERO, quotient
 
 OTHERS_MIN = 1e-3
 """A sum of the others' directions that is shorter has none of its own: they cancel."""
@@ -80,3 +84,58 @@ def balanced(partial: Partial) -> Partial:
 def _lower_median(values: F64) -> float:
     """Of two slices the one that is not too long."""
     return float(np.sort(values)[(values.size - 1) // 2]) if values.size else 0.0
+
+
+def trimmed(partial: Partial, merges: Sequence[str]) -> Partial:
+    """With the trimmed mean for slices that are averaged: of each value the highest and the lowest that anybody brought
+    are left out. A value that fewer than three have moved is averaged as it is, as is what has a codec that the loops
+    do not know.
+
+    A cosine is of the whole fragment, and a flipped embedding is a small part of one. This sees it value by value."""
+    averaged = np.array([not get_merge(name).by_direction for name in merges], bool)
+    judged = averaged & (np.count_nonzero(partial.directed > 0.0, axis=1) >= CONTRIBUTIONS_MIN)
+    if partial.kinds is None or len(partial.weights) != len(partial.columns) or not judged.any():
+        return partial
+    shares = partial.shares()
+    first = int(np.argmax(shares))
+    ends = partial.slice_blocks * BLOCK
+    inside = np.concatenate([np.arange(ends[at], ends[at + 1]) for at in np.flatnonzero(judged)])
+    values = np.zeros(int(ends[-1]), np.float32)
+    values[inside] = _without_extremes(partial, shares.astype(np.float32), inside)
+    return replace(
+        partial,
+        codecs=(*partial.codecs, FP32),
+        columns=(*partial.columns, values.view(np.uint8)),
+        member=np.append(partial.member, first),
+        divisors=np.column_stack([partial.divisors, np.full(len(judged), np.inf)]),  # it is no part of D
+        in_mean=np.column_stack([np.where(judged[:, None], 0.0, partial.in_mean), judged / shares[first]]),
+    )
+
+
+def _without_extremes(partial: Partial, shares: F32, inside: I64) -> F32:
+    """The weighted mean of the contributions at these places. Twice over them, one decoded at a time: subtracting what
+    is extreme from the sum of all would leave its rounding."""
+    moved = np.zeros(inside.size, np.int64)
+    highest, lowest = np.full(inside.size, -np.inf, np.float32), np.full(inside.size, np.inf, np.float32)
+    high, low = np.zeros(inside.size, np.int64), np.zeros(inside.size, np.int64)
+    for index in range(len(partial.columns)):
+        one = _decoded(partial, index)[inside]
+        moved += one != 0.0
+        above, below = one > highest, one <= lowest  # the first of several equal ones, and the last: never the same
+        highest, high = np.where(above, one, highest), np.where(above, index, high)
+        lowest, low = np.where(below, one, lowest), np.where(below, index, low)
+    total, weight = np.zeros(inside.size, np.float32), np.zeros(inside.size, np.float32)
+    trusted = moved < CONTRIBUTIONS_MIN
+    for index, share in enumerate(shares):
+        counted = np.where(trusted | ((index != high) & (index != low)), share, np.float32(0.0))
+        total += counted * _decoded(partial, index)[inside]
+        weight += counted
+    return np.divide(total, weight, out=np.zeros_like(total), where=weight > 0.0)
+
+
+def _decoded(partial: Partial, index: int) -> F32:
+    assert partial.kinds is not None
+    factors = np.ascontiguousarray(partial.in_mean[:, [index]])
+    return kernels.accumulate(
+        partial.kinds[index : index + 1], partial.columns[index : index + 1], factors, partial.segments
+    )

@@ -58,7 +58,7 @@ CORRECTIONS = ("none", "heloco")
 OUTER_SCHEDULES = ("constant", "linear", "cosine")
 PARTIALS = ("scaled", "full")
 SIZES = ("confirmed", "claimed")
-ROBUSTS = ("off", "cosine")
+ROBUSTS = ("off", "cosine", "trimmed")
 ADAPTIVES = ("off", "on", "network", "learning")
 LADDER_MAX = 16
 """Codecs that a run may choose from: there are not so many that differ."""
@@ -174,8 +174,9 @@ class SyncConfig:
     outer: str = "nesterov"
     """The outer optimizer: what becomes of a merged gradient. nesterov, delayed, rownorm, or a registered one."""
     robust: str = "off"
-    """What a merge does about a learner that lies: off (nothing), or cosine (who points against the others is left out,
-    and who is far longer than they are weighs less)."""
+    """What a merge does about a learner that lies: off (nothing), cosine (who points against the others is left out,
+    and who is far longer than they are weighs less), or trimmed (that, and of tensors that are averaged each value goes
+    without its highest and its lowest)."""
     adaptive: str = "off"
     """What is sent follows what is measured: off (the settings, to the bit), network (codecs and period follow the
     links), learning (rounds come more often while the run begins) or on (both)."""
@@ -216,6 +217,11 @@ class SyncConfig:
         one_of("partial", self.partial, PARTIALS)
         one_of("sizes", self.sizes, SIZES)
         one_of("robust", self.robust, ROBUSTS)
+        if self.robust == "trimmed" and self.correction != "none":
+            raise ConfigError(
+                f"robust trimmed makes one of all contributions, and correction {self.correction} turns single ones; "
+                "use robust cosine, or correction none"
+            )
         PACING.check("pacing", self.pacing)
         _truth("feedback_up", self.feedback_up)
         _truth("feedback_down", self.feedback_down)

@@ -35,6 +35,7 @@ from atoll.codec import (
     get_outer,
     merge_fragment,
     reduce,
+    trimmed,
 )
 from atoll.core import BLOCK, NO_VERSION, Fragment, Layout, SyncConfig, elements_of, ladder_down, padded, scales_steps
 from atoll.errors import ConfigError, PayloadError
@@ -247,8 +248,12 @@ class ModelState:
         every = config.momentum_restart or arrays.version + 1
         parts = [self.reduce(fragment, held, weights)] if held else []
         partial = combine([*parts, *groups]) if groups else parts[0]
+        if config.robust != "off":
+            partial = balanced(partial)
+        if config.robust == "trimmed":
+            partial = trimmed(partial, arrays.slice_merges)
         result = merge_fragment(
-            partial if config.robust == "off" else balanced(partial),
+            partial,
             arrays.slice_merges,
             OuterTarget(arrays.theta, arrays.outer, arrays.residual),
             codec_down=fragment_codec(codec_down, self.layout, fragment),

@@ -65,12 +65,15 @@ class Lane:
     async def _while_it_moves(self, future: asyncio.Future[T]) -> T:
         """Something on the way may swallow what is sent: nobody then says that the connection is over."""
         moved = self._wire.moved if self._wire is not None else ()
-        while not (await asyncio.wait([future], timeout=limits.DIRECT_STALL_S))[0]:
-            before, moved = moved, self._wire.moved if self._wire is not None else ()
-            if moved and moved == before:
-                self.stalled = True
-                raise TimeoutError(f"nothing moved for {limits.DIRECT_STALL_S:g} s; a firewall may swallow it")
-        return future.result()
+        try:
+            while not (await asyncio.wait([future], timeout=limits.DIRECT_STALL_S))[0]:
+                before, moved = moved, self._wire.moved if self._wire is not None else ()
+                if moved and moved == before:
+                    self.stalled = True
+                    raise TimeoutError(f"nothing moved for {limits.DIRECT_STALL_S:g} s; a firewall may swallow it")
+            return future.result()
+        finally:
+            future.cancel()  # whoever waited has gone: what comes of it then is nobody's, and no news
 
     def close(self) -> None:
         self.broken = True

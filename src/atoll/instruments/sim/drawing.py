@@ -27,7 +27,7 @@ from atoll.instruments.sim.scenario import (
     SimFault,
 )
 
-DRAW_VERSION = 7
+DRAW_VERSION = 8
 """Raise it with every change of what a seed becomes, and with every new setting: "seed 4711" means a scenario only
 together with this number. Reports say both, and a scenario that is kept is a file. 1 is all that came before it had a
 number."""
@@ -138,6 +138,8 @@ def draw(seed: int, version: int = DRAW_VERSION) -> Scenario:
     latest = Random(f"scenario/{seed}/sent")
     if version >= 5 and seed % DEFAULTS_EVERY and latest.random() < SENT_CHANCE:
         config = replace(config, **latest.choice(SENT_SETTINGS))
+    if version >= 8 and config.robust == "cosine" and config.correction == "none":
+        config = replace(config, robust=Random(f"scenario/{seed}/trimmed").choice(("cosine", "cosine", "trimmed")))
     tongue = Random(f"scenario/{seed}/lies")
     if count >= LEARNERS_WITH_LIAR and tongue.random() < LIAR_CHANCE:
         config, faults = _without_the_liar(config, count - 1), _with_lies(tongue, count, seconds, faults)
