@@ -102,13 +102,16 @@ def trimmed(partial: Partial, merges: Sequence[str]) -> Partial:
     inside = np.concatenate([np.arange(ends[at], ends[at + 1]) for at in np.flatnonzero(judged)])
     values = np.zeros(int(ends[-1]), np.float32)
     values[inside] = _without_extremes(partial, shares.astype(np.float32), inside)
+    # Where heavy ones are extreme, light ones count for more: it goes no further than a mean could.
+    lengths = np.sqrt(kernels.inspect(FP32.kind, values.view(np.uint8), values.size, partial.segments)[1])
+    kept = judged * np.minimum(1.0, quotient(partial.mean_of(partial.radii, shares), lengths))
     return replace(
         partial,
         codecs=(*partial.codecs, FP32),
         columns=(*partial.columns, values.view(np.uint8)),
         member=np.append(partial.member, first),
         divisors=np.column_stack([partial.divisors, np.full(len(judged), np.inf)]),  # it is no part of D
-        in_mean=np.column_stack([np.where(judged[:, None], 0.0, partial.in_mean), judged / shares[first]]),
+        in_mean=np.column_stack([np.where(judged[:, None], 0.0, partial.in_mean), kept / shares[first]]),
     )
 
 
