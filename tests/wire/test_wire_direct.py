@@ -746,6 +746,14 @@ def test_budgets_hold_as_they_do_for_grpc() -> None:
     run(main())
 
 
+SMALL_WINDOW = [
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1 << 16),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 4 * MIB),
+]
+
+
 @pytest.mark.parametrize("past", [True, False])
 def test_fetches_that_stand_still_keep_no_more_versions_than_a_learners_share(past: bool) -> None:
     """Each version is another copy, and stays as long as somebody has not read it."""
@@ -757,7 +765,7 @@ def test_fetches_that_stand_still_keep_no_more_versions_than_a_learners_share(pa
             given = {"transfer_bytes_max": 4 * share * size, "bulk_port": 0 if past else None}
             server = await ending.enter_async_context(serving(service, **given))
             refused = 0
-            channels = []
+            channels, calls = [], []
             for version in range(6):
                 service.content = payload_of(size, version)
                 for _ in range(2):  # of the same version any number
@@ -770,9 +778,11 @@ def test_fetches_that_stand_still_keep_no_more_versions_than_a_learners_share(pa
                         kind, _ = await hears(wire, direct.HEADER + direct.REFUSED)
                         refused += kind == direct.REFUSED
                     else:
-                        channel = raw.grpc.aio.insecure_channel(server.address, raw.bulk_channel_arguments())
+                        # A window that grew would take a whole payload in: then nobody stands still.
+                        channel = raw.grpc.aio.insecure_channel(server.address, SMALL_WINDOW)
                         channels.append(channel)
                         call = channel.unary_stream(raw.FETCH_METHOD)(raw.seal(request), timeout=30)
+                        calls.append(call)  # one that is collected is cancelled, and keeps nothing any more
                         refused += parts.parse_part(await call.read()).refused is not None
             assert refused == 2 * (6 - share)
             service.content = payload_of(size, 9)
