@@ -128,9 +128,9 @@ def _without_extremes(partial: Partial, shares: F32, inside: I64) -> F32:
         highest, high = np.where(above, one, highest), np.where(above, index, high)
         lowest, low = np.where(below, one, lowest), np.where(below, index, low)
     total, weight = np.zeros(inside.size, np.float32), np.zeros(inside.size, np.float32)
-    trusted = moved < CONTRIBUTIONS_MIN
+    whole = moved < CONTRIBUTIONS_MIN
     for index, share in enumerate(shares):
-        counted = np.where(trusted | ((index != high) & (index != low)), share, np.float32(0.0))
+        counted = np.where(whole | ((index != high) & (index != low)), share, np.float32(0.0))
         total += counted * _decoded(partial, index)[inside]
         weight += counted
     return np.divide(total, weight, out=np.zeros_like(total), where=weight > 0.0)
@@ -138,7 +138,5 @@ def _without_extremes(partial: Partial, shares: F32, inside: I64) -> F32:
 
 def _decoded(partial: Partial, index: int) -> F32:
     assert partial.kinds is not None
-    factors = np.ascontiguousarray(partial.in_mean[:, [index]])
-    return kernels.accumulate(
-        partial.kinds[index : index + 1], partial.columns[index : index + 1], factors, partial.segments
-    )
+    only = slice(index, index + 1)
+    return kernels.accumulate(partial.kinds[only], partial.columns[only], partial.in_mean[:, only], partial.segments)
